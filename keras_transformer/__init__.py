@@ -1,0 +1,37 @@
+"""One set of transformer layers, every kind of model, on JAX, TensorFlow and PyTorch."""
+
+from keras_transformer.backend import choose_backend
+
+choose_backend()  # Before the first import of Keras.
+
+from keras_transformer import data, generation, layers, models, training  # noqa: E402
+from keras_transformer.checkpoints import list_presets  # noqa: E402
+from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.models import Backbone  # noqa: E402
+from keras_transformer.tasks import (  # noqa: E402
+    CausalLM,
+    Seq2SeqLM,
+    Task,
+    TextClassifier,
+    TextEmbedder,
+)
+from keras_transformer.tokenizers import Tokenizer  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backbone",
+    "CausalLM",
+    "Seq2SeqLM",
+    "Task",
+    "TextClassifier",
+    "TextEmbedder",
+    "Tokenizer",
+    "TransformerConfig",
+    "data",
+    "generation",
+    "layers",
+    "list_presets",
+    "models",
+    "training",
+]

@@ -1,0 +1,159 @@
+"""From a preset to a backbone, and to a whole task."""
+
+import inspect
+import logging
+import os
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints import loading
+from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
+from keras_transformer.checkpoints.shapes import head_shapes
+from keras_transformer.config import TransformerConfig
+from keras_transformer.models import build_backbone
+from keras_transformer.tokenizers import Tokenizer
+
+
+def load_backbone(
+    preset: str | os.PathLike,
+    backbone_class: type | None = None,
+    load_weights: bool = True,
+    dtype=None,
+    **config_overrides: Any,
+) -> keras.Model:
+    """Builds the backbone of a preset: what `Backbone.from_preset` does.
+
+    Args:
+        preset: A preset, or what `resolve_preset` made of it.
+        backbone_class: The class that the caller wants, `None` for any.
+        load_weights: Whether to load the weights, or leave them fresh.
+        dtype: The dtype or dtype policy of the model.
+        **config_overrides: Values of the config to change.
+
+    Returns:
+        The backbone.
+
+    Raises:
+        ValueError: If the preset is of another class, or its files do not fit each other.
+
+    Example:
+
+    ```python
+    from keras_transformer.checkpoints import load_backbone
+
+    assert load_backbone("minilm_l6_en", dropout=0.0).count_params() == 22_713_216
+    ```
+    """
+    source = resolve_preset(preset)
+    config, _, _ = loading.load_config(source, load_weights)
+    config = config.replace(**config_overrides)
+    wanted = getattr(backbone_class, "kind", config.kind)
+    _check_kind(source, config, backbone_class, (wanted,))
+    if load_weights:
+        loading.check_weights(source, config)
+    backbone = build_backbone(config, dtype=dtype)
+    if load_weights:
+        loading.load_weights(source, backbone)
+    return backbone
+
+
+def load_task(
+    task_class: type,
+    preset: str | os.PathLike,
+    load_weights: bool = True,
+    dtype=None,
+    **options: Any,
+) -> keras.Model:
+    """Builds a task from a preset: what `from_preset` of a task class does.
+
+    A head that the preset lacks, or has for another number of classes than asked for, is made
+    fresh, with a warning. Without tokenizer files the task takes ids only.
+
+    Args:
+        task_class: The class, e.g. `TextClassifier`.
+        preset: A preset, or what `resolve_preset` made of it.
+        load_weights: Whether to load the weights, or leave them fresh.
+        dtype: The dtype or dtype policy of the model.
+        **options: Of the task's constructor, or values of the backbone's config to change. A
+            name that both have, such as `dropout`, goes to both.
+
+    Returns:
+        The task, compiled.
+
+    Raises:
+        ValueError: If an option is unknown, the preset is of a kind that the task does not work
+            with, or its files do not fit each other.
+
+    Example:
+
+    ```python
+    from keras_transformer import TextClassifier
+    from keras_transformer.checkpoints import load_task
+
+    classifier = load_task(TextClassifier, "minilm_l6_en", labels=["bad", "good"])
+    assert classifier.num_classes == 2 and classifier.tokenizer is not None
+    ```
+    """
+    if not hasattr(task_class, "backbone_kinds"):
+        raise ValueError(
+            f"{task_class.__name__}.from_preset does not know which task to make. Call it on a "
+            "task, e.g. TextClassifier."
+        )
+    source = resolve_preset(preset)
+    config, saved, _ = loading.load_config(source, load_weights)
+    parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
+    overrides = {name: value for name, value in options.items() if name in config.to_dict()}
+    unknown = sorted(set(options) - set(overrides) - parameters)
+    if unknown:
+        raise ValueError(
+            f"Unknown options {unknown}. {task_class.__name__} takes {sorted(parameters)}, and the "
+            "values of TransformerConfig."
+        )
+    config = config.replace(**overrides)
+    _check_kind(source, config, task_class, task_class.backbone_kinds)
+    same_task = saved is not None and saved["name"] == task_class.__name__
+    values = {k: v for k, v in saved.items() if k != "name"} if same_task else {}
+    if set(values) - parameters:
+        raise ValueError(
+            f"{source.file(CONFIG_FILE)}: the task has the unknown values "
+            f"{sorted(set(values) - parameters)}. {task_class.__name__} takes {sorted(parameters)}."
+        )
+    chosen = {name: value for name, value in options.items() if name in parameters}
+    keeps_head = same_task and _same_classes(values, chosen)
+    if not keeps_head:
+        values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
+    if load_weights:
+        head = head_shapes(config, values) if keeps_head else None
+        loading.check_weights(source, config, head, task_class.__name__)
+    tokenizer = Tokenizer.from_preset(source) if source.has_tokenizer else None
+    task = task_class(build_backbone(config, dtype=dtype), tokenizer, **{**values, **chosen})
+    if load_weights:
+        head = task.head if keeps_head else None
+        report = loading.load_weights(source, task.backbone, head, task_class.__name__)
+        if task.head and not (keeps_head and report.head_loaded):
+            logging.getLogger("keras_transformer").warning(
+                "The preset %r has no weights for this head of %s: they are fresh. Train it first.",
+                source.name,
+                task_class.__name__,
+            )
+    return task
+
+
+def _same_classes(saved: dict[str, Any], chosen: dict[str, Any]) -> bool:
+    """Whether what the user chose leaves a saved head its number of classes."""
+    if "num_classes" not in saved:
+        return True
+    labels = chosen.get("labels")
+    number = chosen.get("num_classes") or (len(labels) if labels else None)
+    return number is None or number == saved["num_classes"]
+
+
+def _check_kind(
+    source: PresetSource, config: TransformerConfig, wanted: type | None, kinds: tuple[str, ...]
+) -> None:
+    if config.kind not in kinds:
+        raise ValueError(
+            f"The preset {source.name!r} is of kind {config.kind!r}, and {wanted.__name__} needs "
+            f"{' or '.join(map(repr, kinds))}."
+        )

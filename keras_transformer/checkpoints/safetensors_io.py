@@ -1,0 +1,257 @@
+"""Weights on disk: safetensors files, single or sharded, read one tensor at a time.
+
+The format (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header,
+the header with name, type, shape and place of every tensor, then the bytes of the tensors.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from keras_transformer.checkpoints.files import path_inside, read_json
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """What a file's header says about one tensor: shape, stored type, and its place."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+    offset: int
+
+
+class Checkpoint(Mapping):
+    """The weights of a folder: a mapping from tensor name to `TensorInfo`, data still on disk.
+
+    Opening reads the headers only and checks that every file is whole; `read` reads one tensor.
+    Reading is by offset rather than through a memory map of the file, whose pages would count
+    as memory of the process until the map is closed.
+
+    Args:
+        folder: A folder with `model.safetensors`, or with `model.safetensors.index.json` and
+            the shards it names.
+
+    Raises:
+        FileNotFoundError: If the folder has no safetensors weights, or a shard is missing.
+        ValueError: If a file is truncated or corrupt, or the index and its shards disagree.
+
+    Example:
+
+    ```python
+    import numpy as np, pathlib, tempfile
+    from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors
+
+    folder = pathlib.Path(tempfile.mkdtemp())
+    save_tensors(folder / "model.safetensors", {"kernel": np.eye(2)})
+    checkpoint = Checkpoint(folder)
+    assert checkpoint["kernel"].shape == (2, 2)
+    assert checkpoint.read("kernel").tolist() == [[1, 0], [0, 1]]
+    ```
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        single = path_inside(folder, WEIGHTS_FILE)
+        index = path_inside(folder, INDEX_FILE)
+        if single.is_file():
+            self._tensors = read_header(single)
+        elif index.is_file():
+            self._tensors = _read_sharded(self.folder, index)
+        else:
+            raise _no_weights(self.folder)
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self._tensors[name]
+
+    def __iter__(self):
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads one tensor of floating point numbers.
+
+        Args:
+            name: The tensor's name in the files.
+
+        Returns:
+            An array of the tensor's shape, in its stored type; bfloat16, which NumPy lacks, is
+            widened to float32.
+
+        Raises:
+            ValueError: If the tensor is not of a floating type, or holds NaN or infinity.
+        """
+        info = self[name]
+        if info.dtype not in _FLOATS:
+            raise ValueError(
+                f"The tensor {name!r} in {info.path} is stored as {info.dtype}; weights are read "
+                f"from {', '.join(_FLOATS)}."
+            )
+        count = math.prod(info.shape)
+        array = np.fromfile(info.path, _FLOATS[info.dtype], count, offset=info.offset)
+        if array.size != count:
+            raise ValueError(f"{info.path} ends within the tensor {name!r}; it changed meanwhile.")
+        if info.dtype == "BF16":  # the upper half of a float32
+            array = (array.astype("<u4") << 16).view("<f4")
+        _check_finite(array, name, info.path)
+        return array.reshape(info.shape)
+
+
+def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
+    """Reads what a safetensors file says it holds, and checks that the file is whole.
+
+    Args:
+        path: A safetensors file.
+
+    Returns:
+        A dict from tensor name to `TensorInfo`, in the file's order.
+
+    Raises:
+        ValueError: If the file is truncated or corrupt. The message names it.
+
+    Example:
+
+    ```python
+    import numpy as np, pathlib, tempfile
+    from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
+
+    path = pathlib.Path(tempfile.mkdtemp(), "model.safetensors")
+    save_tensors(path, {"bias": np.zeros(3)})
+    assert read_header(path)["bias"].shape == (3,)
+    ```
+    """
+    path = Path(path)
+    try:
+        # The library checks the header against itself and against the size of the file.
+        with safetensors.safe_open(path, framework="np"):
+            pass
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except (safetensors.SafetensorError, ValueError, RecursionError, struct.error) as error:
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}). Download or save it again."
+        ) from error
+    header.pop("__metadata__", None)
+    return {
+        name: TensorInfo(
+            tuple(entry["shape"]), entry["dtype"], path, 8 + length + entry["data_offsets"][0]
+        )
+        for name, entry in header.items()
+    }
+
+
+def save_tensors(
+    path: str | os.PathLike, tensors: Mapping[str, object], dtype: str | None = None
+) -> None:
+    """Writes named tensors or Keras variables to one safetensors file, in their order.
+
+    The file appears complete or not at all.
+
+    Args:
+        path: The file to write.
+        tensors: A mapping from name to array, backend tensor or Keras variable.
+        dtype: `"float32"`, `"float16"`, or `None` to keep float16 and store all else as float32.
+
+    Raises:
+        ValueError: If `dtype` is another one, or a value is NaN or infinite (in `dtype`).
+
+    Example:
+
+    ```python
+    import keras, pathlib, tempfile
+    from keras_transformer.checkpoints.safetensors_io import save_tensors
+
+    path = pathlib.Path(tempfile.mkdtemp(), "model.safetensors")
+    save_tensors(path, {"bias": keras.Variable([1.0, 2.0])}, dtype="float16")
+    assert path.exists()
+    ```
+    """
+    if dtype not in (None, "float32", "float16"):
+        raise ValueError(f"Weights are saved as 'float32' or 'float16'. Received: dtype={dtype!r}.")
+    path = Path(path)
+    arrays = {}
+    for name, tensor in tensors.items():
+        array = to_numpy(tensor)
+        own = "float16" if array.dtype == np.float16 else "float32"
+        with np.errstate(over="ignore"):  # an overflow is reported with the tensor's name below
+            # Always dense and row-major: the bytes are written as they lie.
+            arrays[name] = np.ascontiguousarray(array, dtype or own).reshape(array.shape)
+        _check_finite(arrays[name], name, path)
+    scratch = path.with_name(path.name + ".part")
+    try:
+        safetensors.numpy.save_file(arrays, scratch, metadata={"format": "np"})
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def to_numpy(tensor: object) -> np.ndarray:
+    """A NumPy array of an array, a backend tensor or a Keras variable."""
+    # NumPy 2 warns when it is given a variable of Keras itself.
+    value = tensor.value if isinstance(tensor, keras.Variable) else tensor
+    return keras.ops.convert_to_numpy(value)
+
+
+def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
+    """Reads the headers of the shards that an index names, and holds them against the index."""
+    places = read_json(index).get("weight_map")
+    if (
+        not places
+        or not isinstance(places, dict)
+        or not all(isinstance(v, str) for v in places.values())
+    ):
+        raise ValueError(f"{index} has no 'weight_map' from tensor names to file names.")
+    tensors = {}
+    for shard in sorted(set(places.values())):
+        path = path_inside(folder, shard)
+        if not path.is_file():
+            raise FileNotFoundError(f"{index} names the file {shard!r}, which is missing.")
+        header = read_header(path)
+        expected = {name for name, place in places.items() if place == shard}
+        if expected != set(header):
+            odd = sorted(expected ^ set(header))[:5]
+            raise ValueError(f"{index} and {path} disagree on which tensors it holds: {odd}.")
+        tensors |= header
+    return tensors
+
+
+def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
+    # Minimum and maximum carry NaN and infinity and, unlike np.isfinite, need no memory.
+    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+        raise ValueError(
+            f"The tensor {name!r} of {path} holds NaN or infinity, as {array.dtype}. Weights must "
+            "be finite: the file is damaged, or training diverged."
+        )
+
+
+def _no_weights(folder: Path) -> Exception:
+    """The error for a folder without safetensors, which says what is there instead."""
+    other = [
+        path.name
+        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+        for path in sorted(folder.glob(pattern))
+    ]
+    if other:
+        return ValueError(
+            f"{folder} has its weights in {other[0]}. Only safetensors are read, because such "
+            "files can run code when loaded. Convert them once where you trust the source: "
+            "`transformers.AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
+            f"{WEIGHTS_FILE}."
+        )
+    return FileNotFoundError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}.")

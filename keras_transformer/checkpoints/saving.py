@@ -1,0 +1,102 @@
+"""From a model to a preset folder."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints.card import MARK, write_card
+from keras_transformer.checkpoints.files import atomic_directory, write_json
+from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, backbone_variables
+from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
+from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
+
+
+def save_preset(
+    directory: str | os.PathLike,
+    *,
+    backbone: keras.Model | None = None,
+    tokenizer: Any = None,
+    task: Mapping[str, Any] | None = None,
+    head_variables: Mapping[str, keras.Variable] | None = None,
+    dtype: str | None = None,
+    card: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a preset: `config.json`, `model.safetensors`, the tokenizer's files and a card.
+
+    The folder appears complete or not at all. In an existing preset folder the files of the
+    same name are replaced and others stay; a card that somebody wrote stays too.
+
+    Args:
+        directory: The folder: new, empty, or that of a preset.
+        backbone: The model, with its `config`.
+        tokenizer: The tokenizer.
+        task: The values of the task, JSON-ready: `"name"`, and e.g. `"num_classes"`.
+        head_variables: The variables of the task's head by path, e.g. `"output/kernel"`.
+        dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
+        card: The text of `README.md`. Defaults to a generated one.
+        metadata: What is known of the model: `"family"`, `"source"`, `"revision"`,
+            `"license"`, `"description"`. The number of parameters is added.
+
+    Raises:
+        ValueError: If the folder holds other things, or a weight is NaN or infinite.
+
+    Example:
+
+    ```python
+    import tempfile
+    from keras_transformer import TransformerConfig
+    from keras_transformer.checkpoints import load_backbone, save_preset
+    from keras_transformer.models import build_backbone
+
+    config = TransformerConfig(
+        kind="encoder", vocabulary_size=50, hidden_dim=8, num_layers=1, num_heads=2,
+        intermediate_dim=16,
+    )
+    folder = tempfile.mkdtemp()
+    save_preset(folder, backbone=build_backbone(config), metadata={"license": "apache-2.0"})
+    assert load_backbone(folder).config == config
+    ```
+    """
+    if backbone is None and tokenizer is None:
+        raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
+    if backbone is None and (task or head_variables):
+        raise ValueError("A task is saved with its backbone. Received: backbone=None.")
+    with atomic_directory(directory) as folder:
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        if backbone is not None:
+            variables = _named_variables(backbone, head_variables)
+            save_tensors(folder / WEIGHTS_FILE, variables, dtype)
+            parameters = sum(math.prod(variable.shape) for variable in variables.values())
+            values = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "backbone": backbone.config.to_dict(),
+                "task": None if task is None else dict(task),
+                "metadata": {**(metadata or {}), "parameters": parameters},
+            }
+            write_json(folder / CONFIG_FILE, values)
+            target = Path(directory).expanduser()
+            if card is None and not _own_card(target / "README.md"):
+                card = write_card(
+                    target.resolve().name, values, has_tokenizer=tokenizer is not None
+                )
+        if card is not None:
+            (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _named_variables(
+    backbone: keras.Model, head_variables: Mapping[str, keras.Variable] | None
+) -> dict[str, keras.Variable]:
+    backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
+    return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
+
+
+def _own_card(path: Path) -> bool:
+    """Whether there is a card that was not generated."""
+    return path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")

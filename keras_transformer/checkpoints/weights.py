@@ -1,0 +1,233 @@
+"""The weight table: which variable of ours is which tensor of a checkpoint, for both directions.
+
+A family lists its `Weight`s once. `match` holds the list against a checkpoint's header before
+anything is loaded, `export` turns variables into the checkpoint's tensors.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+import keras
+import numpy as np
+
+from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
+from keras_transformer.checkpoints.shapes import stack_depth
+from keras_transformer.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One line of a weight table.
+
+    Args:
+        ours: The variable's path relative to the backbone (or head); `{i}` is the layer.
+        theirs: The tensor's name in the checkpoint, with the same `{i}`.
+        transpose: Whether theirs is ours transposed, as `torch.nn.Linear` stores its matrix.
+    """
+
+    ours: str
+    theirs: str
+    transpose: bool = False
+
+    def at(self, i: int) -> "Weight":
+        """The line of layer `i`."""
+        ours, theirs = (name.replace("{i}", str(i)) for name in (self.ours, self.theirs))
+        return dataclasses.replace(self, ours=ours, theirs=theirs)
+
+    def turn(self, array: np.ndarray) -> np.ndarray:
+        """Their array for ours, or ours for theirs."""
+        return array.T if self.transpose else array
+
+
+def dense(ours: str, theirs: str) -> tuple[Weight, ...]:
+    """The lines of a `keras.layers.Dense` that is a `torch.nn.Linear` there."""
+    kernel = Weight(f"{ours}/kernel", f"{theirs}.weight", transpose=True)
+    return kernel, Weight(f"{ours}/bias", f"{theirs}.bias")
+
+
+def layer_norm(ours: str, theirs: str) -> tuple[Weight, ...]:
+    """The lines of a layer normalization."""
+    return Weight(f"{ours}/gamma", f"{theirs}.weight"), Weight(f"{ours}/beta", f"{theirs}.bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """How a checkpoint's tensor names may differ from those of the table.
+
+    Args:
+        prefixes: What may stand before every name, e.g. `"bert."`.
+        suffixes: What a name's end is also called, e.g. `{".gamma": ".weight"}`.
+        ignored: Patterns of names that need no place in the model.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    suffixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    def canonical(self, name: str) -> str:
+        """The table's name for a tensor of a checkpoint."""
+        name = name.removeprefix(next((p for p in self.prefixes if name.startswith(p)), ""))
+        end = next((s for s in self.suffixes if name.endswith(s)), None)
+        return name if end is None else name.removesuffix(end) + self.suffixes[end]
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor of this canonical name may be left over."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
+
+
+def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
+    """Writes out the lines with `{i}` for every layer of their stack.
+
+    Args:
+        table: Lines with or without `{i}`.
+        config: Gives the number of layers of the encoder and the decoder.
+
+    Returns:
+        Lines without `{i}`, in the table's order.
+
+    Example:
+
+    ```python
+    from keras_transformer import TransformerConfig
+    from keras_transformer.checkpoints.weights import Weight, expand
+
+    config = TransformerConfig(
+        kind="encoder", vocabulary_size=9, hidden_dim=8, num_layers=2, num_heads=2,
+        intermediate_dim=8,
+    )
+    table = [Weight("encoder/layer_{i}/feed_forward_norm/gamma", "layer.{i}.norm.weight")]
+    assert [line.theirs for line in expand(table, config)] == [
+        "layer.0.norm.weight", "layer.1.norm.weight"
+    ]
+    ```
+    """
+    lines = []
+    for weight in table:
+        if "{i}" in weight.ours:
+            depth = stack_depth(config, weight.ours.split("/")[0])
+            lines.extend(weight.at(i) for i in range(depth))
+        else:
+            lines.append(weight)
+    return lines
+
+
+def match(
+    lines: Iterable[Weight],
+    shapes: Mapping[str, tuple[int, ...]],
+    checkpoint: Mapping[str, TensorInfo],
+    names: Names = Names(),
+    where: str = "the checkpoint",
+) -> dict[str, tuple[str, Weight]]:
+    """Finds the tensor for every variable; complains about all that does not fit, at once.
+
+    Lines for variables that the model lacks (a pooler it does without) say only that their
+    tensors may be left over.
+
+    Args:
+        lines: The expanded table.
+        shapes: The shape of every variable, by our path.
+        checkpoint: What the checkpoint's header says, by their name.
+        names: How the checkpoint's names may differ from the table's.
+        where: The checkpoint, for the error message.
+
+    Returns:
+        A dict from our path to their actual name and the line of the table.
+
+    Raises:
+        ValueError: If a variable has no tensor, a tensor no variable, or a shape differs. The
+            message lists the names and both shapes.
+
+    Example:
+
+    ```python
+    from pathlib import Path
+    from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
+    from keras_transformer.checkpoints.weights import Names, Weight, match
+
+    header = {"bert.dense.weight": TensorInfo((3, 2), "F32", Path(), 0)}
+    plan = match(
+        [Weight("dense/kernel", "dense.weight", transpose=True)], {"dense/kernel": (2, 3)},
+        header, Names(prefixes=("bert.",)),
+    )
+    assert plan["dense/kernel"][0] == "bert.dense.weight"
+    ```
+    """
+    actual: dict[str, str] = {}
+    twice = []
+    for name in checkpoint:
+        if actual.setdefault(names.canonical(name), name) != name:
+            twice.append(f"{name} and {actual[names.canonical(name)]}")
+    lines = {line.ours: line for line in lines}
+    plan, missing, differing = {}, [], []
+    for path, shape in shapes.items():
+        line = lines.get(path)
+        name = actual.get(line.theirs) if line else None
+        if name is None:
+            missing.append(f"{line.theirs if line else 'no tensor known'} (for {path})")
+            continue
+        plan[path] = (name, line)
+        theirs = checkpoint[name].shape
+        if (theirs[::-1] if line.transpose else theirs) != tuple(shape):
+            expected = tuple(shape)[::-1] if line.transpose else tuple(shape)
+            differing.append(f"{name} has shape {theirs}, the config says {expected}")
+    known = {line.theirs for line in lines.values()}
+    left_over = [n for c, n in actual.items() if c not in known and not names.ignores(c)]
+    problems = {
+        "missing": missing,
+        "of another shape": differing,
+        "with no place in the model": left_over,
+        "present under two names": twice,
+    }
+    if any(problems.values()):
+        listing = "".join(_list(kind, found) for kind, found in problems.items() if found)
+        raise ValueError(
+            f"The weights in {where} do not fit the model of this config:{listing}\n"
+            "Use the config that belongs to these weights."
+        )
+    return plan
+
+
+def export(
+    lines: Iterable[Weight], variables: Mapping[str, keras.Variable]
+) -> dict[str, np.ndarray]:
+    """Turns variables into the checkpoint's tensors: the table in the other direction.
+
+    Args:
+        lines: The expanded table.
+        variables: Variables by our path.
+
+    Returns:
+        A dict from their name to array.
+
+    Raises:
+        ValueError: If the table has no line for a variable.
+
+    Example:
+
+    ```python
+    import keras
+    from keras_transformer.checkpoints.weights import Weight, export
+
+    kernel = keras.Variable([[1.0, 2.0, 3.0]])
+    tensors = export([Weight("dense/kernel", "dense.weight", True)], {"dense/kernel": kernel})
+    assert tensors["dense.weight"].shape == (3, 1)
+    ```
+    """
+    lines = {line.ours: line for line in lines}
+    unknown = [path for path in variables if path not in lines]
+    if unknown:
+        raise ValueError(
+            f"The family's checkpoints have no tensor for these variables:{_list('', unknown)}"
+        )
+    return {
+        lines[path].theirs: lines[path].turn(to_numpy(variable))
+        for path, variable in variables.items()
+    }
+
+
+def _list(kind: str, found: list[str], most: int = 8) -> str:
+    """A heading and up to `most` lines below it."""
+    shown = [*found[:most], f"and {len(found) - most} more"] if len(found) > most else found
+    heading = f"\n{len(found)} {kind}:" if kind else ""
+    return heading + "".join(f"\n  {line}" for line in shown)

@@ -1,0 +1,254 @@
+"""The values that make a transformer: one frozen dataclass, checked, JSON in and out."""
+
+import dataclasses
+import json
+from typing import Any
+
+KINDS = ("encoder", "decoder", "seq2seq")
+POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
+NORMALIZATIONS = ("layer_norm", "rms_norm")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
+
+_AT_LEAST_ONE = (
+    "vocabulary_size",
+    "hidden_dim",
+    "num_layers",
+    "num_heads",
+    "intermediate_dim",
+    "max_sequence_length",
+    "num_decoder_layers",
+    "num_key_value_heads",
+    "head_dim",
+    "window",
+    "relative_num_buckets",
+    "relative_max_distance",
+)
+_RATES = ("dropout", "attention_dropout")
+_CHOICES = {
+    "kind": KINDS,
+    "position": POSITIONS,
+    "normalization": NORMALIZATIONS,
+    "activation": ACTIVATIONS,
+    "score": SCORES,
+}
+_POSITIVE = ("normalization_epsilon", "rotary_base", "initializer_range")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The complete description of a backbone: values only, no code.
+
+    The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
+
+    Args:
+        kind: `"encoder"` (BERT-like), `"decoder"` (GPT-like) or `"seq2seq"`.
+        vocabulary_size: number of token ids.
+        hidden_dim: width of the hidden states, d_model in the paper.
+        num_layers: number of blocks (of encoder blocks for `"seq2seq"`).
+        num_heads: number of query heads.
+        intermediate_dim: width of the feed-forward layer, d_ff in the paper.
+        num_decoder_layers: `"seq2seq"` only. Defaults to `num_layers`.
+        num_key_value_heads: fewer than `num_heads` for grouped-query attention.
+            Defaults to `num_heads`.
+        head_dim: width of one head. Defaults to `hidden_dim // num_heads`.
+        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"` or `"silu"`.
+        gated: multiply the activation with a linear gate (GLU variants).
+        use_bias: biases in every projection.
+        normalization: `"layer_norm"` or `"rms_norm"`.
+        normalization_epsilon: added to the variance.
+        normalize_first: pre-norm when True, post-norm when False.
+        embedding_normalization: normalize the sum of the embeddings.
+        final_normalization: normalize after the last block. Defaults to `normalize_first`.
+        position: `"none"`, `"sinusoidal"`, `"learned"`, `"rotary"`, `"relative"` or `"alibi"`.
+        max_sequence_length: longest sequence. A hard limit for learned positions.
+        segment_vocabulary_size: number of token types, 0 for none.
+        dropout: rate on every sub-layer's output and on the sum of the embeddings.
+        attention_dropout: rate on the attention weights.
+        score: score function of the attention, see `layers.MultiHeadAttention`.
+        window: attend at most to this many neighbouring tokens. None for all.
+        tie_embeddings: the output projection is the token embedding, transposed.
+        scale_embedding: multiply the token embedding by `sqrt(hidden_dim)`.
+        pooler: `"encoder"` only. A dense tanh layer on the first state (BERT).
+        initializer_range: standard deviation of the initial weights. None for Glorot uniform
+            kernels and embeddings of deviation `hidden_dim ** -0.5`.
+        rotary_base: wavelength base of the rotary embedding.
+        relative_num_buckets: T5 relative bias, number of distance buckets.
+        relative_max_distance: T5 relative bias, distance at which the buckets end.
+
+    Raises:
+        ValueError: for values that are unknown, out of range or contradict each other.
+
+    Example:
+    ```python
+    from keras_transformer import TransformerConfig
+
+    base = TransformerConfig(
+        kind="seq2seq", vocabulary_size=37_000, hidden_dim=512, num_layers=6,
+        num_heads=8, intermediate_dim=2048, dropout=0.1, scale_embedding=True,
+    )
+    assert base.head_dim == 64
+    assert TransformerConfig.from_json(base.to_json()) == base
+    ```
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3 and table 3.
+    """
+
+    kind: str
+    vocabulary_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    intermediate_dim: int
+    num_decoder_layers: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    activation: str = "relu"
+    gated: bool = False
+    use_bias: bool = True
+    normalization: str = "layer_norm"
+    normalization_epsilon: float = 1e-6
+    normalize_first: bool = False
+    embedding_normalization: bool = False
+    final_normalization: bool | None = None
+    position: str = "sinusoidal"
+    max_sequence_length: int = 512
+    segment_vocabulary_size: int = 0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    score: str = "scaled_dot"
+    window: int | None = None
+    tie_embeddings: bool = True
+    scale_embedding: bool = False
+    pooler: bool = False
+    initializer_range: float | None = None
+    rotary_base: float = 10000.0
+    relative_num_buckets: int = 32
+    relative_max_distance: int = 128
+
+    def __post_init__(self):
+        self._check_types()
+        self._check_ranges()
+        if self.head_dim is None and self.hidden_dim % self.num_heads:
+            raise ValueError(
+                f"`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
+                f"{self.hidden_dim} and num_heads={self.num_heads}. Change one of them, or give "
+                "`head_dim`."
+            )
+        for name, value in self._derived().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        self._check_agreement()
+
+    def _derived(self) -> dict[str, Any]:
+        """The values that follow from others when they are not given."""
+        return {
+            "head_dim": self.hidden_dim // self.num_heads,
+            "num_key_value_heads": self.num_heads,
+            "num_decoder_layers": self.num_layers if self.kind == "seq2seq" else None,
+            "final_normalization": self.normalize_first,
+        }
+
+    def _check_types(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            expected = {int: int, float: (int, float), bool: bool, str: str}[_base_type(field)]
+            wrong = not isinstance(value, expected)
+            if wrong or (isinstance(value, bool) and expected is not bool):
+                raise ValueError(
+                    f"`{field.name}` must be of type {_base_type(field).__name__}, received "
+                    f"{value!r} of type {type(value).__name__}."
+                )
+
+    def _check_ranges(self):
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, received {value}.")
+        for name in _RATES:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` is a rate and must be in [0, 1), received {getattr(self, name)}."
+                )
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"`{name}` must be a positive number, received {value}.")
+        if self.segment_vocabulary_size < 0:
+            raise ValueError(
+                "`segment_vocabulary_size` must be 0 (no segments) or more, received "
+                f"{self.segment_vocabulary_size}."
+            )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` must be one of {', '.join(map(repr, choices))}, received "
+                    f"{getattr(self, name)!r}."
+                )
+
+    def _check_agreement(self):
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                "`num_heads` must be a multiple of `num_key_value_heads`, received "
+                f"{self.num_heads} and {self.num_key_value_heads}."
+            )
+        if self.pooler and self.kind != "encoder":
+            raise ValueError(f"`pooler` needs kind='encoder', received kind={self.kind!r}.")
+        if self.num_decoder_layers is not None and self.kind != "seq2seq":
+            raise ValueError(
+                f"`num_decoder_layers` needs kind='seq2seq', received kind={self.kind!r}."
+            )
+        if self.position == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"position='rotary' needs an even `head_dim`, received {self.head_dim}."
+            )
+        if self.position == "sinusoidal" and self.hidden_dim % 2:
+            raise ValueError(
+                f"position='sinusoidal' needs an even `hidden_dim`, received {self.hidden_dim}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values as a JSON-ready dictionary."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
+        """The config of a dictionary, as `to_dict` made it. Unknown or missing names raise."""
+        if not isinstance(values, dict):
+            raise ValueError(f"A config must be a dictionary, received {type(values).__name__}.")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(map(str, set(values) - set(fields)))
+        if unknown:
+            raise ValueError(
+                f"Unknown config values: {', '.join(unknown)}. Known are: "
+                f"{', '.join(sorted(fields))}."
+            )
+        required = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
+        missing = [name for name in required if name not in values]
+        if missing:
+            raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """All values as a JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TransformerConfig":
+        """The config of a JSON text, as `to_json` made it."""
+        return cls.from_dict(json.loads(text))
+
+    def replace(self, **values) -> "TransformerConfig":
+        """A copy with some values changed. Values that followed from others follow again."""
+        current = self.to_dict()
+        for name, derived in self._derived().items():
+            if current[name] == derived:
+                current[name] = None
+        return self.from_dict({**current, **values})
+
+
+def _base_type(field: dataclasses.Field) -> type:
+    kinds = (int, float, bool, str)
+    return next(kind for kind in kinds if field.type in (kind, kind | None))

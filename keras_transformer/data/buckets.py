@@ -1,0 +1,175 @@
+"""Choosing the few lengths that batches are padded to.
+
+Every distinct shape costs a compilation, every padded position costs arithmetic. The
+functions here take the most buckets one is willing to compile and place them where the
+padding is least.
+
+A row may have more than one length (the source and the target of a translation). A bucket
+then has as many, and the buckets form a chain: each is at least as long as the one before
+in every length. So a row that fits one bucket fits all later ones, which is what lets
+`BucketedDataset` pass left-over rows upwards.
+"""
+
+import numpy as np
+
+# The search compares every pair of candidate buckets; beyond this many the lengths of
+# rows with two lengths are counted more coarsely (512 x 512 positions still fit exactly).
+_MAX_CANDIDATES = 4096
+
+
+def choose_buckets(lengths, max_buckets=6, multiple=8, max_length=None) -> tuple:
+    """Bucket lengths that pad the given rows least.
+
+    Exact: dynamic programming over the histogram of the lengths, so the cost depends on
+    the longest row, hardly on the number of rows.
+
+    Args:
+        lengths: int array `(rows,)`, or `(rows, n)` for rows with `n` lengths each; there
+            the sum of the `n` padded lengths is made least.
+        max_buckets: the most buckets to return; fewer come back when more would not help.
+        multiple: bucket lengths are multiples of this.
+        max_length: int or `n` ints; longer rows count as truncated to it, and the last
+            bucket is never longer (it may then be no multiple). `None`: no limit.
+
+    Returns:
+        Ascending tuple of ints, or of `n`-tuples for rows with `n` lengths. The last one
+        holds the longest row.
+
+    Raises:
+        ValueError: no lengths, a length below 1, or an option below 1.
+
+    Example:
+
+    ```python
+    from keras_transformer.data import choose_buckets
+
+    assert choose_buckets([3, 5, 6, 30, 31], max_buckets=2) == (8, 32)
+    assert choose_buckets([3, 5, 6, 30, 31], max_buckets=2, max_length=20) == (8, 20)
+    assert choose_buckets([(3, 9), (30, 20)]) == ((8, 16), (32, 24))
+    ```
+    """
+    lengths = np.asarray(lengths)
+    if lengths.size == 0:
+        raise ValueError("choose_buckets needs at least one length, got none.")
+    if lengths.min() < 1:
+        raise ValueError(f"Row lengths must be at least 1, got {lengths.min()}.")
+    for name, value in (("max_buckets", max_buckets), ("multiple", multiple)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    rows = lengths.reshape(len(lengths), -1)
+    limits = length_limits(max_length, rows.shape[1])
+    rows = np.minimum(rows, limits)
+    steps = -(-rows // multiple)
+    if rows.shape[1] > 1:
+        while np.prod(steps.max(axis=0)) > _MAX_CANDIDATES:
+            multiple *= 2
+            steps = -(-rows // multiple)
+
+    # One axis for every length: the bucket lengths that some row needs, and how many rows
+    # fit each combination of them.
+    axes, places = zip(*(np.unique(column, return_inverse=True) for column in steps.T), strict=True)
+    shape = tuple(len(axis) for axis in axes)
+    fits = np.bincount(np.ravel_multi_index(places, shape), minlength=np.prod(shape)).reshape(shape)
+    for axis in range(len(shape)):
+        fits = fits.cumsum(axis=axis)
+    candidates = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1) * multiple
+    candidates = np.minimum(candidates, limits)
+
+    chosen = _cheapest_chain(fits, candidates.sum(axis=-1), max_buckets)
+    buckets = tuple(tuple(int(length) for length in candidates[place]) for place in chosen)
+    return buckets if lengths.ndim > 1 else tuple(bucket[0] for bucket in buckets)
+
+
+def _cheapest_chain(fits, width, max_buckets):
+    """Indices of the chain of candidates, ending in the last one, that costs least.
+
+    The best chain of k + 1 buckets that ends in candidate c extends, for some smaller p, the
+    best chain of k that ends in p: cost(c) = cost(p) + width(c) * (fits(c) - fits(p)).
+
+    Args:
+        fits: int array of any rank: rows that fit each candidate.
+        width: int array of that shape: padded positions of a row in each candidate.
+        max_buckets: the longest chain allowed.
+    """
+    cost = (width * fits).astype("float64")
+    parents = []
+    for _ in range(1, min(max_buckets, fits.size)):
+        longer = np.empty_like(cost)
+        parent = np.empty(fits.shape, "int64")
+        for place in np.ndindex(fits.shape):
+            # Includes the place itself: a chain need not grow.
+            smaller = tuple(slice(0, i + 1) for i in place)
+            totals = cost[smaller] - width[place] * fits[smaller]
+            inside = np.unravel_index(totals.argmin(), totals.shape)
+            longer[place] = totals[inside] + width[place] * fits[place]
+            parent[place] = np.ravel_multi_index(inside, fits.shape)
+        parents.append(parent)
+        cost = longer
+    chain = [tuple(size - 1 for size in fits.shape)]
+    for parent in reversed(parents):
+        chain.append(tuple(int(i) for i in np.unravel_index(parent[chain[-1]], fits.shape)))
+    # A bucket that no row is the first to fit costs nothing, and is nothing.
+    used, before = [], 0
+    for place in reversed(chain):
+        if fits[place] > before:
+            used.append(place)
+            before = fits[place]
+    return used
+
+
+def bucket_of(lengths, buckets) -> np.ndarray:
+    """The index of the first bucket that each row fits.
+
+    Args:
+        lengths: int array `(rows,)`, or `(rows, n)`.
+        buckets: what `choose_buckets` returned: a chain of ints, or of `n`-tuples.
+
+    Returns:
+        int array `(rows,)`.
+
+    Raises:
+        ValueError: buckets that are not a chain, or a row that fits none of them.
+
+    Example:
+
+    ```python
+    from keras_transformer.data import bucket_of
+
+    assert bucket_of([3, 8, 9], (8, 16)).tolist() == [0, 0, 1]
+    ```
+    """
+    rows = np.asarray(lengths)
+    chain = np.asarray(buckets)
+    if chain.ndim != rows.ndim or chain.shape[1:] != rows.shape[1:] or chain.size == 0:
+        raise ValueError(
+            f"buckets must hold one length for each length of a row: got buckets={buckets!r} "
+            f"for lengths of shape {rows.shape}."
+        )
+    rows = rows.reshape(len(rows), -1)
+    chain = chain.reshape(len(chain), -1)
+    if chain.min() < 1 or (np.diff(chain, axis=0) < 0).any():
+        raise ValueError(
+            f"buckets must be positive, and none shorter than the one before: got {buckets!r}."
+        )
+    places = np.zeros(len(rows), "int64")
+    for column, ends in zip(rows.T, chain.T, strict=True):
+        places = np.maximum(places, np.searchsorted(ends, column))
+    if len(places) and places.max() == len(chain):
+        row = int(places.argmax())
+        raise ValueError(
+            f"Row {row} has length {rows[row].tolist()}, longer than the longest bucket "
+            f"{chain[-1].tolist()}. Give a longer bucket, or max_length to truncate."
+        )
+    return places
+
+
+def length_limits(max_length, count) -> np.ndarray:
+    """`max_length` (None, an int, or `count` ints) as an int array `(count,)`."""
+    if max_length is None:
+        max_length = np.iinfo("int64").max
+    limits = np.asarray(max_length)
+    if limits.dtype.kind not in "iu" or limits.shape not in ((), (count,)) or limits.min() < 1:
+        raise ValueError(
+            f"max_length must be None, a positive int or {count} of them, got {max_length!r}."
+        )
+    return np.broadcast_to(limits, (count,))

@@ -1,0 +1,305 @@
+"""`BucketedDataset`: batches of variable-length rows, padded to few lengths.
+
+NumPy only, so the same (seed, epoch) gives the same batches in the same order whatever the
+backend, and no TensorFlow is needed.
+"""
+
+import warnings
+from itertools import chain
+
+import keras
+import numpy as np
+
+from keras_transformer.data.buckets import bucket_of, choose_buckets, length_limits
+
+
+class BucketedDataset(keras.utils.PyDataset):
+    """Rows of token ids as batches that are padded to a few bucket lengths.
+
+    Each batch holds rows of one bucket, and every batch of a bucket has the same shape, so a
+    model is compiled once per bucket. Rows left over in a bucket are moved up to the next
+    longer one: at most one batch of an epoch is smaller. The shapes of an epoch's batches
+    never change, only which rows they hold.
+
+    The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances
+    `epoch`, as `fit` calls it after each pass over the data; set `epoch` to see the order of
+    any other (`keras_transformer.training.ResumableEpochs` does, in a resumed run).
+
+    Pass `shuffle=False` to `fit`: Keras's default shuffles the batches of any `PyDataset`
+    again, by Python's `random`, which no resumed run and no other backend repeats.
+
+    Args:
+        columns: dict of name to rows; a row is a list (or 1-D array) of ints. The columns
+            describe the same tokens, so the lengths of their rows agree.
+        make_batch: function of `(arrays, masks)` that returns what Keras takes as a batch:
+            `x`, `(x, y)` or `(x, y, sample_weight)`. `arrays` holds each column padded, int32
+            `(batch, length)`, and each of `values`, `(batch, ...)`. `masks` holds for each
+            column, bool `(batch, length)`, where it is not padding.
+        paired_columns: as `columns`, for the other side of rows that have two lengths (source
+            and target). Buckets then are pairs of lengths.
+        values: dict of name to array `(rows, ...)`: what is not padded (labels, weights).
+        pad_values: dict of column name to padding id. Default 0.
+        batch_size: rows of a batch.
+        batch_tokens: instead of `batch_size`: the most positions of a batch, padding included
+            (of either side, for paired columns), so that short rows come in larger batches. A
+            row longer than that is a batch by itself.
+        buckets: bucket lengths to use, rather than the best for these rows: ints, or pairs.
+        max_buckets, multiple: see `choose_buckets`.
+        max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
+            row is truncated. `num_truncated` says how many were.
+        shuffle: new batches in a new order each epoch. If not, rows come sorted by length;
+            `order` and `restore_order` lead back to the order given.
+        seed: int that, with the epoch, determines the shuffling.
+
+    Raises:
+        ValueError: no rows, an empty row, columns or values whose numbers or lengths of rows
+            disagree, a row longer than the last of given buckets, or options out of range.
+
+    Example:
+
+    ```python
+    from keras_transformer.data import BucketedDataset
+
+    def make_batch(arrays, masks):  # a classifier's
+        x = {"token_ids": arrays["token_ids"], "padding_mask": masks["token_ids"]}
+        return x, arrays["label"]
+
+    dataset = BucketedDataset(
+        {"token_ids": [[5, 6, 7], [8], [9] * 20]}, make_batch, values={"label": [0, 1, 1]},
+        batch_size=2,
+    )
+    x, y = dataset[0]
+    assert x["token_ids"].tolist() == [[8, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 0, 0, 0, 0, 0]]
+    assert y.tolist() == [1, 0]
+    ```
+
+    A causal language model gives `{"inputs": [ids[:-1] ...], "targets": [ids[1:] ...]}` and
+    returns `masks["targets"]` as sample weight; a sequence-to-sequence model gives the source
+    as `columns` and the target's inputs and targets as `paired_columns`.
+    """
+
+    def __init__(
+        self,
+        columns,
+        make_batch,
+        *,
+        paired_columns=None,
+        values=None,
+        pad_values=None,
+        batch_size=32,
+        batch_tokens=None,
+        buckets=None,
+        max_buckets=6,
+        multiple=8,
+        max_length=None,
+        shuffle=False,
+        seed=0,
+    ):
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self.make_batch = make_batch
+        self.shuffle = shuffle
+        self.seed = seed
+        sides = [columns] if paired_columns is None else [columns, paired_columns]
+        self._sides = [{name: _Rows(name, rows) for name, rows in side.items()} for side in sides]
+        self._values = {name: np.asarray(value) for name, value in (values or {}).items()}
+        self._pad_values = pad_values or {}
+        self._check_columns()
+
+        full = np.stack([next(iter(side.values())).lengths for side in self._sides], axis=1)
+        self._lengths = np.minimum(full, length_limits(max_length, len(sides)))
+        self.num_truncated = int((full > self._lengths).any(axis=1).sum())
+        if buckets is None:
+            chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length)
+        else:
+            chosen = [np.atleast_1d(bucket).tolist() for bucket in buckets]
+        places = bucket_of(self._lengths, chosen)
+        # Occupied buckets only: nothing is ever moved up into one without rows of its own.
+        occupied = np.unique(places)
+        self._shapes = [tuple(chosen[place]) for place in occupied]
+        self._batch_rows = [
+            batch_size if batch_tokens is None else max(1, batch_tokens // max(shape))
+            for shape in self._shapes
+        ]
+        by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
+        self._members = [by_length[places[by_length] == place] for place in occupied]
+
+        self._epoch = 0
+        self._composed = (None, None)
+        self._fetched = None  # batches that Keras fetched in the running pass; None outside one
+        self._last_fetched = -1
+        self._num_batches = len(self._batches())
+
+    def _check_columns(self):
+        rows = {n: len(c.lengths) for side in self._sides for n, c in side.items()}
+        rows.update({name: len(value) for name, value in self._values.items()})
+        if not all(self._sides) or 0 in rows.values():
+            raise ValueError(
+                f"BucketedDataset needs columns with at least one row, got rows: {rows or 'none'}."
+            )
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"Columns and values must have equally many rows, got {rows}.")
+        for side in self._sides:
+            (first, one), *others = side.items()
+            for other, two in others:
+                differ = np.flatnonzero(one.lengths != two.lengths)
+                if differ.size:
+                    row = differ[0]
+                    raise ValueError(
+                        f"Row {row} has {one.lengths[row]} ids in column {first!r} but "
+                        f"{two.lengths[row]} in column {other!r}; they must agree."
+                    )
+        unknown = set(self._pad_values) - set(rows)
+        if unknown:
+            raise ValueError(f"pad_values names no column: {sorted(unknown)}; have {list(rows)}.")
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0, whose batches are served."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, value):
+        self._epoch = int(value)
+
+    @property
+    def buckets(self) -> tuple:
+        """The bucket lengths in use: ints, or pairs for paired columns."""
+        single = len(self._sides) == 1
+        return tuple(shape[0] if single else shape for shape in self._shapes)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch."""
+        return len(self._lengths)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Positions of an epoch that are not padding, both sides counted."""
+        return int(self._lengths.sum())
+
+    @property
+    def padding_share(self) -> float:
+        """Padded positions divided by all positions of an epoch, from 0 to 1."""
+        batches = self._batches()
+        positions = sum(len(rows) * sum(self._shapes[bucket]) for bucket, rows in batches)
+        return 1.0 - self.tokens_per_epoch / positions
+
+    @property
+    def order(self) -> np.ndarray:
+        """int array `(rows,)`: which row each row of this epoch's batches is."""
+        return np.concatenate([rows for _, rows in self._batches()])
+
+    def restore_order(self, outputs):
+        """Outputs for this epoch's batches, in the order in which the rows were given.
+
+        Args:
+            outputs: array `(rows, ...)` as from `predict`, or a list with an entry per row.
+
+        Raises:
+            ValueError: a number of outputs that is not the number of rows.
+        """
+        order = self.order
+        if len(outputs) != len(order):
+            raise ValueError(f"Expected {len(order)} outputs, one a row, got {len(outputs)}.")
+        position = np.argsort(order)
+        if isinstance(outputs, list):
+            return [outputs[i] for i in position]
+        return np.asarray(outputs)[position]
+
+    def __len__(self):
+        return self._num_batches
+
+    def __getitem__(self, index):
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
+        self._note_fetch(index)
+        bucket, rows = self._batches()[index]
+        arrays = {name: value[rows] for name, value in self._values.items()}
+        masks = {}
+        for side, length, real in zip(
+            self._sides, self._shapes[bucket], self._lengths[rows].T, strict=True
+        ):
+            mask = np.arange(length) < real[:, None]
+            for name, column in side.items():
+                arrays[name] = column.padded(rows, mask, self._pad_values.get(name, 0))
+                masks[name] = mask
+        return self.make_batch(arrays, masks)
+
+    def on_epoch_begin(self):
+        self._fetched = 0
+
+    def on_epoch_end(self):
+        # `fit` also calls this before its first epoch, on JAX and PyTorch after looking at a
+        # batch: only a pass that was served whole counts.
+        if self._fetched is not None and self._fetched >= len(self):
+            self._epoch += 1
+        self._fetched = None
+
+    def _note_fetch(self, index):
+        if self._fetched is None:
+            return
+        if self.shuffle and index not in (0, self._last_fetched + 1):
+            warnings.warn(
+                "Keras shuffles the batches of this BucketedDataset, which shuffles by itself: "
+                "pass shuffle=False to fit, or the order of the batches cannot be repeated.",
+                stacklevel=2,
+            )
+        self._fetched += 1
+        self._last_fetched = index
+
+    def _batches(self):
+        """This epoch's batches: a list of (bucket number, row indices)."""
+        epoch, batches = self._composed
+        if epoch != self._epoch:
+            epoch = self._epoch
+            batches = self._compose(epoch)
+            self._composed = (epoch, batches)
+        return batches
+
+    def _compose(self, epoch):
+        rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
+        batches = []
+        waiting = np.empty(0, "int64")
+        for bucket, members in enumerate(self._members):
+            if rng is not None:
+                members = rng.permutation(members)
+            rows = np.concatenate([waiting, members])
+            size = self._batch_rows[bucket]
+            last = bucket == len(self._members) - 1
+            full = len(rows) if last else len(rows) // size * size
+            batches += [(bucket, rows[i : min(i + size, full)]) for i in range(0, full, size)]
+            waiting = rows[full:]
+        if len(batches) < 3:
+            return batches
+        # Shortest shape first, longest (or the one smaller batch) second. On TensorFlow Keras
+        # derives the tensor signature of all batches from the first two; any dimension that
+        # is equal in these two would be taken as fixed. The longest shape being early also
+        # shows at once whether it fits the memory.
+        first, *middle, last = batches
+        if rng is not None:
+            middle = [middle[i] for i in rng.permutation(len(middle))]
+        return [first, last, *middle]
+
+
+class _Rows:
+    """Rows of ids of different lengths, stored end to end."""
+
+    def __init__(self, name, rows):
+        try:
+            self.lengths = np.fromiter((len(row) for row in rows), "int64")
+            ids = chain.from_iterable(rows)
+            self.ids = np.fromiter(ids, "int32", count=int(self.lengths.sum()))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"Column {name!r} must hold lists of token ids that fit in 32 bits: {error}."
+            ) from error
+        if len(self.lengths) and self.lengths.min() < 1:
+            raise ValueError(f"Row {int(self.lengths.argmin())} of column {name!r} is empty.")
+        self.starts = np.cumsum(self.lengths) - self.lengths
+
+    def padded(self, rows, mask, pad):
+        places = self.starts[rows][:, None] + np.arange(mask.shape[1])
+        return np.where(mask, self.ids.take(places, mode="clip"), np.int32(pad))

@@ -1,0 +1,30 @@
+"""The blocks of every model, as ordinary Keras layers."""
+
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
+from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.masking import combine_masks
+from keras_transformer.layers.position import (
+    ALiBi,
+    LearnedPosition,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPosition,
+)
+
+__all__ = [
+    "ALiBi",
+    "DecoderBlock",
+    "EncoderBlock",
+    "FeedForward",
+    "LearnedPosition",
+    "MultiHeadAttention",
+    "RelativePositionBias",
+    "RotaryEmbedding",
+    "SegmentEmbedding",
+    "SinusoidalPosition",
+    "TokenEmbedding",
+    "combine_masks",
+]

@@ -1,0 +1,296 @@
+"""Multi-head attention: self, cross, causal, grouped, cached, with any score function."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers import scores
+from keras_transformer.layers.masking import combine_masks
+from keras_transformer.layers.position import RotaryEmbedding
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MultiHeadAttention(keras.layers.Layer):
+    """Attention of every query to every visible key, in several heads.
+
+    One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
+    if it differs) and cached decoding (give `cache`). With the score `"scaled_dot"` or `"dot"`
+    the fused kernel of the backend is used, unless the weights are asked for or dropped out.
+
+    Args:
+        num_heads: int, number of query heads.
+        head_dim: int, width of one head.
+        num_key_value_heads: int, heads of keys and values, shared by groups of query heads.
+            Defaults to `num_heads`.
+        output_dim: int, width of the output. Defaults to that of the query.
+        score: the score function, each on the projected query `q` and key `k` of a head:
+            `"scaled_dot"`: `q.k / sqrt(head_dim)` (Vaswani et al. 2017, section 3.2.1);
+            `"dot"`: `q.k` and `"general"`: `q W k` (Luong et al. 2015, equation 8);
+            `"additive"`: `v.tanh(q + k)` (Bahdanau et al. 2014, appendix A.1.2);
+            `"cosine"`: content-based, `strength * cos(q, k)` (Graves et al. 2014, section 3.3.1);
+            `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9).
+        causal: bool, a query sees only keys up to its own place.
+        window: int, a query sees only keys less than this many positions away.
+        rotary_base: float, rotates queries and keys (`RotaryEmbedding`). None for not.
+        max_sequence_length: int, number of slots of `"location"`.
+        use_bias: bool, biases in the four projections.
+        dropout: float, rate on the attention weights.
+        kernel_initializer: initializer of the kernels.
+        seed: int, for the dropout.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query: float `(batch, query_length, dim)`.
+        value: float `(batch, key_length, dim)`. Defaults to `query`.
+        key: float `(batch, key_length, dim)`. Defaults to `value`.
+        mask: bool `(batch, query_length)`, the real tokens of `query`. In self-attention with
+            a cache `(batch, slots)`, the filled slots.
+        value_mask: bool `(batch, key_length)`, the real tokens of `value`. Both masks come by
+            themselves from layers that make Keras masks.
+        attention_mask: bool `(batch, query_length, key_length)`, True where allowed.
+        bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
+        positions: int `(batch, query_length)`, for `rotary_base` and `window`.
+        key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
+            self-attention. The rotary embedding always takes `positions` for both.
+        pack_ids: int `(batch, query_length)`, which packed document a token is of.
+        cache: tuple `(keys, values)`, each `(batch, slots, num_key_value_heads, head_dim)`.
+            Self-attention writes the new keys and values from slot `cache_index` on and reads
+            all. Cross-attention without `value` reads what an earlier call returned.
+        cache_index: int scalar, the first slot to write.
+        return_attention_scores: bool.
+
+    Returns:
+        Float `(batch, query_length, output_dim)`; then, if asked for, the attention weights
+        `(batch, num_heads, query_length, key_length)` in float32; then, if a cache was given,
+        the updated cache.
+
+    Raises:
+        ValueError: for head numbers that do not divide, an unknown score, a location score on
+            more slots than it has.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import MultiHeadAttention
+
+    x = np.random.rand(2, 10, 64).astype("float32")
+    attention = MultiHeadAttention(num_heads=8, head_dim=8, causal=True)
+    y, weights = attention(x, return_attention_scores=True)
+    assert y.shape == (2, 10, 64) and weights.shape == (2, 8, 10, 10)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_key_value_heads: int | None = None,
+        output_dim: int | None = None,
+        score: str = "scaled_dot",
+        causal: bool = False,
+        window: int | None = None,
+        rotary_base: float | None = None,
+        max_sequence_length: int | None = None,
+        use_bias: bool = True,
+        dropout: float = 0.0,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.num_key_value_heads = num_key_value_heads or num_heads
+        if num_heads < 1 or head_dim < 1 or num_heads % self.num_key_value_heads:
+            raise ValueError(
+                "`num_heads` and `head_dim` must be positive and `num_heads` a multiple of "
+                f"`num_key_value_heads`, received {num_heads}, {head_dim}, {num_key_value_heads}."
+            )
+        self.output_dim = output_dim
+        self.score = score
+        self.causal = causal
+        self.window = window
+        self.rotary_base = rotary_base
+        self.max_sequence_length = max_sequence_length
+        self.use_bias = use_bias
+        self.dropout = dropout
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.seed = seed
+        self.supports_masking = True
+
+        self.query_dense = self._projection(self.num_heads * head_dim, "query")
+        self.key_dense = self._projection(self.num_key_value_heads * head_dim, "key")
+        self.value_dense = self._projection(self.num_key_value_heads * head_dim, "value")
+        self.score_function = scores.get(
+            score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
+        )
+        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+        self.rotary = rotary_base and RotaryEmbedding(rotary_base, dtype=self.dtype_policy)
+
+    def _projection(self, units: int, name: str) -> keras.layers.Dense:
+        # A fresh initializer each: one instance would give all kernels of a shape one value.
+        initializer = self.kernel_initializer.clone()
+        return keras.layers.Dense(
+            units,
+            use_bias=self.use_bias,
+            kernel_initializer=initializer,
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        value_shape = value_shape or query_shape
+        self.query_dense.build(query_shape)
+        self.key_dense.build(key_shape or value_shape)
+        self.value_dense.build(value_shape)
+        self.score_function.build(None)
+        self.output_dense = self._projection(self.output_dim or query_shape[-1], "output")
+        self.output_dense.build((*query_shape[:-1], self.num_heads * self.head_dim))
+
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        mask=None,
+        value_mask=None,
+        attention_mask=None,
+        bias=None,
+        positions=None,
+        key_positions=None,
+        pack_ids=None,
+        cache=None,
+        cache_index=None,
+        return_attention_scores: bool = False,
+        training: bool = False,
+    ):
+        self_attention = value is None and (cache is None or cache_index is not None)
+        queries = self._split(self.query_dense(query), self.num_heads)
+        if self.rotary:
+            queries = self.rotary(queries, positions=positions)
+        if value is not None or self_attention:
+            keys, values = self._keys_and_values(query, value, key, positions)
+        else:
+            keys, values = cache
+        if self_attention and cache is not None:
+            keys = ops.slice_update(cache[0], (0, cache_index, 0, 0), keys)
+            values = ops.slice_update(cache[1], (0, cache_index, 0, 0), values)
+        if self_attention and cache is None and key_positions is None:
+            key_positions = positions
+
+        parts = {
+            "padding": mask if self_attention else value_mask,
+            "window": self.window,
+            "query_pack": pack_ids,
+            "query_positions": positions,
+            "key_positions": key_positions,
+            "explicit": attention_mask,
+        }
+        attended, weights = self._attend(
+            queries, keys, values, parts, cache_index, bias, return_attention_scores, training
+        )
+        shape = ops.shape(attended)
+        output = self.output_dense(
+            ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
+        )
+        result = (output,)
+        if return_attention_scores:
+            result += (weights,)
+        if cache is not None:
+            result += ((keys, values),)
+        return result if len(result) > 1 else output
+
+    def _keys_and_values(self, query, value, key, positions):
+        value = query if value is None else value
+        key = value if key is None else key
+        keys = self._split(self.key_dense(key), self.num_key_value_heads)
+        if self.rotary:
+            keys = self.rotary(keys, positions=positions)
+        return keys, self._split(self.value_dense(value), self.num_key_value_heads)
+
+    def _attend(self, queries, keys, values, parts, cache_index, bias, return_weights, training):
+        """The weighted sum of the values, and the weights if they had to be computed."""
+        lengths = ops.shape(queries)[1], ops.shape(keys)[1]
+        dropped = training and self.dropout > 0
+        fused = self.score_function.scale is not None and not (dropped or return_weights)
+        described = any(part is not None for part in parts.values())
+        if fused and self.causal and cache_index is None and bias is None and not described:
+            # The kernel knows causality: no mask is made.
+            output = ops.dot_product_attention(
+                queries, keys, values, scale=self.score_function.scale, is_causal=True
+            )
+            return output, None
+        first_slot = 0 if cache_index is None else cache_index
+        allowed = combine_masks(*lengths, causal=self.causal, first_slot=first_slot, **parts)
+        if fused:
+            if bias is not None and allowed is not None:
+                # Not every backend's kernel takes both: the mask goes into the bias.
+                bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
+                allowed = None
+            if self.num_key_value_heads == 1:
+                # The kernels share key heads among groups, but TensorFlow's not a single one.
+                keys, values = self._ungroup(keys), self._ungroup(values)
+            output = ops.dot_product_attention(
+                queries, keys, values, bias=bias, mask=allowed, scale=self.score_function.scale
+            )
+            return output, None
+        keys, values = self._ungroup(keys), self._ungroup(values)
+        logits = ops.cast(self.score_function(queries, keys), "float32")
+        if bias is not None:
+            logits = logits + ops.cast(bias, "float32")
+        if allowed is not None:
+            logits = ops.where(allowed, logits, _lowest("float32"))
+        weights = ops.softmax(logits, axis=-1)
+        dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
+        return ops.einsum("bnts,bsnh->btnh", dropped, values), weights
+
+    def _ungroup(self, states):
+        """One key or value head for each query head."""
+        groups = self.num_heads // self.num_key_value_heads
+        return ops.repeat(states, groups, axis=2) if groups > 1 else states
+
+    def _split(self, states, heads: int):
+        shape = ops.shape(states)
+        return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
+
+    def compute_mask(self, query, mask=None, **kwargs):
+        return mask
+
+    def compute_output_spec(
+        self, query, value=None, cache=None, return_attention_scores: bool = False, **kwargs
+    ):
+        output_dim = self.output_dim or query.shape[-1]
+        output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
+        result = (output,)
+        keys = query if value is None else value
+        if return_attention_scores:
+            slots = keys.shape[1] if cache is None else cache[0].shape[1]
+            shape = (query.shape[0], self.num_heads, query.shape[1], slots)
+            result += (keras.KerasTensor(shape, dtype="float32"),)
+        if cache is not None:
+            result += (tuple(keras.KerasTensor(c.shape, dtype=c.dtype) for c in cache),)
+        return result if len(result) > 1 else output
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "num_key_value_heads": self.num_key_value_heads,
+            "output_dim": self.output_dim,
+            "score": self.score,
+            "causal": self.causal,
+            "window": self.window,
+            "rotary_base": self.rotary_base,
+            "max_sequence_length": self.max_sequence_length,
+            "use_bias": self.use_bias,
+            "dropout": self.dropout,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "seed": self.seed,
+        }
+
+
+def _lowest(dtype: str) -> float:
+    """A score so low that its weight is 0, yet finite: a row without any key stays finite."""
+    return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30

@@ -1,0 +1,131 @@
+"""The decoder block: causal self-attention, optional cross-attention, feed-forward."""
+
+import keras
+
+from keras_transformer.layers.encoder import EncoderBlock
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DecoderBlock(EncoderBlock):
+    """One decoder layer: causal self-attention, cross-attention if asked for, feed-forward.
+
+    Args:
+        num_heads, intermediate_dim, ...: all of `EncoderBlock`'s.
+        cross_attention: bool, attend to encoder states (seq2seq) or not (GPT-like).
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+        encoder_states: float `(batch, encoder_length, encoder_dim)`. May be left out when the
+            cache already holds its keys and values.
+        mask: bool `(batch, length)`, True for real tokens; with a cache `(batch, slots)`, the
+            filled slots. Keras passes a propagated mask here, or as `inputs_mask` when there
+            are encoder states.
+        encoder_states_mask: bool `(batch, encoder_length)`.
+        bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
+        positions: int `(batch, length)`; `key_positions`: int `(batch, slots)`, with a cache.
+        pack_ids: int `(batch, length)`, which packed document a token is of.
+        cache: dict `{"self": (keys, values), "cross": (keys, values)}`, see
+            `MultiHeadAttention`; `"cross"` only with cross-attention.
+        cache_index: int scalar, the first slot to write.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`, and the updated cache when one was given.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import DecoderBlock
+
+    target, source = np.random.rand(2, 5, 32), np.random.rand(2, 7, 32)
+    block = DecoderBlock(num_heads=4, intermediate_dim=64, cross_attention=True)
+    assert block(target, encoder_states=source).shape == (2, 5, 32)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.1; without cross-attention: Radford et al. 2018.
+    """
+
+    causal = True
+
+    def __init__(
+        self, num_heads: int, intermediate_dim: int, cross_attention: bool = False, **kwargs
+    ):
+        super().__init__(num_heads, intermediate_dim, **kwargs)
+        self.cross_attention_enabled = cross_attention
+        self.cross_attention_norm = (
+            self._norm("cross_attention_norm") if cross_attention else None
+        )
+
+    def build(self, inputs_shape, encoder_states_shape=None):
+        super().build(inputs_shape)
+        if self.cross_attention_enabled:
+            self.cross_attention = self._attention(inputs_shape[-1], "cross_attention")
+            self.cross_attention.build(inputs_shape, encoder_states_shape or inputs_shape)
+            self.cross_attention_norm.build(inputs_shape)
+
+    def call(
+        self,
+        inputs,
+        encoder_states=None,
+        mask=None,
+        inputs_mask=None,
+        encoder_states_mask=None,
+        bias=None,
+        positions=None,
+        key_positions=None,
+        pack_ids=None,
+        cache=None,
+        cache_index=None,
+        training: bool = False,
+    ):
+        if self.cross_attention_enabled and encoder_states is None and cache is None:
+            raise ValueError(
+                "This decoder block has cross-attention: give `encoder_states`, or a `cache` "
+                "that holds their keys and values."
+            )
+        updated = {}
+
+        def attend(x):
+            result = self.self_attention(
+                x,
+                mask=inputs_mask if mask is None else mask,
+                bias=bias,
+                positions=positions,
+                key_positions=key_positions,
+                pack_ids=pack_ids,
+                cache=None if cache is None else cache["self"],
+                cache_index=cache_index,
+                training=training,
+            )
+            if cache is None:
+                return result
+            updated["self"] = result[1]
+            return result[0]
+
+        def attend_to_encoder(x):
+            result = self.cross_attention(
+                x,
+                value=encoder_states,
+                value_mask=encoder_states_mask,
+                cache=None if cache is None else cache["cross"],
+                training=training,
+            )
+            if cache is None:
+                return result
+            updated["cross"] = result[1]
+            return result[0]
+
+        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
+        if self.cross_attention_enabled:
+            x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
+        x = self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+        return x if cache is None else (x, updated)
+
+    def compute_mask(self, inputs, encoder_states=None, mask=None, **kwargs):
+        return mask
+
+    def compute_output_spec(self, inputs, encoder_states=None, cache=None, **kwargs):
+        output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        return output if cache is None else (output, cache)
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "cross_attention": self.cross_attention_enabled}

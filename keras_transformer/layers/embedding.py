@@ -1,0 +1,112 @@
+"""Token and segment embeddings."""
+
+import math
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(keras.layers.ReversibleEmbedding):
+    """Token ids to vectors, and states back to vocabulary logits with the same matrix.
+
+    Args:
+        vocabulary_size: int, number of token ids.
+        hidden_dim: int, width of a vector.
+        scale: bool, multiply the vectors by `sqrt(hidden_dim)`. The logits are not scaled.
+        tie_weights: bool, whether `reverse=True` uses the transposed embedding matrix.
+        **kwargs: as in `keras.layers.ReversibleEmbedding`, e.g. `embeddings_initializer`,
+            `mask_zero`, `dtype`, `name`.
+
+    Call arguments:
+        inputs: int `(batch, length)`, or with `reverse=True` float `(batch, length, hidden_dim)`.
+        reverse: bool, project states to logits.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`, or `(batch, length, vocabulary_size)` for logits.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import TokenEmbedding
+
+    embedding = TokenEmbedding(100, 16, scale=True)
+    states = embedding(np.array([[5, 7, 1]]))
+    logits = embedding(states, reverse=True)
+    assert states.shape == (1, 3, 16) and logits.shape == (1, 3, 100)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2016 for the tied output.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_dim: int,
+        scale: bool = False,
+        tie_weights: bool = True,
+        **kwargs,
+    ):
+        super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
+        self.scale = scale
+
+    def call(self, inputs, reverse: bool = False):
+        outputs = super().call(inputs, reverse=reverse)
+        return outputs if reverse else self._scaled(outputs)
+
+    def quantized_call(self, inputs, reverse: bool = False):
+        # Keras calls this one instead of `call` once the layer is quantized.
+        outputs = super().quantized_call(inputs, reverse=reverse)
+        return outputs if reverse else self._scaled(outputs)
+
+    def _scaled(self, vectors):
+        if not self.scale:
+            return vectors
+        scaled = vectors * ops.cast(math.sqrt(self.output_dim), vectors.dtype)
+        mask = getattr(vectors, "_keras_mask", None)
+        if mask is not None:
+            scaled._keras_mask = mask
+        return scaled
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        config["vocabulary_size"] = config.pop("input_dim")
+        config["hidden_dim"] = config.pop("output_dim")
+        return {**config, "scale": self.scale}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SegmentEmbedding(keras.layers.Embedding):
+    """A vector per token type, such as first and second sentence, to add to the token's vector.
+
+    Args:
+        num_segments: int, number of token types.
+        hidden_dim: int, width of a vector.
+        **kwargs: as in `keras.layers.Embedding`.
+
+    Call arguments:
+        inputs: int `(batch, length)`, segment ids.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import SegmentEmbedding
+
+    assert SegmentEmbedding(2, 16)(np.array([[0, 0, 1]])).shape == (1, 3, 16)
+    ```
+
+    Source: Devlin et al. 2018, "BERT", section 3 and figure 2.
+    """
+
+    def __init__(self, num_segments: int, hidden_dim: int, **kwargs):
+        super().__init__(num_segments, hidden_dim, **kwargs)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        config["num_segments"] = config.pop("input_dim")
+        config["hidden_dim"] = config.pop("output_dim")
+        return config
+

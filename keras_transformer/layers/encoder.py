@@ -1,0 +1,213 @@
+"""The encoder block: self-attention and feed-forward, each with residual and normalization."""
+
+import keras
+
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.feed_forward import FeedForward
+
+
+def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
+    """The Keras layer for `"layer_norm"` or `"rms_norm"`."""
+    if kind == "layer_norm":
+        return keras.layers.LayerNormalization(epsilon=epsilon, **kwargs)
+    if kind == "rms_norm":
+        return keras.layers.RMSNormalization(epsilon=epsilon, **kwargs)
+    raise ValueError(
+        f"Unknown normalization {kind!r}. Known are: 'layer_norm', 'rms_norm'."
+    )
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class EncoderBlock(keras.layers.Layer):
+    """One encoder layer: self-attention, then feed-forward.
+
+    Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
+    pre-norm `x + dropout(f(norm(x)))`.
+
+    Args:
+        num_heads: int.
+        intermediate_dim: int, width inside the feed-forward layer.
+        num_key_value_heads: int, see `MultiHeadAttention`. Defaults to `num_heads`.
+        head_dim: int. Defaults to the input width divided by `num_heads`.
+        activation: str, see `FeedForward`.
+        gated: bool, see `FeedForward`.
+        use_bias: bool, biases in every projection.
+        normalization: `"layer_norm"` or `"rms_norm"`.
+        normalization_epsilon: float.
+        normalize_first: bool, pre-norm when True.
+        dropout: float, rate on each sub-layer's output.
+        attention_dropout: float, rate on the attention weights.
+        score, window, rotary_base, max_sequence_length: see `MultiHeadAttention`.
+        kernel_initializer: initializer of the kernels.
+        seed: int, for the dropout.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+        mask: bool `(batch, length)`, True for real tokens. Comes by itself from layers that
+            make Keras masks.
+        bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
+        positions: int `(batch, length)`.
+        pack_ids: int `(batch, length)`, which packed document a token is of.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`.
+
+    Raises:
+        ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import EncoderBlock
+
+    block = EncoderBlock(num_heads=4, intermediate_dim=64, dropout=0.1)
+    assert block(np.random.rand(2, 7, 32)).shape == (2, 7, 32)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020.
+    """
+
+    causal = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        intermediate_dim: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        activation: str = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        normalization: str = "layer_norm",
+        normalization_epsilon: float = 1e-6,
+        normalize_first: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        score: str = "scaled_dot",
+        window: int | None = None,
+        rotary_base: float | None = None,
+        max_sequence_length: int | None = None,
+        kernel_initializer="glorot_uniform",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.intermediate_dim = intermediate_dim
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim
+        self.activation = activation
+        self.gated = gated
+        self.use_bias = use_bias
+        self.normalization = normalization
+        self.normalization_epsilon = normalization_epsilon
+        self.normalize_first = normalize_first
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.score = score
+        self.window = window
+        self.rotary_base = rotary_base
+        self.max_sequence_length = max_sequence_length
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.seed = seed
+        self.supports_masking = True
+
+        self.self_attention_norm = self._norm("self_attention_norm")
+        self.feed_forward = FeedForward(
+            intermediate_dim,
+            activation=activation,
+            gated=gated,
+            use_bias=use_bias,
+            kernel_initializer=self.kernel_initializer,
+            name="feed_forward",
+            dtype=self.dtype_policy,
+        )
+        self.feed_forward_norm = self._norm("feed_forward_norm")
+        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+
+    def _norm(self, name: str) -> keras.layers.Layer:
+        return make_normalization(
+            self.normalization, self.normalization_epsilon, name=name, dtype=self.dtype_policy
+        )
+
+    def _attention(self, hidden_dim: int, name: str, **kwargs) -> MultiHeadAttention:
+        if self.head_dim is None and hidden_dim % self.num_heads:
+            raise ValueError(
+                f"The width of the input, {hidden_dim}, is not divisible by num_heads="
+                f"{self.num_heads}. Change one of them, or give `head_dim`."
+            )
+        return MultiHeadAttention(
+            self.num_heads,
+            self.head_dim or hidden_dim // self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            score=self.score,
+            max_sequence_length=self.max_sequence_length,
+            use_bias=self.use_bias,
+            dropout=self.attention_dropout,
+            kernel_initializer=self.kernel_initializer,
+            seed=self.seed,
+            name=name,
+            dtype=self.dtype_policy,
+            **kwargs,
+        )
+
+    def build(self, input_shape):
+        # The attention needs the width of the input for the width of a head.
+        self.self_attention = self._attention(
+            input_shape[-1],
+            "self_attention",
+            causal=self.causal,
+            window=self.window,
+            rotary_base=self.rotary_base,
+        )
+        self.self_attention.build(input_shape)
+        self.self_attention_norm.build(input_shape)
+        self.feed_forward.build(input_shape)
+        self.feed_forward_norm.build(input_shape)
+
+    def _sublayer(self, function, norm, inputs, training):
+        """Residual, dropout and normalization around one sub-layer."""
+        if self.normalize_first:
+            return inputs + self.dropout_layer(function(norm(inputs)), training=training)
+        return norm(inputs + self.dropout_layer(function(inputs), training=training))
+
+    def call(
+        self, inputs, mask=None, bias=None, positions=None, pack_ids=None, training: bool = False
+    ):
+        def attend(x):
+            return self.self_attention(
+                x, mask=mask, bias=bias, positions=positions, pack_ids=pack_ids, training=training
+            )
+
+        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
+        return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+
+    def compute_mask(self, inputs, mask=None, **kwargs):
+        return mask
+
+    def compute_output_shape(self, input_shape, *args, **kwargs):
+        return input_shape
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "intermediate_dim": self.intermediate_dim,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "activation": self.activation,
+            "gated": self.gated,
+            "use_bias": self.use_bias,
+            "normalization": self.normalization,
+            "normalization_epsilon": self.normalization_epsilon,
+            "normalize_first": self.normalize_first,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "score": self.score,
+            "window": self.window,
+            "rotary_base": self.rotary_base,
+            "max_sequence_length": self.max_sequence_length,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "seed": self.seed,
+        }

@@ -1,0 +1,111 @@
+"""The position-wise feed-forward layer, plain and gated, and the table of activations."""
+
+import functools
+
+import keras
+from keras import ops
+
+_ACTIVATIONS = {
+    "relu": ops.relu,
+    "gelu": functools.partial(ops.gelu, approximate=False),
+    "gelu_tanh": functools.partial(ops.gelu, approximate=True),
+    "silu": ops.silu,
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FeedForward(keras.layers.Layer):
+    """Two projections with an activation between, at each position alone.
+
+    `output(activation(intermediate(x)))`, or gated `output(activation(gate(x)) * intermediate(x))`.
+
+    Args:
+        intermediate_dim: int, the width between.
+        output_dim: int, width of the output. Defaults to that of the input.
+        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"` or `"silu"`.
+        gated: bool.
+        use_bias: bool.
+        kernel_initializer: initializer of the kernels.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, dim)`.
+
+    Returns:
+        Float `(batch, length, output_dim)`.
+
+    Raises:
+        ValueError: for an unknown activation.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import FeedForward
+
+    assert FeedForward(64, activation="silu", gated=True)(np.ones((2, 5, 16))).shape == (2, 5, 16)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants".
+    """
+
+    def __init__(
+        self,
+        intermediate_dim: int,
+        output_dim: int | None = None,
+        activation: str = "relu",
+        gated: bool = False,
+        use_bias: bool = True,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"Unknown activation {activation!r}. Known are: "
+                f"{', '.join(map(repr, _ACTIVATIONS))}."
+            )
+        self.intermediate_dim = intermediate_dim
+        self.output_dim = output_dim
+        self.activation = activation
+        self.gated = gated
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.supports_masking = True
+        self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
+        self.gate_dense = self._projection(intermediate_dim, "gate") if gated else None
+
+    def _projection(self, units: int, name: str) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units,
+            use_bias=self.use_bias,
+            kernel_initializer=self.kernel_initializer.clone(),
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def build(self, input_shape):
+        self.intermediate_dense.build(input_shape)
+        if self.gated:
+            self.gate_dense.build(input_shape)
+        self.output_dense = self._projection(self.output_dim or input_shape[-1], "output")
+        self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
+
+    def call(self, inputs):
+        activation = _ACTIVATIONS[self.activation]
+        hidden = self.intermediate_dense(inputs)
+        hidden = activation(self.gate_dense(inputs)) * hidden if self.gated else activation(hidden)
+        return self.output_dense(hidden)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.output_dim or input_shape[-1])
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "intermediate_dim": self.intermediate_dim,
+            "output_dim": self.output_dim,
+            "activation": self.activation,
+            "gated": self.gated,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

@@ -1,0 +1,73 @@
+"""Who may attend to whom: padding, causality, window and packed documents, composed here only."""
+
+from keras import ops
+
+
+def combine_masks(
+    query_length,
+    key_length,
+    padding=None,
+    causal: bool = False,
+    window: int | None = None,
+    query_pack=None,
+    key_pack=None,
+    query_positions=None,
+    key_positions=None,
+    first_slot=0,
+    explicit=None,
+):
+    """One boolean tensor from the descriptions that apply, or None if every key is visible.
+
+    Args:
+        query_length, key_length: number of queries and keys.
+        padding: optional bool `(batch, key_length)`, True for real keys.
+        causal: query `i`, which stands in slot `first_slot + i`, sees the keys of the slots up
+            to its own.
+        window: a query sees the keys at most `window - 1` positions away.
+        query_pack, key_pack: int `(batch, length)`, the document of each token. Only tokens of
+            the same document see each other.
+        query_positions, key_positions: int `(batch, length)`, for `window`. Default to the slots.
+        first_slot: int or scalar tensor, the slot of the first query in a cache.
+        explicit: optional bool `(batch, query_length, key_length)` or with a heads axis,
+            `(batch, heads, query_length, key_length)`.
+
+    Returns:
+        Bool, broadcastable to `(batch, heads, query_length, key_length)`, or None.
+
+    Example:
+    ```python
+    from keras_transformer.layers import combine_masks
+
+    assert combine_masks(3, 3) is None
+    mask = combine_masks(3, 3, causal=True)
+    assert mask.shape == (1, 1, 3, 3) and not bool(mask[0, 0, 0, 1])
+    ```
+    """
+    parts = []
+    if padding is not None:
+        parts.append(ops.cast(padding, "bool")[:, None, None, :])
+    if causal or window is not None:
+        query_slots = (first_slot + ops.arange(query_length, dtype="int32"))[None]
+        key_slots = ops.arange(key_length, dtype="int32")[None]
+    if causal:
+        parts.append(_pairs(query_slots, key_slots, ops.greater_equal))
+    if window is not None:
+        queries = query_slots if query_positions is None else query_positions
+        keys = key_slots if key_positions is None else key_positions
+        parts.append(_pairs(queries, keys, lambda q, k: ops.abs(q - k) < window))
+    if query_pack is not None:
+        key_pack = query_pack if key_pack is None else key_pack
+        parts.append(_pairs(query_pack, key_pack, ops.equal))
+    if explicit is not None:
+        explicit = ops.cast(explicit, "bool")
+        parts.append(explicit if len(explicit.shape) == 4 else explicit[:, None])
+    if not parts:
+        return None
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = ops.logical_and(mask, part)
+    return mask
+
+
+def _pairs(queries, keys, relation):
+    return relation(queries[:, None, :, None], keys[:, None, None, :])

@@ -1,0 +1,343 @@
+"""Positions: added to the embeddings, rotated into queries and keys, or biasing the scores."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def sequence_positions(inputs):
+    """Positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
+    return ops.expand_dims(ops.arange(ops.shape(inputs)[1], dtype="int32"), 0)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SinusoidalPosition(keras.layers.Layer):
+    """Sine and cosine waves of geometrically growing wavelength, to add to the embeddings.
+
+    `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, `PE(pos, 2i+1)` the cosine of the same.
+
+    Args:
+        max_wavelength: float, the longest wavelength divided by 2 pi.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`, for its shape and dtype. `hidden_dim` even.
+        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+
+    Returns:
+        Float `(batch or 1, length, hidden_dim)`.
+
+    Raises:
+        ValueError: if `hidden_dim` is odd.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import SinusoidalPosition
+
+    table = SinusoidalPosition()(np.zeros((1, 50, 8), "float32"))
+    assert np.allclose(table[0, 3, :2], [np.sin(3), np.cos(3)], atol=1e-6)
+    ```
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+
+    def __init__(self, max_wavelength: float = 10000.0, **kwargs):
+        super().__init__(**kwargs)
+        self.max_wavelength = max_wavelength
+        self.supports_masking = True
+
+    def call(self, inputs, positions=None):
+        dim = inputs.shape[-1]
+        if dim % 2:
+            raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
+        positions = sequence_positions(inputs) if positions is None else positions
+        # In float32: at position 500 bfloat16 would already be wrong by a whole step.
+        waves = _angles(positions, dim, self.max_wavelength)
+        table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1)
+        shape = ops.shape(waves)
+        return ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
+
+    def compute_output_shape(self, input_shape, positions_shape=None):
+        return input_shape
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "max_wavelength": self.max_wavelength}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LearnedPosition(keras.layers.Embedding):
+    """A trained vector per position, to add to the embeddings.
+
+    Args:
+        max_sequence_length: int, number of positions.
+        hidden_dim: int, width of a vector.
+        **kwargs: as in `keras.layers.Embedding`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`, for its length.
+        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+
+    Returns:
+        Float `(batch or 1, length, hidden_dim)`.
+
+    Raises:
+        ValueError: if the sequence is longer than `max_sequence_length`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import LearnedPosition
+
+    assert LearnedPosition(64, 8)(np.zeros((2, 10, 8))).shape == (1, 10, 8)
+    ```
+
+    Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1.
+    """
+
+    def __init__(self, max_sequence_length: int, hidden_dim: int, **kwargs):
+        super().__init__(max_sequence_length, hidden_dim, **kwargs)
+
+    def call(self, inputs, positions=None):
+        length = inputs.shape[1]
+        if length is not None and length > self.input_dim:
+            raise ValueError(
+                f"The sequence has {length} tokens, but there are learned positions for "
+                f"{self.input_dim} only. Truncate the input, or raise `max_sequence_length`."
+            )
+        positions = sequence_positions(inputs) if positions is None else positions
+        return super().call(positions)
+
+    def compute_output_shape(self, input_shape, positions_shape=None):
+        return (*(positions_shape or (1, input_shape[1])), self.output_dim)
+
+    def compute_output_spec(self, inputs, positions=None):
+        shape = (1, inputs.shape[1]) if positions is None else positions.shape
+        return keras.KerasTensor((*shape, self.output_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        config["max_sequence_length"] = config.pop("input_dim")
+        config["hidden_dim"] = config.pop("output_dim")
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RotaryEmbedding(keras.layers.Layer):
+    """Rotates pairs of features of queries and keys by an angle that grows with the position.
+
+    Feature `i` is paired with `i + head_dim / 2`. The product of a rotated query and a rotated
+    key depends on the distance of their positions alone.
+
+    Args:
+        base: float, wavelength base.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, heads, head_dim)`, `head_dim` even.
+        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+
+    Returns:
+        Float, the shape of `inputs`.
+
+    Raises:
+        ValueError: if `head_dim` is odd.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import RotaryEmbedding
+
+    x = np.ones((1, 4, 2, 8), "float32")
+    y = RotaryEmbedding()(x)
+    assert np.allclose(y[:, 0], x[:, 0])  # position 0 is not rotated
+    ```
+
+    Source: Su et al. 2021, "RoFormer", section 3.2.2 and equation 34.
+    """
+
+    def __init__(self, base: float = 10000.0, **kwargs):
+        super().__init__(**kwargs)
+        self.base = base
+
+    def call(self, inputs, positions=None):
+        dim = inputs.shape[-1]
+        if dim % 2:
+            raise ValueError(f"Rotary positions need an even head size, received {dim}.")
+        positions = sequence_positions(inputs) if positions is None else positions
+        angles = ops.expand_dims(_angles(positions, dim, self.base), 2)
+        x = ops.cast(inputs, "float32")
+        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+        sin, cos = ops.sin(angles), ops.cos(angles)
+        rotated = ops.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], axis=-1
+        )
+        return ops.cast(rotated, inputs.dtype)
+
+    def compute_output_shape(self, input_shape, positions_shape=None):
+        return input_shape
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "base": self.base}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RelativePositionBias(keras.layers.Layer):
+    """A trained bias per head and bucket of distances, added to the attention scores.
+
+    Small distances have a bucket each, larger ones share logarithmically growing buckets.
+
+    Args:
+        num_heads: int.
+        num_buckets: int, number of buckets (of both directions together).
+        max_distance: int, from this distance on all share the last bucket.
+        bidirectional: bool, False for causal attention, where keys never lie ahead.
+        embeddings_initializer: initializer of the biases.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query_positions: int `(batch or 1, query_length)`.
+        key_positions: int `(batch or 1, key_length)`.
+
+    Returns:
+        Float `(batch or 1, num_heads, query_length, key_length)`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import RelativePositionBias
+
+    positions = np.arange(5)[None]
+    assert RelativePositionBias(num_heads=2)(positions, positions).shape == (1, 2, 5, 5)
+    ```
+
+    Source: Raffel et al. 2019, "T5", section 2.1.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        embeddings_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+
+    def build(self, query_positions_shape=None, key_positions_shape=None):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.num_buckets, self.num_heads),
+            initializer=self.embeddings_initializer,
+        )
+
+    def call(self, query_positions, key_positions):
+        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        bias = ops.take(self.embeddings, self._bucket(ops.cast(distance, "int32")), axis=0)
+        return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
+
+    def _bucket(self, distance):
+        buckets, offset = self.num_buckets, 0
+        if self.bidirectional:
+            buckets //= 2
+            offset = ops.cast(distance > 0, "int32") * buckets
+            distance = ops.abs(distance)
+        else:
+            distance = ops.maximum(-distance, 0)
+        exact = buckets // 2
+        # The floor of the logarithm decides the bucket: in float32 on every backend.
+        ratio = ops.cast(ops.maximum(distance, 1), "float32") / exact
+        scaled = ops.log(ratio) / math.log(self.max_distance / exact) * (buckets - exact)
+        far = ops.minimum(exact + ops.cast(scaled, "int32"), buckets - 1)
+        return offset + ops.where(distance < exact, distance, far)
+
+    def compute_output_shape(self, query_positions_shape, key_positions_shape):
+        return (
+            query_positions_shape[0],
+            self.num_heads,
+            query_positions_shape[1],
+            key_positions_shape[1],
+        )
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "num_buckets": self.num_buckets,
+            "max_distance": self.max_distance,
+            "bidirectional": self.bidirectional,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ALiBi(keras.layers.Layer):
+    """A fixed penalty per head, linear in the distance, added to the attention scores.
+
+    Args:
+        num_heads: int. The slopes are a geometric sequence from `2^(-8/num_heads)`.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query_positions: int `(batch or 1, query_length)`.
+        key_positions: int `(batch or 1, key_length)`.
+
+    Returns:
+        Float `(batch or 1, num_heads, query_length, key_length)`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import ALiBi
+
+    positions = np.arange(3)[None]
+    bias = ALiBi(num_heads=8)(positions, positions)
+    assert np.allclose(bias[0, 0, 2], [-1.0, -0.5, 0.0])  # slope 1/2
+    ```
+
+    Source: Press et al. 2021, "Train Short, Test Long", section 3.
+    """
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def call(self, query_positions, key_positions):
+        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
+        slopes = np.asarray(_slopes(self.num_heads), "float32").reshape(1, -1, 1, 1)
+        return ops.cast(-distance * slopes, self.compute_dtype)
+
+    def compute_output_shape(self, query_positions_shape, key_positions_shape):
+        return (
+            query_positions_shape[0],
+            self.num_heads,
+            query_positions_shape[1],
+            key_positions_shape[1],
+        )
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "num_heads": self.num_heads}
+
+
+def _angles(positions, dim: int, base: float):
+    """Position times frequency in float32, `(batch, length, dim / 2)`."""
+    frequencies = np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim).astype("float32")
+    return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """The slopes of ALiBi; between powers of two those of the next power fill the gaps."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    if power < num_heads:
+        slopes += _slopes(2 * power)[0::2][: num_heads - power]
+    return slopes

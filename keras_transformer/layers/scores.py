@@ -1,0 +1,129 @@
+"""The score functions of attention: how well a key fits a query, per head."""
+
+import math
+
+import keras
+from keras import ops
+
+
+class Score(keras.layers.Layer):
+    """Scores of projected queries and keys.
+
+    Args:
+        num_heads: int.
+        head_dim: int.
+        max_sequence_length: int, for scores that have one weight a slot.
+
+    Call arguments:
+        queries: float `(batch, query_length, num_heads, head_dim)`.
+        keys: float `(batch, key_length, num_heads, head_dim)`.
+
+    Returns:
+        Float `(batch, num_heads, query_length, key_length)`.
+    """
+
+    # The factor of a plain dot product, which the fused kernels compute. None: not one.
+    scale: float | None = None
+
+    def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
+        super().__init__(name="score", **kwargs)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.max_sequence_length = max_sequence_length
+
+
+class Dot(Score):
+    """The dot product (Luong et al. 2015, equation 8)."""
+
+    scale = 1.0
+
+    def call(self, queries, keys):
+        return ops.einsum("btnh,bsnh->bnts", queries * self.scale, keys)
+
+
+class ScaledDot(Dot):
+    """The dot product by the root of the size (Vaswani et al. 2017, section 3.2.1)."""
+
+    def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
+        super().__init__(num_heads, head_dim, max_sequence_length, **kwargs)
+        self.scale = 1 / math.sqrt(head_dim)
+
+
+class General(Score):
+    """A trained bilinear form (Luong et al. 2015, equation 8)."""
+
+    def build(self, input_shape):
+        shape = (self.num_heads, self.head_dim, self.head_dim)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
+
+    def call(self, queries, keys):
+        return ops.einsum("btnh,nhk,bsnk->bnts", queries, self.kernel, keys)
+
+
+class Additive(Score):
+    """A one-layer network (Bahdanau et al. 2014, appendix A.1.2)."""
+
+    def build(self, input_shape):
+        shape = (self.num_heads, self.head_dim)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
+
+    def call(self, queries, keys):
+        hidden = ops.tanh(ops.expand_dims(queries, 2) + ops.expand_dims(keys, 1))
+        return ops.einsum("btsnh,nh->bnts", hidden, self.kernel)
+
+
+class Cosine(Score):
+    """The cosine, times a trained strength (Graves et al. 2014, equations 5 and 6)."""
+
+    def build(self, input_shape):
+        self.strength = self.add_weight(
+            name="strength", shape=(self.num_heads,), initializer="ones"
+        )
+
+    def call(self, queries, keys):
+        queries, keys = (ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (queries, keys))
+        strength = ops.cast(self.strength, "float32")[:, None, None]
+        return strength * ops.einsum("btnh,bsnh->bnts", queries, keys)
+
+
+class Location(Score):
+    """A score a slot from the query alone (Luong et al. 2015, equation 9)."""
+
+    def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
+        super().__init__(num_heads, head_dim, max_sequence_length, **kwargs)
+        if not max_sequence_length:
+            raise ValueError(
+                "score='location' has one weight a slot: give `max_sequence_length`."
+            )
+
+    def build(self, input_shape):
+        shape = (self.num_heads, self.head_dim, self.max_sequence_length)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
+
+    def call(self, queries, keys):
+        slots = ops.shape(keys)[1]
+        if isinstance(slots, int) and slots > self.max_sequence_length:
+            raise ValueError(
+                f"score='location' has {self.max_sequence_length} slots, received {slots} keys. "
+                "Truncate the input, or raise `max_sequence_length`."
+            )
+        return ops.einsum("btnh,nhs->bnts", queries, self.kernel[..., :slots])
+
+
+_SCORES = {
+    "scaled_dot": ScaledDot,
+    "dot": Dot,
+    "general": General,
+    "additive": Additive,
+    "cosine": Cosine,
+    "location": Location,
+}
+
+
+def get(name: str, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs) -> Score:
+    """The score function of this name. ValueError for an unknown one."""
+    if name not in _SCORES:
+        raise ValueError(
+            f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}."
+        )
+    return _SCORES[name](num_heads, head_dim, max_sequence_length, **kwargs)

@@ -1,0 +1,17 @@
+"""Backbones: the three kinds of model, each assembled from a `TransformerConfig`."""
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.decoder import Decoder
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.seq2seq import Seq2Seq
+
+_BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
+
+
+def build_backbone(config: TransformerConfig, dtype=None, name: str | None = None) -> Backbone:
+    """A backbone with fresh weights, of the class that `config.kind` says."""
+    return _BACKBONES[config.kind](config, dtype=dtype, name=name)
+
+
+__all__ = ["Backbone", "Decoder", "Encoder", "Seq2Seq", "build_backbone"]

@@ -1,0 +1,162 @@
+"""What every backbone shares: the config, the token embedding, presets, checks of the input."""
+
+import os
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.models.stack import Stack, embedding_initializer
+
+
+class Backbone(keras.Model):
+    """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
+
+    All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
+
+    Args:
+        config: `TransformerConfig`.
+        dtype: dtype or dtype policy, e.g. `"mixed_bfloat16"`. Defaults to Keras's.
+        name: str.
+    """
+
+    kind: str  # The `config.kind` that a subclass serves.
+
+    def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
+        if not isinstance(config, TransformerConfig):
+            raise ValueError(
+                f"`config` must be a TransformerConfig, received {type(config).__name__}. Make "
+                "one with `TransformerConfig(...)` or `TransformerConfig.from_dict(...)`."
+            )
+        if config.kind != self.kind:
+            raise ValueError(
+                f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
+                f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
+            )
+        super().__init__(dtype=dtype, name=name or self.kind, **kwargs)
+        self.config = config
+        self.token_embedding = TokenEmbedding(
+            config.vocabulary_size,
+            config.hidden_dim,
+            scale=config.scale_embedding,
+            tie_weights=config.tie_embeddings,
+            embeddings_initializer=embedding_initializer(config),
+            name="token_embedding",
+            dtype=self.dtype_policy,
+        )
+
+    def _stack(self, name: str, causal: bool, cross_attention: bool, num_layers: int) -> Stack:
+        return Stack(
+            self.config,
+            causal=causal,
+            cross_attention=cross_attention,
+            num_layers=num_layers,
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def build(self, input_shape=None):
+        states = (None, None, self.config.hidden_dim)
+        self.token_embedding.build((None, None))
+        for stack in self.stacks:
+            stack.build(states)
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The stacks of blocks, in the order of the forward pass."""
+        raise NotImplementedError
+
+    def logits(self, hidden_states):
+        """Vocabulary logits of hidden states, `(..., hidden_dim)` to `(..., vocabulary_size)`."""
+        return self.token_embedding(hidden_states, reverse=True)
+
+    def check_ids(self, **ids) -> None:
+        """ValueError if NumPy ids are outside the vocabulary or a row is too long."""
+        for name, array in ids.items():
+            if array.size and not (
+                0 <= int(array.min()) and int(array.max()) < self.config.vocabulary_size
+            ):
+                raise ValueError(
+                    f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "
+                    f"vocabulary has the ids 0 to {self.config.vocabulary_size - 1}. Were they "
+                    "made by the tokenizer of another model?"
+                )
+            if self.config.position == "learned":
+                limit = self.config.max_sequence_length
+                if array.shape[-1] > limit:
+                    raise ValueError(
+                        f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned "
+                        f"positions for {limit} only. Truncate the input."
+                    )
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | os.PathLike,
+        load_weights: bool = True,
+        dtype=None,
+        **config_overrides: Any,
+    ) -> "Backbone":
+        """The backbone of a preset.
+
+        Args:
+            preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
+            load_weights: bool, False for fresh weights.
+            dtype: dtype or dtype policy of the model, whatever the stored dtype.
+            **config_overrides: values of the config to change, e.g. `dropout=0.0`.
+
+        Returns:
+            `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.
+
+        Raises:
+            ValueError: for an unknown preset (nearest names are suggested), a config or weights
+                that do not fit, or a preset of another kind than `cls`.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        backbone = kt.Backbone.from_preset("minilm_l6_en", dropout=0.0)
+        assert backbone.config.hidden_dim == 384
+        ```
+        """
+        from keras_transformer.checkpoints import load_backbone
+
+        return load_backbone(
+            preset, backbone_class=cls, load_weights=load_weights, dtype=dtype, **config_overrides
+        )
+
+    def save_to_preset(self, directory: str | os.PathLike, dtype: str | None = None) -> None:
+        """Writes config and weights into `directory`, which `from_preset` then reads.
+
+        Args:
+            directory: path, made if missing. Nothing half-written stays after a failure.
+            dtype: stored dtype, e.g. `"float16"`. Defaults to that of the weights.
+        """
+        from keras_transformer.checkpoints import save_preset
+
+        save_preset(directory, backbone=self, dtype=dtype)
+
+    def get_config(self) -> dict:
+        return {
+            "config": self.config.to_dict(),
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict, custom_objects=None) -> "Backbone":
+        values = dict(config)
+        values["config"] = TransformerConfig.from_dict(values["config"])
+        if isinstance(values.get("dtype"), dict):
+            values["dtype"] = keras.dtype_policies.deserialize(values["dtype"])
+        return cls(**values)
+
+
+def as_mask(ids, padding_mask):
+    """The padding mask as bool, all True where none is given."""
+    if padding_mask is None:
+        return ops.ones(ops.shape(ids), dtype="bool")
+    return ops.cast(padding_mask, "bool")

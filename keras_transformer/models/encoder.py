@@ -1,0 +1,82 @@
+"""The encoder-only backbone (BERT-like)."""
+
+import keras
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.stack import kernel_initializer
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Encoder(Backbone):
+    """Every token attends to every token.
+
+    Args:
+        config: `TransformerConfig` of kind `"encoder"`.
+        dtype: dtype or dtype policy.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `token_ids` int `(batch, length)`, `padding_mask` bool
+            `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
+            `(batch, length)`.
+
+    Returns:
+        The last hidden state, float `(batch, length, hidden_dim)`.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=100, hidden_dim=32, num_layers=2, num_heads=4,
+        intermediate_dim=64,
+    )
+    backbone = kt.models.Encoder(config)
+    ids = np.array([[5, 6, 7, 0]])
+    assert backbone({"token_ids": ids, "padding_mask": ids != 0}).shape == (1, 4, 32)
+    ```
+
+    Source: Devlin et al. 2018, "BERT", section 3.
+    """
+
+    kind = "encoder"
+
+    def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
+        super().__init__(config, dtype=dtype, name=name, **kwargs)
+        self.encoder = self._stack("encoder", False, False, config.num_layers)
+        self.pooler = None
+        if config.pooler:
+            self.pooler = keras.layers.Dense(
+                config.hidden_dim,
+                activation="tanh",
+                kernel_initializer=kernel_initializer(config),
+                name="pooler",
+                dtype=self.dtype_policy,
+            )
+        self.build()
+
+    @property
+    def stacks(self) -> list:
+        return [self.encoder]
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        if self.pooler is not None:
+            self.pooler.build((None, self.config.hidden_dim))
+
+    def call(self, inputs, training: bool = False):
+        return self.encoder(
+            self.token_embedding(inputs["token_ids"]),
+            padding_mask=inputs.get("padding_mask"),
+            segment_ids=inputs.get("segment_ids"),
+            position_ids=inputs.get("position_ids"),
+            pack_ids=inputs.get("pack_ids"),
+            training=training,
+        )
+
+    def pool(self, hidden_states):
+        """The state of the first token, `(batch, hidden_dim)`, through the pooler if any."""
+        first = hidden_states[:, 0]
+        return first if self.pooler is None else self.pooler(first)

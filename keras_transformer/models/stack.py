@@ -1,0 +1,204 @@
+"""From embedded tokens to hidden states: positions, blocks, final normalization."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.embedding import SegmentEmbedding
+from keras_transformer.layers.encoder import EncoderBlock, make_normalization
+from keras_transformer.layers.position import (
+    ALiBi,
+    LearnedPosition,
+    RelativePositionBias,
+    SinusoidalPosition,
+    sequence_positions,
+)
+
+
+def kernel_initializer(config: TransformerConfig) -> keras.initializers.Initializer:
+    """The initializer of every projection."""
+    if config.initializer_range is None:
+        return keras.initializers.GlorotUniform()
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+def embedding_initializer(config: TransformerConfig) -> keras.initializers.Initializer:
+    """The initializer of every embedding."""
+    stddev = config.initializer_range or config.hidden_dim**-0.5
+    return keras.initializers.RandomNormal(stddev=stddev)
+
+
+class Stack(keras.layers.Layer):
+    """The blocks of an encoder or of a decoder, and what stands before and after them.
+
+    Args:
+        config: `TransformerConfig`.
+        causal: bool, decoder blocks instead of encoder blocks.
+        cross_attention: bool, decoder blocks that attend to encoder states.
+        num_layers: int, number of blocks.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`, embedded tokens.
+        padding_mask: bool `(batch, length)`.
+        segment_ids, position_ids, pack_ids: int `(batch, length)`, optional.
+        encoder_states, encoder_padding_mask: for cross-attention.
+        cache: optional decode cache, see `generation.Cache`. The new tokens stand in its next
+            slots, at each row's next positions.
+
+    Returns:
+        Float `(batch, length, hidden_dim)`, and the updated cache when one was given.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        causal: bool,
+        cross_attention: bool,
+        num_layers: int,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.config = config
+        self.supports_masking = True
+        embedding = {
+            "embeddings_initializer": embedding_initializer(config),
+            "dtype": self.dtype_policy,
+        }
+        self.segment_embedding = self.position_embedding = self.position_bias = None
+        if config.segment_vocabulary_size:
+            self.segment_embedding = SegmentEmbedding(
+                config.segment_vocabulary_size,
+                config.hidden_dim,
+                name="segment_embedding",
+                **embedding,
+            )
+        if config.position == "learned":
+            self.position_embedding = LearnedPosition(
+                config.max_sequence_length,
+                config.hidden_dim,
+                name="position_embedding",
+                **embedding,
+            )
+        elif config.position == "sinusoidal":
+            self.position_embedding = SinusoidalPosition(dtype=self.dtype_policy)
+        elif config.position == "relative":
+            self.position_bias = RelativePositionBias(
+                config.num_heads,
+                num_buckets=config.relative_num_buckets,
+                max_distance=config.relative_max_distance,
+                bidirectional=not causal,
+                name="relative_bias",
+                dtype=self.dtype_policy,
+            )
+        elif config.position == "alibi":
+            self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
+        self.embedding_norm = self._norm("embedding_norm", config.embedding_normalization)
+        self.dropout_layer = keras.layers.Dropout(config.dropout, dtype=self.dtype_policy)
+        kind = DecoderBlock if causal else EncoderBlock
+        extra = {"cross_attention": cross_attention} if causal else {}
+        self.blocks = [
+            kind(
+                config.num_heads,
+                config.intermediate_dim,
+                num_key_value_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                activation=config.activation,
+                gated=config.gated,
+                use_bias=config.use_bias,
+                normalization=config.normalization,
+                normalization_epsilon=config.normalization_epsilon,
+                normalize_first=config.normalize_first,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                score=config.score,
+                window=config.window,
+                rotary_base=config.rotary_base if config.position == "rotary" else None,
+                max_sequence_length=config.max_sequence_length,
+                kernel_initializer=kernel_initializer(config),
+                name=f"layer_{i}",
+                dtype=self.dtype_policy,
+                **extra,
+            )
+            for i in range(num_layers)
+        ]
+        self.final_norm = self._norm("final_norm", config.final_normalization)
+
+    def _norm(self, name: str, present: bool) -> keras.layers.Layer | None:
+        if not present:
+            return None
+        return make_normalization(
+            self.config.normalization,
+            self.config.normalization_epsilon,
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def build(self, input_shape):
+        for layer in (self.segment_embedding, self.position_embedding, self.position_bias):
+            if layer is not None:
+                layer.build(input_shape)
+        for layer in (self.embedding_norm, *self.blocks, self.final_norm):
+            if layer is not None:
+                layer.build(input_shape)
+
+    def call(
+        self,
+        inputs,
+        padding_mask=None,
+        segment_ids=None,
+        position_ids=None,
+        pack_ids=None,
+        encoder_states=None,
+        encoder_padding_mask=None,
+        cache=None,
+        training: bool = False,
+    ):
+        key_positions, key_mask, block_options = position_ids, padding_mask, {}
+        if cache is not None:
+            cache = cache.reserve(inputs, padding_mask)
+            position_ids = cache.new_positions(inputs)
+            key_positions, key_mask = cache.positions, cache.filled
+            block_options = {"key_positions": key_positions, "cache_index": cache.start}
+        if encoder_states is not None or cache is not None:
+            block_options["encoder_states_mask"] = encoder_padding_mask
+            block_options["encoder_states"] = encoder_states
+        x = self._embed(inputs, segment_ids, position_ids, training)
+        bias = None
+        if self.position_bias is not None:
+            queries = sequence_positions(x) if position_ids is None else position_ids
+            bias = self.position_bias(queries, queries if key_positions is None else key_positions)
+        layer_caches = []
+        for i, block in enumerate(self.blocks):
+            if cache is not None:
+                block_options["cache"] = cache.layers[i]
+            x = block(
+                x,
+                mask=key_mask,
+                bias=bias,
+                positions=position_ids,
+                pack_ids=pack_ids,
+                training=training,
+                **block_options,
+            )
+            if cache is not None:
+                x, layer_cache = x
+                layer_caches.append(layer_cache)
+        x = x if self.final_norm is None else self.final_norm(x)
+        return x if cache is None else (x, cache.with_layers(layer_caches))
+
+    def _embed(self, x, segment_ids, position_ids, training):
+        """The sum of the embeddings, normalized and dropped out."""
+        if self.segment_embedding is not None:
+            if segment_ids is None:
+                segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
+            x = x + self.segment_embedding(segment_ids)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(x, positions=position_ids)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return self.dropout_layer(x, training=training)
+
+    def compute_output_spec(self, inputs, **kwargs):
+        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)

@@ -1,0 +1,88 @@
+"""Text that goes on."""
+
+import keras
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.tasks.language_model import LanguageModel, with_end, without_end
+from keras_transformer.tasks.task import text_rows
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CausalLM(LanguageModel):
+    """A decoder-only model that predicts the next token, trains on texts and continues prompts.
+
+    Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
+    that, and takes the default `sampler`.
+
+    Args:
+        backbone: a decoder.
+        tokenizer: `Tokenizer`, or None to take and return ids.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `token_ids` and `padding_mask`, as for `Decoder`.
+
+    Returns:
+        Logits, float `(batch, length, vocabulary_size)`.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    texts = ["to be or not to be", "the rest is silence"] * 8
+    tokenizer = kt.Tokenizer.train(texts, vocabulary_size=300, template="start_end")
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64, normalize_first=True,
+    )
+    lm = kt.CausalLM(kt.models.Decoder(config), tokenizer)
+    lm.fit(texts, epochs=1, verbose=0)
+    assert isinstance(lm.generate("to be", max_new_tokens=4), str)
+    ```
+
+    Source: Radford et al. 2018, section 3.1.
+    """
+
+    backbone_kinds = ("decoder",)
+
+    def make_dataset(
+        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
+    ) -> BucketedDataset:
+        """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
+        if y is not None or sample_weight is not None:
+            raise ValueError("CausalLM makes its targets from the texts: give `x` alone.")
+        tokenizer = self._require_tokenizer()
+        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        rows = with_end(tokenizer.encode_batch(text_rows(x)), tokenizer.end_id)
+        rows = [row[: max_length + 1] for row in rows]
+        for place, row in enumerate(rows):
+            if len(row) < 2:
+                raise ValueError(f"`x[{place}]` is too short: there is no next token to predict.")
+
+        def make_batch(arrays, masks):
+            batch = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
+            return batch, arrays["targets"], masks["targets"].astype("float32")
+
+        return BucketedDataset(
+            {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]},
+            make_batch,
+            pad_values={"inputs": self.pad_id, "targets": self.pad_id},
+            shuffle=shuffle,
+            seed=seed,
+            **options,
+        )
+
+    def _encode_prompts(self, texts):
+        tokenizer = self._require_tokenizer()
+        return without_end(tokenizer.encode_batch(texts), tokenizer.end_id)
+
+    def _engine_inputs(self, ids, mask):
+        return {"token_ids": ids, "padding_mask": mask}
+
+    def _check_room(self, rows, max_new_tokens):
+        config, longest = self.backbone.config, max(map(len, rows))
+        if config.position == "learned" and longest + max_new_tokens > config.max_sequence_length:
+            raise ValueError(
+                f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
+                f"positions than the model has, {config.max_sequence_length}. Shorten one of them."
+            )

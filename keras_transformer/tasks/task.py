@@ -1,0 +1,241 @@
+"""What every task shares: strings in and out of Keras's own verbs, presets, checks."""
+
+import os
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.tokenizers import Tokenizer
+
+
+class Task(keras.Model):
+    """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
+
+    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
+    pairs), a dict of arrays as the backbone takes it, or any dataset that Keras takes. Strings
+    are tokenized in bulk and padded to a few length buckets, never to the model's maximum.
+
+    Args:
+        backbone: a backbone of the kind that the task needs.
+        tokenizer: `Tokenizer`, or None for a task that takes ids only.
+        name: str.
+    """
+
+    backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
+
+    def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
+        if not isinstance(backbone, Backbone) or backbone.config.kind not in self.backbone_kinds:
+            given = backbone.config.kind if isinstance(backbone, Backbone) else type(backbone)
+            raise ValueError(
+                f"{type(self).__name__} needs a backbone of kind "
+                f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}."
+            )
+        if tokenizer is not None and tokenizer.vocabulary_size > backbone.config.vocabulary_size:
+            raise ValueError(
+                f"The tokenizer has {tokenizer.vocabulary_size} tokens, but the model's "
+                f"vocabulary only {backbone.config.vocabulary_size}. Do they belong together?"
+            )
+        super().__init__(name=name, dtype=backbone.dtype_policy)
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+
+    # What a subclass says of itself.
+
+    def make_dataset(
+        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
+    ) -> BucketedDataset:
+        """Strings as batches of arrays, ready for `fit`.
+
+        Args:
+            x, y: as for `fit`.
+            sample_weight: one number a row.
+            shuffle: bool, new batches every epoch.
+            seed: int, of the shuffling.
+            **options: of `data.BucketedDataset`, e.g. `batch_size`, `batch_tokens`, `max_length`.
+        """
+        raise NotImplementedError
+
+    def task_values(self) -> dict[str, Any]:
+        """The values beside the backbone's that make the task again."""
+        return {}
+
+    @property
+    def head(self) -> dict[str, keras.Variable]:
+        """The variables that are not the backbone's, by name."""
+        inside = {id(variable) for variable in self.backbone.weights}
+        return {v.path: v for v in self.weights if id(v) not in inside}
+
+    # Keras's verbs.
+
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        validation_data=None,
+        sample_weight=None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        **kwargs,
+    ) -> keras.callbacks.History:
+        """Trains, as `keras.Model.fit`.
+
+        Args:
+            x, y: strings and their labels or target strings; or as in Keras.
+            batch_size: int, rows of a batch. Defaults to 32.
+            batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
+            validation_data: `(x, y)` as above, or as in Keras.
+            sample_weight: one number a row.
+            shuffle: bool, new batches every epoch.
+            seed: int, of the shuffling. Defaults to one drawn from NumPy, which
+                `keras.utils.set_random_seed` seeds.
+            **kwargs: as in `keras.Model.fit`, e.g. `epochs`, `callbacks`, `verbose`.
+
+        Returns:
+            The `History`.
+        """
+        if _is_text(x):
+            if kwargs.pop("validation_split", 0.0):
+                raise ValueError(
+                    "`validation_split` is not available for strings. Split them yourself and "
+                    "give the second part as `validation_data=(x, y)`."
+                )
+            seed = int(np.random.randint(2**31)) if seed is None else seed
+            x = self.make_dataset(
+                x, y, sample_weight, shuffle=shuffle, seed=seed,
+                **_batching(batch_size, batch_tokens),
+            )  # fmt: skip
+            y = sample_weight = batch_size = None
+        elif batch_tokens is not None:
+            raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
+        self._check_arrays(x)
+        if isinstance(validation_data, tuple) and _is_text(validation_data[0]):
+            validation_data = self.make_dataset(
+                *validation_data, **_batching(kwargs.pop("validation_batch_size", None), None)
+            )
+        if isinstance(x, BucketedDataset):
+            shuffle = False  # It shuffles by itself.
+        return super().fit(
+            x, y, batch_size=batch_size, validation_data=validation_data,
+            sample_weight=sample_weight, shuffle=shuffle, **kwargs,
+        )  # fmt: skip
+
+    def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
+        """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
+        if _is_text(x):
+            x = self.make_dataset(x, y, sample_weight, **_batching(batch_size, None))
+            y = sample_weight = batch_size = None
+        self._check_arrays(x)
+        return super().evaluate(x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs)
+
+    def predict(self, x, batch_size=None, **kwargs):
+        """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
+        if not _is_text(x):
+            self._check_arrays(x)
+            return super().predict(x, batch_size=batch_size, **kwargs)
+        if isinstance(x, str):
+            raise ValueError("Give a list of strings: predict([text]), not predict(text).")
+        dataset = self.make_dataset(x, **_batching(batch_size, None))
+        return dataset.restore_order(super().predict(dataset, **kwargs))
+
+    def _check_arrays(self, x):
+        if isinstance(x, dict):
+            ids = {name: array for name, array in x.items() if name.endswith("token_ids")}
+            self.backbone.check_ids(
+                **{name: array for name, array in ids.items() if isinstance(array, np.ndarray)}
+            )
+        elif isinstance(x, (list, tuple, bytes, str)) or x is None:
+            raise ValueError(
+                f"{type(self).__name__} takes strings, a dict of arrays or a dataset, received "
+                f"{_describe(x)}."
+            )
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(
+                f"This {type(self).__name__} has no tokenizer and takes ids only. Give strings "
+                "to a task made with one, or a dict of arrays of ids to this one."
+            )
+        return self.tokenizer
+
+    # Presets.
+
+    @classmethod
+    def from_preset(
+        cls, preset: str | os.PathLike, load_weights: bool = True, dtype=None, **options
+    ) -> "Task":
+        """The task of a preset, compiled. A head that the preset lacks is made fresh.
+
+        Args:
+            preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
+            load_weights: bool, False for fresh weights.
+            dtype: dtype or dtype policy of the model.
+            **options: of the task's constructor, e.g. `num_classes`, or values of the
+                backbone's config to change, e.g. `dropout`.
+
+        Raises:
+            ValueError: for an unknown preset (nearest names are suggested), weights that do
+                not fit, or a preset of the wrong kind.
+        """
+        from keras_transformer.checkpoints import load_task
+
+        return load_task(cls, preset, load_weights=load_weights, dtype=dtype, **options)
+
+    def save_to_preset(
+        self, directory: str | os.PathLike, dtype: str | None = None, **options
+    ) -> None:
+        """Writes backbone, head, tokenizer and a card into `directory`.
+
+        Args:
+            directory: path, made if missing. Nothing half-written stays after a failure.
+            dtype: stored dtype, e.g. `"float16"`. Defaults to that of the weights.
+            **options: `card` and `metadata`, see `checkpoints.save_preset`.
+        """
+        from keras_transformer.checkpoints import save_preset
+
+        save_preset(
+            directory,
+            backbone=self.backbone,
+            tokenizer=self.tokenizer,
+            task={"name": type(self).__name__, **self.task_values()},
+            head_variables=self.head,
+            dtype=dtype,
+            **options,
+        )
+
+
+def text_rows(texts, name: str = "x") -> list[str]:
+    """Texts as a list of strings. ValueError for anything else, with its place."""
+    if isinstance(texts, str):
+        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
+    rows = texts.tolist() if isinstance(texts, np.ndarray) else list(texts)
+    if not rows:
+        raise ValueError(f"`{name}` is empty: there must be at least one text.")
+    for place, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise ValueError(
+                f"`{name}[{place}]` must be a string, received {_describe(text)}."
+                + (" Did you forget to decode it?" if isinstance(text, bytes) else "")
+            )
+    return rows
+
+
+def _is_text(x) -> bool:
+    """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "OUS"
+    if isinstance(x, tuple):
+        return len(x) > 0 and all(_is_text(part) for part in x)
+    return isinstance(x, (str, list))
+
+
+def _batching(batch_size, batch_tokens) -> dict:
+    return {"batch_size": 32 if batch_size is None else batch_size, "batch_tokens": batch_tokens}
+
+
+def _describe(value) -> str:
+    return f"{str(value)[:60]!r} of type {type(value).__name__}"

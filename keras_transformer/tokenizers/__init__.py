@@ -1,0 +1,5 @@
+"""Text to token ids and back. The work is done by the Rust library `tokenizers`."""
+
+from keras_transformer.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["Tokenizer"]

@@ -1,0 +1,118 @@
+"""A tokenizer as a Keras layer over TensorFlow ops."""
+
+import json
+
+import keras
+import tokenizers
+
+
+@keras.saving.register_keras_serializable("keras_transformer")
+class TensorFlowTokenizer(keras.layers.Layer):
+    """Strings to token ids by TensorFlow ops; made by `Tokenizer.to_tensorflow()`.
+
+    Works eagerly, in `tf.function`, in `tf.data` and in an exported SavedModel, on every Keras
+    backend. The ids are those of `Tokenizer.encode_batch`, with the template's special tokens.
+    With another backend than TensorFlow, a SavedModel is told of the vocabulary by tracking
+    `layer.graph`, a `tf.Module` that maps strings to ragged ids.
+
+    Supported are WordPiece with BERT's normalizer, byte-level BPE and byte-level unigram: all
+    that `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's, RoBERTa's.
+    The ids may differ for the few hundred characters that came to Unicode so lately that only
+    one of the libraries knows their class.
+
+    Args:
+        tokenizer_json: what a `tokenizer.json` holds, a string.
+        pad_id: the id to pad with. Needed with `sequence_length`.
+        sequence_length: cut and pad every row to this length, keeping the special tokens.
+            `None` gives a `tf.RaggedTensor`.
+
+    Call arguments:
+        texts: a string tensor `(batch,)`, or a list of strings.
+
+    Returns:
+        int32 ids: ragged `(batch, None)`, or dense `(batch, sequence_length)`.
+
+    Raises:
+        ImportError: if TensorFlow or tensorflow-text is not installed.
+        ValueError: for a tokenizer with a part that is not supported, or a `sequence_length`
+            without `pad_id` or without room for a token beside the special tokens.
+
+    Example:
+
+    ```python
+    from keras_transformer.tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.train(["a man rides a bike ."] * 2, vocabulary_size=300)
+    layer = tokenizer.to_tensorflow(sequence_length=8)
+    ids = tokenizer.encode("a man")
+    assert layer(["a man"]).numpy().tolist() == [ids + [tokenizer.pad_id] * (8 - len(ids))]
+    ```
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        pad_id: int | None = None,
+        sequence_length: int | None = None,
+        **kwargs,
+    ):
+        kwargs.setdefault("dtype", "int32")
+        super().__init__(**kwargs)
+        try:
+            from keras_transformer.tokenizers.tensorflow_graph import TextToIds
+        except ImportError as error:
+            raise ImportError(
+                f"Tokenizing in TensorFlow needs tensorflow and tensorflow-text ({error}). "
+                'Install them with: pip install "keras_transformer[tensorflow]"'
+            ) from error
+        # Strings are no arrays of the backend: Keras is not to convert what comes in.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+
+        prefix, suffix = _template(tokenizers.Tokenizer.from_str(tokenizer_json))
+        if sequence_length is not None:
+            added = len(prefix) + len(suffix)
+            if pad_id is None:
+                raise ValueError(
+                    "`sequence_length` needs a padding token, and this tokenizer has none. "
+                    "Leave `sequence_length` out to get ragged rows."
+                )
+            if not isinstance(sequence_length, int) or sequence_length <= added:
+                raise ValueError(
+                    f"`sequence_length` must be an integer greater than {added}, the number of "
+                    f"special tokens. Received: sequence_length={sequence_length!r}"
+                )
+        self.tokenizer_json = tokenizer_json
+        self.pad_id = pad_id
+        self.sequence_length = sequence_length
+        self.graph = TextToIds(json.loads(tokenizer_json), prefix, suffix)
+        self.built = True
+
+    def call(self, texts):
+        if self.sequence_length is None:
+            return self.graph(texts)
+        ids = self.graph(texts, max_length=self.sequence_length)
+        return ids.to_tensor(self.pad_id, shape=(None, self.sequence_length))
+
+    def compute_output_spec(self, texts):
+        shape = (texts.shape[0], self.sequence_length)
+        return keras.KerasTensor(shape, dtype="int32", ragged=self.sequence_length is None)
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            tokenizer_json=self.tokenizer_json,
+            pad_id=self.pad_id,
+            sequence_length=self.sequence_length,
+        )
+        return config
+
+
+def _template(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the backend adds before and after one text."""
+    encoding = backend.encode("a")
+    inside = [index for index, text in enumerate(encoding.sequence_ids) if text is not None]
+    if not inside:
+        raise ValueError("This tokenizer has no token for the text 'a'.")
+    return encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]

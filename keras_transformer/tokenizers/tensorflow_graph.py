@@ -1,0 +1,364 @@
+"""The parts of a `tokenizer.json` as TensorFlow ops.
+
+The only module here that imports TensorFlow; `tensorflow.py` imports it when it is needed.
+Everything but the unigram model is plain ops over constants: no tables to initialize.
+"""
+
+import re
+import struct
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text as tf_text
+from tokenizers import pre_tokenizers
+
+# RE2's \s is ASCII. This is Unicode's White_Space, which the Rust library goes by.
+_SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+# Marks a place to split at. U+10FFFF is a noncharacter, kept for such internal use.
+_MARK = "\U0010ffff"
+# GPT-2's pattern without its lookahead `\s+(?!\S)`, which RE2 lacks: `_split_bytes` has put a
+# mark before the last space of every run that is followed by something.
+_GPT2_WORD = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
+    rf"| ?[^{_SPACE}\p{{L}}\p{{N}}{_MARK}]+|[{_SPACE}]+"
+)
+_CHINESE = (
+    r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{20000}-\x{2a6df}\x{2a700}-\x{2b73f}"
+    r"\x{2b740}-\x{2b81f}\x{2b820}-\x{2ceaf}\x{f900}-\x{faff}\x{2f800}-\x{2fa1f}]"
+)
+_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+_NEVER = np.iinfo(np.int32).max
+
+
+class TextToIds(tf.Module):
+    """Strings to ragged ids, as one `tokenizer.json` says.
+
+    Args:
+        description: the parsed `tokenizer.json`.
+        prefix: ids to put before every text.
+        suffix: ids to put after every text.
+
+    Raises:
+        ValueError: for a part that has no counterpart here.
+    """
+
+    def __init__(self, description: dict, prefix: list[int], suffix: list[int]):
+        super().__init__()
+        model = description["model"]
+        if model["type"] not in _MODELS:
+            raise _unsupported(f"the model {model['type']!r}")
+        build_model, needed = _MODELS[model["type"]]
+        splitter = description["pre_tokenizer"] or {"type": None}
+        if splitter["type"] != needed:
+            raise _unsupported(f"the pre-tokenizer {splitter['type']!r} with {model['type']}")
+        self._prefix, self._suffix = prefix, suffix
+        self._special = _SpecialTokens(description["added_tokens"], description["normalizer"])
+        self._normalize = _normalizer(description["normalizer"])
+        self._split = _SPLITTERS[needed](splitter)
+        self._model = build_model(model)
+
+    def __call__(self, texts, max_length: int | None = None) -> tf.RaggedTensor:
+        """Maps strings `(batch,)` to int32 ids `(batch, None)`, of at most `max_length`."""
+        texts = tf.convert_to_tensor(texts)
+        if texts.dtype != tf.string or texts.shape.rank != 1:
+            raise ValueError(
+                "Expected a string tensor of shape (batch,). "
+                f"Received: dtype {texts.dtype.name}, shape {texts.shape}"
+            )
+        segments = self._special.split(texts)
+        special_ids, bodies = self._special.lookup(segments.flat_values)
+        words = self._split(self._normalize(bodies))
+        ids = words.with_flat_values(self._model(words.flat_values)).merge_dims(1, 2)
+        ids = segments.with_flat_values(tf.concat([special_ids, ids], axis=1)).merge_dims(1, 2)
+        if max_length is not None:
+            ids = ids[:, : max_length - len(self._prefix) - len(self._suffix)]
+        rows = tf.shape(texts)[0]
+        parts = [_constant_rows(self._prefix, rows), ids, _constant_rows(self._suffix, rows)]
+        return tf.concat([part for part in parts if part is not None], axis=1)
+
+
+def _unsupported(part: str) -> ValueError:
+    return ValueError(
+        f"to_tensorflow() does not support {part}. It supports WordPiece with BERT's "
+        "normalizer, byte-level BPE and byte-level unigram; use encode_batch otherwise."
+    )
+
+
+def _constant_rows(ids: list[int], rows) -> tf.RaggedTensor | None:
+    if not ids:
+        return None
+    return tf.RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [rows, 1]))
+
+
+class _SpecialTokens:
+    """Finds tokens such as `[MASK]` that are written out in a text."""
+
+    def __init__(self, added_tokens: list[dict], normalizer: dict | None):
+        patterns = []
+        # The longest first, because RE2 takes the first alternative that fits.
+        for token in sorted(added_tokens, key=lambda token: -len(token["content"])):
+            if token["single_word"] or (token["normalized"] and normalizer is not None):
+                raise _unsupported(f"the options of the added token {token['content']!r}")
+            space = f"[{_SPACE}]*"
+            patterns.append(
+                space * token["lstrip"] + re.escape(token["content"]) + space * token["rstrip"]
+            )
+        self._pattern = "|".join(patterns)
+        self._tokens = [token["content"] for token in added_tokens]
+        self._ids = [token["id"] for token in added_tokens]
+
+    def split(self, texts) -> tf.RaggedTensor:
+        """Strings `(batch,)` to segments `(batch, None)`, each a special token or text."""
+        if not self._tokens:
+            return tf.RaggedTensor.from_tensor(texts[:, None])
+        return tf_text.regex_split(texts, self._pattern, self._pattern)
+
+    def lookup(self, segments):
+        """The special id of each segment, ragged `(n, 0 or 1)`, and the text left to encode."""
+        if not self._tokens:
+            none = tf.zeros((tf.size(segments), 0), tf.int32)
+            return tf.RaggedTensor.from_tensor(none), segments
+        match = tf.strings.strip(segments)[:, None] == tf.constant(self._tokens)[None, :]
+        found = tf.reduce_any(match, axis=1)
+        ids = tf.gather(tf.constant(self._ids, tf.int32), tf.argmax(match, axis=1))
+        ids = tf.RaggedTensor.from_row_lengths(ids[found], tf.cast(found, tf.int64))
+        return ids, tf.where(found, "", segments)
+
+
+# Normalizers
+
+
+def _normalizer(description: dict | None):
+    if description is None:
+        return lambda texts: texts
+    kind = description["type"]
+    if kind == "Sequence":
+        steps = [_normalizer(step) for step in description["normalizers"]]
+
+        def normalize(texts):
+            for step in steps:
+                texts = step(texts)
+            return texts
+
+        return normalize
+    if kind == "Prepend":
+        return lambda texts: tf.where(texts == "", "", description["prepend"] + texts)
+    if kind == "Lowercase":
+        return _lowercase
+    if kind == "BertNormalizer":
+        return _bert_normalizer(description)
+    raise _unsupported(f"the normalizer {kind!r}")
+
+
+def _lowercase(texts):
+    # The sigma at the end of a word has a form of its own, which Rust, going by single
+    # characters, does not use.
+    return tf.strings.lower(tf.strings.regex_replace(texts, "Σ", "σ"), encoding="utf-8")
+
+
+def _bert_normalizer(description: dict):
+    lowercase, strip_accents = description["lowercase"], description["strip_accents"]
+    strip_accents = lowercase if strip_accents is None else strip_accents
+
+    def normalize(texts):
+        if description["clean_text"]:
+            texts = tf.strings.regex_replace(texts, r"[\t\n\r]", " ")
+            texts = tf.strings.regex_replace(texts, r"[\x{fffd}\p{Cc}\p{Cf}\p{Co}]", "")
+            texts = tf.strings.regex_replace(texts, f"[{_SPACE}]", " ")
+        if description["handle_chinese_chars"]:
+            texts = tf.strings.regex_replace(texts, f"({_CHINESE})", r" \1 ")
+        if strip_accents:
+            texts = tf_text.normalize_utf8(texts, "NFD")
+            texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+        return _lowercase(texts) if lowercase else texts
+
+    return normalize
+
+
+# Pre-tokenizers: strings (n,) to words, ragged (n, None)
+
+
+def _split_bert(description: dict):
+    pattern = f"[{_SPACE}]+|{_PUNCTUATION}"
+    return lambda texts: tf_text.regex_split(texts, pattern, _PUNCTUATION)
+
+
+def _split_bytes(description: dict):
+    if not description["use_regex"]:
+        raise _unsupported("ByteLevel with use_regex=False")
+
+    def split(texts):
+        if description["add_prefix_space"]:
+            bare = tf.strings.regex_full_match(texts, r"[^ ](?s:.*)")
+            texts = tf.where(bare, " " + texts, texts)
+        texts = tf.strings.regex_replace(
+            texts, f"([{_SPACE}][^{_SPACE}])", _MARK + r"\1", replace_global=True
+        )
+        return tf_text.regex_split(texts, f"{_MARK}|{_GPT2_WORD}", _GPT2_WORD)
+
+    return split
+
+
+# Models: words (n,) to int32 ids, ragged (n, None)
+
+
+class _WordPiece(tf.Module):
+    def __init__(self, description: dict):
+        super().__init__()
+        tokens = sorted(description["vocab"], key=description["vocab"].get)
+        if [description["vocab"][token] for token in tokens] != list(range(len(tokens))):
+            raise _unsupported("a WordPiece vocabulary whose ids have gaps")
+        self._unknown = description["unk_token"]
+        self._longest = description["max_input_chars_per_word"]
+        self._tokenizer = tf_text.FastWordpieceTokenizer(
+            tokens,
+            suffix_indicator=description["continuing_subword_prefix"],
+            # The limit is in characters, and applied below.
+            max_bytes_per_word=4 * self._longest,
+            token_out_type=tf.int32,
+            unknown_token=self._unknown,
+            no_pretokenization=True,
+        )
+
+    def __call__(self, words):
+        too_long = tf.strings.length(words, unit="UTF8_CHAR") > self._longest
+        return self._tokenizer.tokenize(tf.where(too_long, self._unknown, words))
+
+
+def _to_bytes(words):
+    """The bytes of words: values 0 to 255 `(total,)`, and for each the index of its word."""
+    split = tf.strings.bytes_split(words)
+    values = tf.io.decode_raw(tf.strings.reduce_join(split.flat_values), tf.uint8)
+    return tf.cast(values, tf.int32), split.value_rowids()
+
+
+class _BytePair(tf.Module):
+    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016).
+
+    Every round merges the best pair of each word at all its places, so the number of rounds
+    is that of the different merges of one word, not of its length.
+    """
+
+    def __init__(self, description: dict):
+        super().__init__()
+        for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            if description[option]:
+                raise _unsupported(f"BPE with {option}={description[option]!r}")
+        if description["ignore_merges"]:
+            raise _unsupported("BPE with ignore_merges=True")
+        vocabulary = description["vocab"]
+        alphabet = _byte_alphabet()
+        missing = [char for char in alphabet if char not in vocabulary]
+        if missing:
+            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        self._byte_ids = np.array([vocabulary[char] for char in alphabet], np.int32)
+        # A pair is one number, so that a sorted array serves as the table of merges.
+        self._base = max(vocabulary.values()) + 1
+        table = {-1: (_NEVER, 0)}
+        for rank, (left, right) in enumerate(description["merges"]):
+            key = vocabulary[left] * self._base + vocabulary[right]
+            table[key] = (rank, vocabulary[left + right])
+        self._keys = np.array(sorted(table), np.int64)
+        self._ranks = np.array([table[key][0] for key in self._keys], np.int32)
+        self._merged = np.array([table[key][1] for key in self._keys], np.int32)
+
+    def __call__(self, words):
+        words, index = tf.unique(words)
+        values, rows = _to_bytes(words)
+        ids = tf.gather(self._byte_ids, values)
+        count = tf.size(words, out_type=tf.int64)
+        ids, rows, _ = tf.while_loop(
+            lambda ids, rows, merging: merging,
+            lambda ids, rows, merging: self._merge_round(ids, rows, count),
+            (ids, rows, tf.constant(True)),
+            shape_invariants=(tf.TensorShape([None]), tf.TensorShape([None]), tf.TensorShape([])),
+        )
+        return tf.gather(tf.RaggedTensor.from_value_rowids(ids, rows, count), index)
+
+    def _merge_round(self, ids, rows, count):
+        key = tf.cast(ids[:-1], tf.int64) * self._base + tf.cast(ids[1:], tf.int64)
+        at = tf.minimum(tf.searchsorted(self._keys, key), len(self._keys) - 1)
+        known = (tf.gather(self._keys, at) == key) & (rows[:-1] == rows[1:])
+        rank = tf.where(known, tf.gather(self._ranks, at), _NEVER)
+        best = tf.gather(tf.math.unsorted_segment_min(rank, rows[:-1], count), rows[:-1])
+        chosen = known & (rank == best)
+        # In "aaaa" the pairs overlap: of a run of chosen pairs, only every other one merges.
+        starts = chosen & ~tf.concat([[False], chosen], 0)[:-1]
+        run = tf.cumsum(tf.cast(starts, tf.int32))
+        place = tf.range(tf.size(run))
+        first = tf.math.unsorted_segment_min(tf.where(starts, place, _NEVER), run, tf.size(run) + 1)
+        chosen = chosen & ((place - tf.gather(first, run)) % 2 == 0)
+
+        left = tf.concat([chosen, [False]], 0)[: tf.size(ids)]
+        right = tf.concat([[False], chosen], 0)[: tf.size(ids)]
+        merged = tf.concat([tf.gather(self._merged, at), [0]], 0)[: tf.size(ids)]
+        ids = tf.where(left, merged, ids)
+        return ids[~right], rows[~right], tf.reduce_any(chosen)
+
+
+class _Unigram(tf.Module):
+    def __init__(self, description: dict):
+        super().__init__()
+        self._alphabet = _byte_alphabet()
+        known = {token for token, _ in description["vocab"]}
+        missing = [char for char in self._alphabet if char not in known]
+        if missing:
+            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        model = _sentencepiece_model(description["vocab"], description["unk_id"])
+        self._tokenizer = tf_text.SentencepieceTokenizer(model, out_type=tf.int32)
+
+    def __call__(self, words):
+        values, rows = _to_bytes(words)
+        chars = tf.gather(tf.constant(self._alphabet), values)
+        spelled = tf.RaggedTensor.from_value_rowids(chars, rows, tf.size(words, tf.int64))
+        return self._tokenizer.tokenize(tf.strings.reduce_join(spelled, axis=-1))
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte: itself if it is visible, else from U+0100 on."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    hidden = (char for char in sorted(alphabet) if ord(char) > 255)
+    return [chr(byte) if chr(byte) in alphabet else next(hidden) for byte in range(256)]
+
+
+def _sentencepiece_model(vocabulary: list, unknown_id: int | None) -> bytes:
+    """A SentencePiece `ModelProto` of tokens and scores that leaves its input as it is.
+
+    Written by hand in protobuf's wire format, which spares a dependency; the numbers are the
+    field numbers of sentencepiece_model.proto.
+    """
+
+    def varint(number: int) -> bytes:
+        out = bytearray()
+        while number > 127:
+            out.append(number & 127 | 128)
+            number >>= 7
+        return bytes([*out, number])
+
+    def field(number: int, value: bytes | int) -> bytes:
+        if isinstance(value, int):
+            return varint(number << 3) + varint(value)
+        return varint(number << 3 | 2) + varint(len(value)) + value
+
+    normal, unknown = 1, 2
+    out = b""
+    for index, (token, score) in enumerate(vocabulary):
+        out += field(
+            1,
+            field(1, token.encode())
+            + varint(2 << 3 | 5)
+            + struct.pack("<f", score)
+            + field(3, unknown if index == unknown_id else normal),
+        )
+    unigram = 1
+    out += field(2, field(3, unigram) + field(40, unknown_id))
+    # No dummy prefix, no removal of spaces, no escaping of them.
+    return out + field(3, field(1, b"identity") + field(3, 0) + field(4, 0) + field(5, 0))
+
+
+_SPLITTERS = {"BertPreTokenizer": _split_bert, "ByteLevel": _split_bytes}
+_MODELS = {
+    "WordPiece": (_WordPiece, "BertPreTokenizer"),
+    "BPE": (_BytePair, "ByteLevel"),
+    "Unigram": (_Unigram, "ByteLevel"),
+}

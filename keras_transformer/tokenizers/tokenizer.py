@@ -1,0 +1,440 @@
+"""Text to token ids and back."""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import tokenizers
+
+from keras_transformer.tokenizers import loading, training
+
+
+class Tokenizer:
+    """Maps text to token ids and back.
+
+    The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
+    Load one with `from_preset` or `from_files`, learn one with `train`, or wrap a
+    `tokenizers.Tokenizer`. Padding and truncation that a published tokenizer was saved with
+    are switched off: a text gives all of its ids, and batches are padded where they are made.
+
+    A special token written out in a text, such as `[MASK]`, is that token.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`. It is not changed, and its vocabulary is shared.
+        pad: the padding token, a string of the vocabulary, or `None` if there is none.
+        start: the token that starts a sequence (`<s>`, `[CLS]`), or `None`.
+        end: the token that ends a sequence (`</s>`, `[SEP]`), or `None`.
+        mask: the token that hides a token in masked language modelling, or `None`.
+        unknown: the token for what the vocabulary cannot spell, or `None`.
+
+    Raises:
+        ValueError: if the vocabulary lacks a token that is given a role.
+
+    Example:
+
+    ```python
+    from keras_transformer.tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.train(["a man rides a bike ."] * 2, vocabulary_size=300)
+    ids = tokenizer.encode("a man rides")
+    assert ids[-1] == tokenizer.end_id
+    assert tokenizer.decode(ids) == "a man rides"
+    ```
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        pad: str | None = None,
+        start: str | None = None,
+        end: str | None = None,
+        mask: str | None = None,
+        unknown: str | None = None,
+    ):
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise ValueError(
+                "`backend` must be a `tokenizers.Tokenizer`. Received: "
+                f"{type(backend).__name__}. To load files use `Tokenizer.from_files(directory)`."
+            )
+        self._backend = _copy(backend)
+        self._roles = {"pad": pad, "start": start, "end": end, "mask": mask, "unknown": unknown}
+        for role, token in self._roles.items():
+            if token is not None and self.token_to_id(token) is None:
+                raise ValueError(
+                    f"The vocabulary has no token {token!r}, which was given as `{role}`."
+                )
+
+    # Making one
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        kind: str = "bpe",
+        vocabulary_size: int = 8000,
+        lowercase: bool = False,
+        template: str | None = None,
+        special_tokens: Sequence[str] = (),
+        add_prefix_space: bool = True,
+    ) -> "Tokenizer":
+        """Learns a vocabulary from texts.
+
+        `"bpe"` (Sennrich et al. 2016, section 3.2) and `"unigram"` (Kudo 2018, section 3.2)
+        spell words in bytes (Radford et al. 2019, section 2.2), so that every text, in any
+        script and with any spacing, comes back exactly from `decode(encode(text))`.
+        `"wordpiece"` (Devlin et al. 2019) works on normalized words: what comes back is the
+        normalized text (lowercased and without accents with `lowercase=True`), with one space
+        around every word and punctuation mark, and `[UNK]` characters are lost.
+
+        The same texts give the same BPE vocabulary. The library's other two trainers go through
+        the words in no fixed order, so that two runs may differ in ids and in a few tokens.
+
+        Args:
+            texts: an iterable of strings, which is read once and not kept.
+            kind: `"bpe"`, `"wordpiece"` or `"unigram"`.
+            vocabulary_size: the largest number of tokens, special ones included. Little text
+                gives fewer.
+            lowercase: lowercase every text first. Then decoding gives lowercased text.
+            template: what encoding adds to a text: `"end"` gives `a </s>`, `"start_end"`
+                `<s> a </s>`, `"bert"` `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` with segment
+                ids 0 and 1, `"none"` nothing. Defaults to `"bert"` for WordPiece, else `"end"`.
+            special_tokens: further special tokens, such as `"<mask>"`. They follow the usual
+                ones: `<pad>`, `<s>`, `</s>`, `<unk>` with ids 0 to 3, or for WordPiece
+                `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]`, `[MASK]` with ids 0 to 4.
+            add_prefix_space: put a space before every text and take it away in decoding, so
+                that a word has the same id at the start of a text as inside (as in
+                SentencePiece). Not for WordPiece, where it makes no difference. With `False`
+                a decoded continuation keeps the space that it starts with.
+
+        Returns:
+            The `Tokenizer`.
+
+        Raises:
+            ValueError: for texts that are not strings or are missing, an unknown kind or
+                template, or a vocabulary size below the special tokens and the alphabet.
+
+        Example:
+
+        ```python
+        from keras_transformer.tokenizers import Tokenizer
+
+        texts = ["a man rides a bike .", "ein mann fährt fahrrad ."]
+        tokenizer = Tokenizer.train(texts, kind="unigram", vocabulary_size=300)
+        assert tokenizer.decode(tokenizer.encode(" Gänse 🙂")) == " Gänse 🙂"
+        ```
+        """
+        backend, roles = training.train(
+            texts, kind, vocabulary_size, lowercase, template, special_tokens, add_prefix_space
+        )
+        if "mask" not in roles and "<mask>" in special_tokens:
+            roles["mask"] = "<mask>"
+        return cls(backend, **roles)
+
+    @classmethod
+    def from_files(cls, directory: str | os.PathLike) -> "Tokenizer":
+        """Loads a folder: ours, or one in the format of Hugging Face.
+
+        Args:
+            directory: a folder with `tokenizer.json`, or `vocab.txt` (WordPiece), or
+                `vocab.json` and `merges.txt` (byte-level BPE); the first that exists is read.
+                `tokenizer_config.json` and `special_tokens_map.json`, if there, say which
+                token has which role.
+
+        Returns:
+            The `Tokenizer`.
+
+        Raises:
+            FileNotFoundError: if the folder has none of these files.
+            ValueError: if a file is broken, naming the file and what is wrong.
+        """
+        backend, roles = loading.read_directory(directory)
+        return cls(backend, **roles)
+
+    @classmethod
+    def from_preset(cls, preset: str | os.PathLike) -> "Tokenizer":
+        """Loads the tokenizer of a preset.
+
+        Args:
+            preset: a bundled name, a local folder, or `"hf://org/name"`.
+
+        Returns:
+            The `Tokenizer`.
+        """
+        # Lazily: presets are a floor above tokenizers.
+        from keras_transformer.checkpoints import resolve_preset
+
+        return cls.from_files(resolve_preset(preset))
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Writes `tokenizer.json` and `tokenizer_config.json`.
+
+        `from_files` gives the identical tokenizer back, and Transformers reads the folder.
+        Each file is written beside its target and renamed.
+
+        Args:
+            directory: the folder; made if it does not exist.
+        """
+        loading.write_directory(directory, self._backend, self._roles)
+
+    def save_to_preset(self, directory: str | os.PathLike) -> None:
+        """Writes the tokenizer's part of a preset: the same as `save`."""
+        self.save(directory)
+
+    # Text to ids
+
+    def encode(self, text: str, pair: str | None = None, special_tokens: bool = True) -> list[int]:
+        """The ids of one text, or of a pair of texts.
+
+        Args:
+            text: a string.
+            pair: a second string, encoded behind the first.
+            special_tokens: add the special tokens of the template, such as `[CLS]` and `[SEP]`.
+
+        Returns:
+            A list of ints.
+
+        Raises:
+            ValueError: if a text is not a string.
+        """
+        pairs = None if pair is None else [pair]
+        return self.encode_batch([text], pairs, special_tokens)[0]
+
+    def encode_batch(
+        self,
+        texts: Sequence[str] | np.ndarray,
+        pairs: Sequence[str] | np.ndarray | None = None,
+        special_tokens: bool = True,
+        max_length: int | None = None,
+    ) -> list[list[int]]:
+        """The ids of many texts, or of many pairs, in parallel.
+
+        Args:
+            texts: a list, tuple or 1-D NumPy array of strings.
+            pairs: as many second texts, or `None`.
+            special_tokens: add the special tokens of the template.
+            max_length: the largest number of ids of a row. The end of a longer text is cut
+                off, of a pair the end of the longer of the two; the special tokens stay.
+
+        Returns:
+            One list of ints for each text. They differ in length: nothing is padded.
+
+        Raises:
+            ValueError: for what is not a string, with its position; for texts and pairs that
+                differ in number; for a `max_length` with no room beside the special tokens.
+
+        Example:
+
+        ```python
+        from keras_transformer.tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.train(["one two three"] * 2, vocabulary_size=300)
+        rows = tokenizer.encode_batch(["one two three", "one"], max_length=3)
+        assert [row[-1] for row in rows] == [tokenizer.end_id] * 2
+        assert len(rows[0]) == 3
+        ```
+        """
+        return [e.ids for e in self._encode(texts, pairs, special_tokens, max_length)]
+
+    def encode_batch_with_segments(
+        self,
+        texts: Sequence[str] | np.ndarray,
+        pairs: Sequence[str] | np.ndarray | None = None,
+        special_tokens: bool = True,
+        max_length: int | None = None,
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """`encode_batch`, and the segment of every id: with BERT's template 0 or 1.
+
+        Args: as of `encode_batch`.
+
+        Returns:
+            The ids and the segment ids, two lists of lists of the same lengths.
+        """
+        encodings = self._encode(texts, pairs, special_tokens, max_length)
+        return [e.ids for e in encodings], [e.type_ids for e in encodings]
+
+    def _encode(self, texts, pairs, special_tokens, max_length) -> list[tokenizers.Encoding]:
+        rows = _check_texts(texts, "texts")
+        if pairs is not None:
+            pairs = _check_texts(pairs, "pairs")
+            if len(pairs) != len(rows):
+                raise ValueError(
+                    "`texts` and `pairs` must have as many strings. "
+                    f"Received: {len(rows)} texts and {len(pairs)} pairs."
+                )
+            rows = list(zip(rows, pairs, strict=True))
+        backend = self._backend
+        if max_length is not None:
+            added = backend.num_special_tokens_to_add(pairs is not None) if special_tokens else 0
+            if not isinstance(max_length, (int, np.integer)) or max_length <= added:
+                raise ValueError(
+                    f"`max_length` must be an integer greater than {added}, the number of "
+                    f"special tokens. Received: max_length={max_length!r}"
+                )
+            # On a copy: the setting would last, and other threads would see it.
+            backend = _copy(backend)
+            backend.enable_truncation(int(max_length), strategy="longest_first")
+        return backend.encode_batch_fast(rows, add_special_tokens=special_tokens)
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids. Special tokens are left out.
+
+        Args:
+            ids: a list or 1-D array of integers.
+
+        Returns:
+            A string. Bytes that do not make up a character, as in a sequence that was cut
+            off, become U+FFFD.
+
+        Raises:
+            ValueError: if the ids are not integers or an id is outside the vocabulary.
+        """
+        return self._backend.decode(self._check_ids(ids, "ids"))
+
+    def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+        """The texts of many rows of ids, in parallel; see `decode`.
+
+        Args:
+            ids: a list of lists or 1-D arrays of integers, or a 2-D array.
+
+        Returns:
+            One string for each row.
+
+        Raises:
+            ValueError: as `decode`, with the row.
+        """
+        rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
+        return self._backend.decode_batch(rows)
+
+    def _check_ids(self, ids, name: str) -> list[int]:
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            array = np.asarray(None)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError(
+                f"`{name}` must be a list or 1-D array of integers. "
+                f"Received: {str(ids)[:80]} (dtype {array.dtype}, shape {array.shape})"
+            )
+        wrong = array[(array < 0) | (array >= self.vocabulary_size)]
+        if wrong.size:
+            raise ValueError(
+                f"`{name}` holds the id {wrong[0]}, but the vocabulary has the ids 0 to "
+                f"{self.vocabulary_size - 1}."
+            )
+        return array.astype(int).tolist()
+
+    # The vocabulary
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The highest id plus one: the rows that an embedding needs."""
+        return max(self.get_vocabulary().values(), default=-1) + 1
+
+    def get_vocabulary(self) -> dict[str, int]:
+        """Every token, special ones included, with its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token, `None` if the vocabulary lacks it."""
+        return self._backend.token_to_id(token)
+
+    def id_to_token(self, id: int) -> str | None:
+        """The token of an id, `None` if the vocabulary lacks it."""
+        return self._backend.id_to_token(int(id)) if 0 <= id < self.vocabulary_size else None
+
+    def _role_id(self, role: str) -> int | None:
+        token = self._roles[role]
+        return None if token is None else self.token_to_id(token)
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id of the padding token, `None` if there is none."""
+        return self._role_id("pad")
+
+    @property
+    def start_id(self) -> int | None:
+        """The id of the token that starts a sequence, `None` if there is none."""
+        return self._role_id("start")
+
+    @property
+    def end_id(self) -> int | None:
+        """The id of the token that ends a sequence, `None` if there is none."""
+        return self._role_id("end")
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the mask token, `None` if there is none."""
+        return self._role_id("mask")
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of the unknown token, `None` if there is none."""
+        return self._role_id("unknown")
+
+    # TensorFlow
+
+    def to_tensorflow(self, sequence_length: int | None = None):
+        """The same mapping as a Keras layer over TensorFlow ops, for string-in SavedModels.
+
+        Args:
+            sequence_length: cut and pad every row to this length. `None` gives ragged rows.
+
+        Returns:
+            A `TensorFlowTokenizer` layer: strings `(batch,)` to int32 ids.
+
+        Raises:
+            ImportError: if TensorFlow or tensorflow-text is not installed.
+            ValueError: if the tokenizer has a part that has no TensorFlow counterpart here, or
+                `sequence_length` is given and there is no padding token.
+        """
+        from keras_transformer.tokenizers.tensorflow import TensorFlowTokenizer
+
+        return TensorFlowTokenizer(
+            self._backend.to_str(), pad_id=self.pad_id, sequence_length=sequence_length
+        )
+
+    def __repr__(self) -> str:
+        model = type(self._backend.model).__name__
+        roles = ", ".join(f"{role}={token!r}" for role, token in self._roles.items() if token)
+        return f"Tokenizer({model}, vocabulary_size={self.vocabulary_size}, {roles})"
+
+
+def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A backend of the same parts, without padding and truncation. Costs no new vocabulary."""
+    copy = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if getattr(backend, part) is not None:
+            setattr(copy, part, getattr(backend, part))
+    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
+    for special, tokens in groupby(added, key=lambda token: token.special):
+        (copy.add_special_tokens if special else copy.add_tokens)(list(tokens))
+    copy.encode_special_tokens = backend.encode_special_tokens
+    return copy
+
+
+def _check_texts(texts, name: str) -> list[str]:
+    """The texts as a list, refusing with its position what is not a text."""
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, (list, tuple)):
+        raise ValueError(
+            f"`{name}` must be a list, tuple or 1-D NumPy array of strings. "
+            f"Received: {type(texts).__name__}"
+        )
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
+            raise ValueError(
+                f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
+            )
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{name}[{index}] is not valid Unicode: {error}") from None
+    return list(texts)

@@ -1,0 +1,173 @@
+"""Learn a vocabulary from text: byte-level BPE, WordPiece, unigram."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+KINDS = ("bpe", "wordpiece", "unigram")
+
+# What `special_tokens=True` puts around one text and around a pair. The number after the
+# colon is the segment id.
+TEMPLATES = {
+    "end": ("$A {end}", "$A {end} $B {end}"),
+    "start_end": ("{start} $A {end}", "{start} $A {end} $B {end}"),
+    "bert": ("{start} $A {end}", "{start} $A {end} $B:1 {end}:1"),
+    "none": None,
+}
+
+# The roles of the special tokens, in the order of their ids.
+BERT_ROLES = {
+    "pad": "[PAD]",
+    "unknown": "[UNK]",
+    "start": "[CLS]",
+    "end": "[SEP]",
+    "mask": "[MASK]",
+}
+SEQUENCE_ROLES = {"pad": "<pad>", "start": "<s>", "end": "</s>", "unknown": "<unk>"}
+
+# A token seen once teaches a model nothing.
+_MIN_FREQUENCY = 2
+
+
+def train(
+    texts: Iterable[str],
+    kind: str,
+    vocabulary_size: int,
+    lowercase: bool,
+    template: str | None,
+    special_tokens: Sequence[str],
+    add_prefix_space: bool,
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Trains a backend; see `Tokenizer.train` for the arguments.
+
+    Returns:
+        The trained `tokenizers.Tokenizer` and the roles of its special tokens.
+
+    Raises:
+        ValueError: for an unknown kind or template, a vocabulary too small for its special
+            tokens and alphabet, or texts that are not strings or are missing.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"`kind` must be one of {', '.join(KINDS)}. Received: kind={kind!r}")
+    if template is None:
+        template = "bert" if kind == "wordpiece" else "end"
+    if template not in TEMPLATES:
+        raise ValueError(
+            f"`template` must be one of {', '.join(TEMPLATES)}. Received: template={template!r}"
+        )
+    if isinstance(special_tokens, str) or not all(
+        isinstance(token, str) and token for token in special_tokens
+    ):
+        raise ValueError(
+            f"`special_tokens` must be a sequence of strings. Received: {special_tokens!r}"
+        )
+    roles = dict(BERT_ROLES if kind == "wordpiece" else SEQUENCE_ROLES)
+    specials = list(dict.fromkeys([*roles.values(), *special_tokens]))
+    alphabet = [] if kind == "wordpiece" else sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(specials) + max(len(alphabet), 1)
+    if not isinstance(vocabulary_size, int) or vocabulary_size < smallest:
+        raise ValueError(
+            f"`vocabulary_size` must be an integer of at least {smallest} for kind={kind!r} "
+            f"({len(specials)} special tokens and the alphabet). "
+            f"Received: vocabulary_size={vocabulary_size!r}"
+        )
+
+    backend, trainer = _BUILDERS[kind](vocabulary_size, specials, alphabet)
+    if kind == "wordpiece":
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        # Without clean-up the decoded text encodes to the same ids again.
+        backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    else:
+        _set_byte_level(backend, lowercase, add_prefix_space)
+    backend.train_from_iterator(_checked(texts), trainer)
+    set_template(backend, TEMPLATES[template], roles["start"], roles["end"])
+    return backend, roles
+
+
+def set_template(
+    backend: tokenizers.Tokenizer, template: tuple[str, str] | None, start: str, end: str
+) -> None:
+    """Makes the backend add `start` and `end` around one text and around a pair."""
+    if template is None:
+        return
+    single, pair = (form.format(start=start, end=end) for form in template)
+    used = [token for token in dict.fromkeys([start, end]) if token in single]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=pair,
+        special_tokens=[(token, backend.token_to_id(token)) for token in used],
+    )
+
+
+def _set_byte_level(backend: tokenizers.Tokenizer, lowercase: bool, add_prefix_space: bool) -> None:
+    """Splits into words as GPT-2 does and spells them in bytes, so that no text is lost."""
+    steps = [normalizers.Lowercase()] if lowercase else []
+    decoder = decoders.ByteLevel()
+    if add_prefix_space:
+        # Not the option of the same name of `ByteLevel`: that one adds no space to a text
+        # that starts with one, so " a" and "a" would become the same ids. Here a space is
+        # always added, and always taken away again.
+        steps.append(normalizers.Prepend(" "))
+        decoder = decoders.Sequence([decoder, decoders.Strip(" ", 1, 0)])
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoder
+
+
+def _bpe(size: int, specials: list[str], alphabet: list[str]):
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=specials,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    return tokenizers.Tokenizer(models.BPE()), trainer
+
+
+def _wordpiece(size: int, specials: list[str], alphabet: list[str]):
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=specials,
+        # Every character counts twice: at the start of a word and, with ##, inside.
+        limit_alphabet=min(1000, (size - len(specials)) // 2),
+        show_progress=False,
+    )
+    return tokenizers.Tokenizer(models.WordPiece(unk_token=BERT_ROLES["unknown"])), trainer
+
+
+def _unigram(size: int, specials: list[str], alphabet: list[str]):
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size,
+        special_tokens=specials,
+        unk_token=SEQUENCE_ROLES["unknown"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    return tokenizers.Tokenizer(models.Unigram()), trainer
+
+
+_BUILDERS = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    """Yields the texts, refusing what is not a text with its position."""
+    if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
+        raise ValueError(
+            "`texts` must be an iterable of strings, such as a list or an open text file. "
+            f"Received: {type(texts).__name__}"
+        )
+    number = 0
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
+            raise ValueError(
+                f"texts[{number - 1}] must be a string, but is {type(text).__name__}{hint}"
+            )
+        yield text
+    if not number:
+        raise ValueError("`texts` is empty: a vocabulary needs at least one text to learn from.")

@@ -1,0 +1,22 @@
+"""Schedules, losses, metrics, callbacks and checkpoint averaging."""
+
+from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
+from keras_transformer.training.callbacks import BLEUCallback, ResumableEpochs, Throughput
+from keras_transformer.training.losses import TokenCrossEntropy
+from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
+from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
+
+__all__ = [
+    "BLEU",
+    "BLEUCallback",
+    "InverseSquareRoot",
+    "LastCheckpoints",
+    "LinearDecay",
+    "Perplexity",
+    "ResumableEpochs",
+    "Throughput",
+    "TokenAccuracy",
+    "TokenCrossEntropy",
+    "average_checkpoints",
+    "transformer_adam",
+]

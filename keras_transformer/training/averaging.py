@@ -1,0 +1,219 @@
+"""Keeping the last checkpoints of a run, and averaging them."""
+
+import os
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+
+def average_checkpoints(paths, output_path=None) -> dict:
+    """The average of the weights in several safetensors files.
+
+    Summed in float64, one tensor at a time: needs the memory of one model, however many
+    files there are. Integer tensors are taken from the last file.
+
+    Args:
+        paths: files with the same tensors.
+        output_path: file to write the average to, or None.
+
+    Returns:
+        dict of tensor name to array, with the files' dtypes.
+
+    Raises:
+        ValueError: no files, or files whose tensors differ in name or shape.
+        FileNotFoundError: a file does not exist.
+
+    Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
+
+    Example:
+
+    ```python
+    import os, tempfile
+    import numpy as np
+    from safetensors.numpy import save_file
+    from keras_transformer.training import average_checkpoints
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, name) for name in ("a.safetensors", "b.safetensors")]
+        for path, value in zip(paths, (1.0, 2.0)):
+            save_file({"kernel": np.full((2,), value, "float32")}, path)
+        assert average_checkpoints(paths)["kernel"].tolist() == [1.5, 1.5]
+    ```
+    """
+    paths = [Path(path) for path in paths]
+    if not paths:
+        raise ValueError("average_checkpoints needs at least one file, got none.")
+    files = [safe_open(path, framework="numpy") for path in paths]
+    names = set(files[-1].keys())
+    for path, file in zip(paths, files, strict=True):
+        differ = sorted(names ^ set(file.keys()))
+        if differ:
+            raise ValueError(
+                f"{path} and {paths[-1]} do not hold the same tensors; "
+                f"{len(differ)} are in one only, such as {differ[0]!r}."
+            )
+    average = {}
+    for name in sorted(names):
+        last = files[-1].get_tensor(name)
+        if last.dtype.kind in "iub":
+            average[name] = last
+            continue
+        total = np.zeros(last.shape, "float64")
+        for path, file in zip(paths, files, strict=True):
+            tensor = file.get_tensor(name)
+            if tensor.shape != last.shape:
+                raise ValueError(
+                    f"Tensor {name!r} has shape {tensor.shape} in {path} but {last.shape} in "
+                    f"{paths[-1]}."
+                )
+            total += tensor
+        total /= len(files)
+        average[name] = total.astype(last.dtype)
+    if output_path is not None:
+        _save(average, Path(output_path))
+    return average
+
+
+class LastCheckpoints(keras.callbacks.Callback):
+    """Saves the model's weights as training goes on and keeps the last few, for averaging.
+
+    Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or
+    not at all. A run that was resumed goes on with the files it had. Files that an earlier
+    run left behind are not counted, nor deleted.
+
+    Args:
+        directory: where the files go; made if it does not exist.
+        keep: int, how many to keep.
+        every: "epoch", or int: steps between two files.
+
+    Raises:
+        ValueError: `keep` or `every` out of range.
+
+    Example:
+
+    ```python
+    import tempfile
+    import keras, numpy as np
+    from keras_transformer.training import LastCheckpoints
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        last = LastCheckpoints(folder, keep=2)
+        model.fit(np.ones((4, 2)), np.ones(4), epochs=3, verbose=0, callbacks=[last])
+        assert [path.name for path in last.paths] == [
+            "step-00000002.safetensors", "step-00000003.safetensors"
+        ]
+        last.average_into(model)
+    ```
+    """
+
+    def __init__(self, directory, keep=10, every="epoch"):
+        super().__init__()
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}.")
+        if every != "epoch" and not (isinstance(every, int) and every > 0):
+            raise ValueError(f'every must be "epoch" or a positive number of steps, got {every!r}.')
+        self.directory = Path(directory)
+        self.keep = keep
+        self.every = every
+        self.paths = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # Here and not in on_train_begin: by now BackupAndRestore has put back the step.
+        self._step = self._begin = self._current_step()
+        if self.paths is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            steps = {path: _step_of(path) for path in self.directory.iterdir()}
+            mine = [path for path, step in steps.items() if 0 < step <= self._step]
+            self.paths = sorted(mine, key=steps.get)
+            self._prune()
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Counts, rather than ask the optimizer: on JAX that would copy the whole state.
+        before, self._step = self._step, self._begin + batch + 1
+        if self.every != "epoch" and before // self.every < self._step // self.every:
+            self._save_model()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.every == "epoch":
+            self._save_model()
+
+    def average_into(self, model):
+        """Sets the model's weights to the average of the checkpoints kept.
+
+        Raises:
+            ValueError: nothing was saved yet, or the model's weights are not those saved.
+        """
+        if not self.paths:
+            raise ValueError(f"No checkpoint was saved to {self.directory} yet; call fit first.")
+        average = average_checkpoints(self.paths)
+        variables = _named_weights(model)
+        differ = sorted(set(average) ^ set(variables))
+        if differ:
+            raise ValueError(
+                f"The checkpoints in {self.directory} are of another model: {len(differ)} weights "
+                f"are in one only, such as {differ[0]!r}."
+            )
+        for name, variable in variables.items():
+            if tuple(variable.shape) != average[name].shape:
+                raise ValueError(
+                    f"Weight {name!r} has shape {tuple(variable.shape)} in the model but "
+                    f"{average[name].shape} in the checkpoints in {self.directory}."
+                )
+        for name, variable in variables.items():
+            variable.assign(average[name])
+
+    def _current_step(self):
+        return int(ops.convert_to_numpy(self.model.optimizer.iterations))
+
+    def _save_model(self):
+        path = self.directory / f"step-{self._current_step():08d}.safetensors"
+        weights = {name: _to_numpy(v) for name, v in _named_weights(self.model).items()}
+        _save(weights, path)
+        self.paths = [other for other in self.paths if other != path] + [path]
+        self._prune()
+
+    def _prune(self):
+        for path in self.paths[: -self.keep]:
+            path.unlink(missing_ok=True)
+        self.paths = self.paths[-self.keep :]
+
+
+def _named_weights(model) -> dict:
+    """The model's weights by path, relative to the model's own path."""
+    prefix = f"{model.path or model.name}/"
+    named = {weight.path.removeprefix(prefix): weight for weight in model.weights}
+    if len(named) < len(model.weights):
+        paths = [weight.path for weight in model.weights]
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ValueError(f"Two weights of the model are called {twice!r}: name its layers apart.")
+    return named
+
+
+def _to_numpy(variable):
+    array = ops.convert_to_numpy(variable)
+    # NumPy has no bfloat16 or float8 of its own, and not every reader of the file has them.
+    return array.astype("float32") if array.dtype.kind == "V" else np.asarray(array, order="C")
+
+
+def _step_of(path):
+    """The step in the name of a checkpoint, or 0 for any other file."""
+    match = re.fullmatch(r"step-(\d+)\.safetensors", path.name)
+    return int(match[1]) if match else 0
+
+
+def _save(tensors, path):
+    """Writes beside the target and renames: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,198 @@
+"""Callbacks: exact resuming, speed, and BLEU of what the model generates."""
+
+import time
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.training.metrics import BLEU
+
+# Random numbers that one seed generator may draw in an epoch before it would reach those of
+# the next epoch.
+_DRAWS_PER_EPOCH = 2**20
+
+
+class ResumableEpochs(keras.callbacks.Callback):
+    """Makes each epoch depend on its number and the weights alone, so that runs can resume.
+
+    A run that was killed and restarted with `keras.callbacks.BackupAndRestore` then repeats
+    the unbroken run: at the start of each epoch this sets the dataset's `epoch` and the
+    state of the model's dropout, neither of which Keras backs up. Call
+    `keras.utils.set_random_seed` before making the model and this, and pass `shuffle=False`
+    to `fit`. Back up each epoch (`save_freq="epoch"`): Keras restarts an epoch from its
+    beginning.
+
+    Args:
+        dataset: a `BucketedDataset`, or anything with an `epoch` to set. `None`: only the
+            dropout is set.
+
+    Example:
+
+    ```python
+    import tempfile
+    import keras
+    from keras_transformer.data import BucketedDataset
+    from keras_transformer.training import ResumableEpochs
+
+    dataset = BucketedDataset(
+        {"ids": [[1, 2, 3]] * 8},
+        lambda arrays, masks: (arrays["ids"][:, :3], arrays["ids"][:, 0]),
+        batch_size=4, shuffle=True,
+    )
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks = [keras.callbacks.BackupAndRestore(folder), ResumableEpochs(dataset)]
+        model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    ```
+    """
+
+    def __init__(self, dataset=None):
+        super().__init__()
+        self.dataset = dataset
+        if keras.backend.backend() == "torch":
+            import torch
+
+            self._torch_seed = torch.initial_seed()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.dataset is not None:
+            self.dataset.epoch = epoch
+        if keras.backend.backend() == "torch":
+            # Here dropout without an explicit seed draws from PyTorch's global generator.
+            import torch
+
+            torch.manual_seed(self._torch_seed + epoch)
+        for variable in self.model.non_trainable_variables:
+            if variable.path.endswith("seed_generator_state"):
+                state = np.array(ops.convert_to_numpy(variable))  # (seed, numbers drawn)
+                state[1] = epoch * _DRAWS_PER_EPOCH % 2**31
+                variable.assign(state)
+
+
+class Throughput(keras.callbacks.Callback):
+    """Adds `tokens_per_second` and `texts_per_second` of training to the logs of each epoch.
+
+    The progress bar shows them, `History` keeps them. Real tokens are counted, no padding;
+    of translations source and target. The time is that of the training steps, from the start
+    of the epoch to its last step: compilation counts, validation does not. Costs two clock
+    readings an epoch and one a step.
+
+    Args:
+        dataset: the `BucketedDataset` that is trained on, or anything with
+            `tokens_per_epoch` and `num_rows`.
+
+    Example:
+
+    ```python
+    import keras
+    from keras_transformer.data import BucketedDataset
+    from keras_transformer.training import Throughput
+
+    dataset = BucketedDataset(
+        {"ids": [[1, 2, 3]] * 8}, lambda arrays, masks: (arrays["ids"], arrays["ids"][:, 0])
+    )
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(dataset, verbose=0, callbacks=[Throughput(dataset)]).history
+    assert history["tokens_per_second"][0] > 0
+    ```
+    """
+
+    def __init__(self, dataset):
+        super().__init__()
+        self.dataset = dataset
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._begin = self._end = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._end = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = self._end - self._begin
+        if logs is not None and seconds > 0:
+            logs["tokens_per_second"] = self.dataset.tokens_per_epoch / seconds
+            logs["texts_per_second"] = self.dataset.num_rows / seconds
+
+
+class BLEUCallback(keras.callbacks.Callback):
+    """BLEU of the model's generated texts after each epoch, as `val_bleu` in the logs.
+
+    Place it before callbacks that watch `val_bleu`, such as `ModelCheckpoint`.
+
+    Args:
+        sources: list of str, given to `model.generate`.
+        references: list of str, or of a list of str where a source has several.
+        generate_kwargs: dict of other arguments of `model.generate`.
+        tokenize, lowercase: see `BLEU`.
+        samples: int, how many sources to print with their reference and the model's output.
+
+    Raises:
+        ValueError: not one reference for each source, or a model without `generate`.
+        ImportError: sacrebleu is not installed.
+
+    Example:
+
+    ```python
+    import keras, numpy as np
+    from keras_transformer.training import BLEUCallback
+
+    class Echo(keras.Sequential):
+        def generate(self, texts):
+            return texts
+
+    model = Echo([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    bleu = BLEUCallback(["ein mann mit hut ."], ["ein mann mit hut ."], tokenize="none")
+    history = model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[bleu]).history
+    assert round(history["val_bleu"][0]) == 100
+    ```
+    """
+
+    def __init__(
+        self,
+        sources,
+        references,
+        generate_kwargs=None,
+        tokenize="13a",
+        lowercase=False,
+        samples=0,
+    ):
+        super().__init__()
+        if not len(sources) or len(sources) != len(references):
+            raise ValueError(
+                f"Got {len(sources)} sources but {len(references)} references; each source needs "
+                "one, and there must be at least one."
+            )
+        self.sources = list(sources)
+        self.references = list(references)
+        self.generate_kwargs = dict(generate_kwargs or {})
+        self.samples = samples
+        self.bleu = BLEU(tokenize=tokenize, lowercase=lowercase)
+
+    def on_train_begin(self, logs=None):
+        if not hasattr(self.model, "generate"):
+            raise ValueError(
+                f"BLEUCallback needs a model with generate; {type(self.model).__name__} has none."
+            )
+
+    def on_epoch_end(self, epoch, logs=None):
+        hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
+        self.bleu.reset()
+        self.bleu.update(hypotheses, self.references)
+        score = self.bleu.result()
+        if logs is not None:
+            logs["val_bleu"] = score
+        if self.samples:
+            print(self._report(epoch, score, hypotheses), flush=True)
+
+    def _report(self, epoch, score, hypotheses):
+        lines = ["", f"Epoch {epoch + 1}: BLEU {score:.2f} ({self.bleu.signature})"]
+        texts = zip(self.sources, self.references, hypotheses, strict=True)
+        for source, reference, hypothesis in list(texts)[: self.samples]:
+            reference = reference if isinstance(reference, str) else " | ".join(reference)
+            lines += [f"  source     {source}", f"  reference  {reference}"]
+            lines += [f"  model      {hypothesis}", ""]
+        return "\n".join(lines)

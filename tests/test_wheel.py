@@ -1,0 +1,85 @@
+"""The wheel carries the presets, and an installed copy finds its own, not the checkout's."""
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.backend_independent
+
+ROOT = Path(__file__).parents[1]
+PRESETS = {path.name for path in (ROOT / "presets").iterdir() if path.is_dir()}
+
+
+def run(*command, cwd):
+    """What the command printed; a failure shows all of it."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built with the hatchling of this environment: nothing is downloaded."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The scripts folder of a new environment with the wheel in it.
+
+    The dependencies are those of the environment that runs the tests: a line of a .pth file adds
+    its folder behind the new one's own, and does not follow the .pth files in there, such as that
+    of an editable install of the checkout.
+    """
+    folder = tmp_path_factory.mktemp("empty")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder)
+    scripts = folder / ("Scripts" if sys.platform == "win32" else "bin")
+    pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "install"]
+    run(*pip, "--quiet", "--no-index", "--no-deps", str(wheel), cwd=folder)
+    site = run(
+        str(scripts / "python"),
+        "-c",
+        "import sysconfig; print(sysconfig.get_path('purelib'))",
+        cwd=folder,
+    )
+    (Path(site.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return scripts
+
+
+def test_wheel_carries_every_file_of_the_presets(wheel):
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    for path in (ROOT / "presets").rglob("*"):
+        if path.is_file():
+            assert f"keras_transformer/_presets/{path.relative_to(ROOT / 'presets')}" in inside
+    assert any(name.endswith("licenses/LICENSE") for name in inside)
+    tops = {name.split("/")[0] for name in inside}
+    assert tops == {"keras_transformer", "keras_transformer-0.1.0.dist-info"}
+
+
+def test_installed_copy_finds_its_presets(installed, tmp_path):
+    script = """
+import keras_transformer as kt
+from keras_transformer.checkpoints import resolve_preset
+print(kt.__file__)
+for name in kt.list_presets():
+    print(name, resolve_preset(name).directory, kt.Tokenizer.from_preset(name).encode("a b"))
+"""
+    package, *presets = run(str(installed / "python"), "-c", script, cwd=tmp_path).splitlines()
+    package = Path(package).parent
+    assert package.is_relative_to(installed.parent)
+    assert not package.is_relative_to(ROOT)
+    assert {line.split()[0] for line in presets} == PRESETS
+    for line in presets:
+        assert Path(line.split()[1]).is_relative_to(package / "_presets")
+
+
+def test_console_command_lists_the_presets(installed, tmp_path):
+    table = run(str(installed / "keras-transformer"), "presets", cwd=tmp_path)
+    assert all(name in table for name in PRESETS)

@@ -1,0 +1,73 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.training import BLEUCallback, ResumableEpochs, Throughput
+
+
+def small_data(**options):
+    rows = [[1 + k % 7] * (1 + k % 3) for k in range(24)]
+    return BucketedDataset(
+        {"ids": rows},
+        lambda arrays, masks: (arrays["ids"], arrays["ids"][:, 0]),
+        batch_size=8,
+        **options,
+    )
+
+
+class Translator(keras.Sequential):
+    def generate(self, texts, suffix):
+        return [text + suffix for text in texts]
+
+
+def fitted(callbacks, cls=keras.Sequential, data=None, epochs=2):
+    model = cls([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = data or small_data()
+    return model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks).history
+
+
+def test_throughput_counts_real_tokens():
+    data = small_data()
+    assert data.tokens_per_epoch == 48 and data.num_rows == 24
+    history = fitted([Throughput(data)], data=data)
+    for tokens, texts in zip(
+        history["tokens_per_second"], history["texts_per_second"], strict=True
+    ):
+        assert tokens == pytest.approx(2 * texts) and texts > 0
+
+
+def test_dataset_follows_the_epochs_of_fit():
+    data = small_data(shuffle=True)
+    fitted([ResumableEpochs(data)], data=data, epochs=2)
+    data.epoch = 7
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append(data.epoch)
+    )
+    fitted([ResumableEpochs(data), watch], data=data, epochs=3)
+    assert seen == [0, 1, 2]
+
+
+def test_bleu_in_the_logs_and_samples_printed(capsys):
+    bleu = BLEUCallback(
+        ["a b c d e", "x y"],
+        ["a b c d e !", "x y !"],
+        generate_kwargs={"suffix": " !"},
+        tokenize="none",
+        samples=1,
+    )
+    history = fitted([bleu], cls=Translator)
+    assert history["val_bleu"] == pytest.approx([100.0, 100.0])
+    printed = capsys.readouterr().out
+    assert "Epoch 2: BLEU 100.00 (nrefs:1|case:mixed" in printed
+    assert "source     a b c d e\n" in printed and "model      a b c d e !\n" in printed
+    assert "x y" not in printed
+
+
+def test_bleu_bad_input():
+    with pytest.raises(ValueError, match="2 sources but 1 references"):
+        BLEUCallback(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="Sequential has none"):
+        fitted([BLEUCallback(["a"], ["a"])])

@@ -1,0 +1,62 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import TokenCrossEntropy
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(3, 5, 11)).astype("float32") * 3
+TARGETS = RNG.integers(0, 11, size=(3, 5))
+MASK = np.arange(5) < np.array([[5], [3], [1]])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_equals_torch(smoothing):
+    torch = pytest.importorskip("torch")
+    targets = torch.tensor(np.where(MASK, TARGETS, -100)).reshape(-1)
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(LOGITS).reshape(-1, 11), targets, label_smoothing=smoothing
+    )
+    loss = TokenCrossEntropy(smoothing)(TARGETS, LOGITS, sample_weight=MASK)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_by_hand():
+    # Two words with logits ln 3 and 0: probabilities 3/4 and 1/4.
+    logits = np.array([[[np.log(3.0), 0.0]]], "float32")
+    plain = TokenCrossEntropy()(np.array([[0]]), logits)
+    assert float(plain) == pytest.approx(-np.log(0.75), rel=1e-6)
+    smooth = TokenCrossEntropy(0.2)(np.array([[0]]), logits)
+    assert float(smooth) == pytest.approx(-0.9 * np.log(0.75) - 0.1 * np.log(0.25), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradient_is_softmax_minus_smoothed_target(smoothing):
+    # One step of plain gradient descent with rate 1 moves the logits by the gradient.
+    table = keras.layers.Embedding(15, 11)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), table])
+    table.set_weights([LOGITS.reshape(15, 11)])
+    model.compile(keras.optimizers.SGD(1.0), TokenCrossEntropy(smoothing))
+    ids = np.arange(15).reshape(3, 5)
+    model.fit(ids, TARGETS, sample_weight=MASK, batch_size=3, shuffle=False, verbose=0)
+    gradient = LOGITS - table.get_weights()[0].reshape(LOGITS.shape)
+    softmax = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=-1, keepdims=True)
+    goal = (1 - smoothing) * np.eye(11)[TARGETS] + smoothing / 11
+    np.testing.assert_allclose(gradient, (softmax - goal) * MASK[..., None] / MASK.sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_inside(dtype):
+    # In float16 the sum of exp over 5,000 words would overflow, its mean lose the digits.
+    logits = keras.ops.cast(keras.ops.full((1, 1, 5000), 8.0), dtype)
+    loss = TokenCrossEntropy(0.1)(np.array([[7]]), logits)
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    assert float(loss) == pytest.approx(np.log(5000), rel=1e-6)
+
+
+def test_config_round_trip_and_bad_smoothing():
+    loss = keras.losses.deserialize(keras.losses.serialize(TokenCrossEntropy(0.1, name="nll")))
+    assert (loss.label_smoothing, loss.name) == (0.1, "nll")
+    assert loss.reduction == "mean_with_sample_weight"
+    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1.0"):
+        TokenCrossEntropy(1.0)

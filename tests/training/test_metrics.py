@@ -1,0 +1,99 @@
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import BLEU, Perplexity, TokenAccuracy
+
+RNG = np.random.default_rng(0)
+
+
+def batches():
+    """Two batches of different lengths: (targets, logits, mask)."""
+    for length, real in ((4, [[4], [2]]), (9, [[9], [1]])):
+        logits = RNG.normal(size=(2, length, 7)).astype("float32")
+        yield RNG.integers(0, 7, size=(2, length)), logits, np.arange(length) < np.array(real)
+
+
+def test_tokens_count_alike_in_batches_of_any_length():
+    losses, hits = [], []
+    perplexity, accuracy = Perplexity(), TokenAccuracy()
+    for targets, logits, mask in batches():
+        perplexity.update_state(targets, logits, sample_weight=mask)
+        accuracy.update_state(targets, logits, sample_weight=mask)
+        logp = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        losses += (-np.take_along_axis(logp, targets[..., None], axis=-1)[..., 0])[mask].tolist()
+        hits += (logits.argmax(axis=-1) == targets)[mask].tolist()
+    assert len(hits) == 16
+    assert float(perplexity.result()) == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
+    assert float(accuracy.result()) == pytest.approx(np.mean(hits))
+    perplexity.reset_state()
+    perplexity.update_state([[1]], np.zeros((1, 1, 7), "float32"))
+    assert float(perplexity.result()) == pytest.approx(7, rel=1e-6)
+
+
+def test_infinite_logits_of_padding_do_not_matter():
+    logits = np.zeros((1, 2, 3), "float32")
+    logits[0, 1] = np.nan
+    metric = Perplexity()
+    metric.update_state([[1, 1]], logits, sample_weight=[[1, 0]])
+    assert float(metric.result()) == pytest.approx(3, rel=1e-6)
+
+
+def test_as_weighted_metrics_of_a_model():
+    targets, logits, mask = next(batches())
+    model = keras.Sequential([keras.Input((4, 7)), keras.layers.Identity()])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[Perplexity(), TokenAccuracy()],
+    )
+    logs = model.test_on_batch(logits, targets, sample_weight=mask, return_dict=True)
+    assert logs["perplexity"] == pytest.approx(np.exp(logs["loss"] * mask.size / mask.sum()))
+    assert logs["accuracy"] == pytest.approx((logits.argmax(-1) == targets)[mask].mean())
+    metric = keras.metrics.deserialize(keras.metrics.serialize(Perplexity(name="ppl")))
+    assert metric.name == "ppl"
+
+
+HYPOTHESES = ["The cat sat on the mat .", "a dog runs !", "two men"]
+REFERENCES = ["the cat is on the mat .", "a dog is running fast !", "two men are walking"]
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenize": "none", "lowercase": True}])
+def test_bleu_is_sacrebleus(options):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    bleu = BLEU(**options)
+    bleu.update(HYPOTHESES[:1], REFERENCES[:1])
+    bleu.update(HYPOTHESES[1:], REFERENCES[1:])
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], **options).score
+    assert 1 < expected < 99
+    assert bleu.result() == pytest.approx(expected)
+    assert f"tok:{options.get('tokenize', '13a')}" in bleu.signature
+    assert f"case:{'lc' if options else 'mixed'}" in bleu.signature
+    bleu.reset()
+    with pytest.raises(ValueError, match="BLEU of no texts"):
+        bleu.result()
+
+
+def test_bleu_with_several_references():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    others = ["a cat sat on the mat .", "a dog runs fast !", "two men walk"]
+    bleu = BLEU()
+    bleu.update(HYPOTHESES, list(zip(REFERENCES, others, strict=True)))
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES, others]).score
+    assert bleu.result() == pytest.approx(expected)
+
+
+def test_bleu_bad_input(monkeypatch):
+    pytest.importorskip("sacrebleu")
+    bleu = BLEU()
+    with pytest.raises(ValueError, match="2 hypotheses but 1 references"):
+        bleu.update(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="two lists of texts"):
+        bleu.update("a", "a")
+    bleu.update(["a", "b"], [["a"], ["b", "c"]])
+    with pytest.raises(ValueError, match=r"equally many references, got \[1, 2\]"):
+        bleu.result()
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(ImportError, match=r"keras_transformer\[examples\]"):
+        BLEU()
