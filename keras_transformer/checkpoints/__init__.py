@@ -1,6 +1,7 @@
 """Presets: finding, downloading, checking, loading and saving them."""
 
 from keras_transformer.checkpoints.building import load_backbone, load_task
+from keras_transformer.checkpoints.exporting import export_to_huggingface
 from keras_transformer.checkpoints.loading import (
     LoadReport,
     backbone_variables,
@@ -26,7 +27,6 @@ __all__ = [
     "list_presets",
     "load_backbone",
     "load_config",
-    "load_task",
     "load_task",
     "load_weights",
     "presets_folder",

@@ -38,7 +38,6 @@ def load_backbone(
         ValueError: If the preset is of another class, or its files do not fit each other.
 
     Example:
-
     ```python
     from keras_transformer.checkpoints import load_backbone
 
@@ -86,7 +85,6 @@ def load_task(
             with, or its files do not fit each other.
 
     Example:
-
     ```python
     from keras_transformer import TextClassifier
     from keras_transformer.checkpoints import load_task
@@ -127,10 +125,16 @@ def load_task(
         head = head_shapes(config, values) if keeps_head else None
         loading.check_weights(source, config, head, task_class.__name__)
     tokenizer = Tokenizer.from_preset(source) if source.has_tokenizer else None
-    task = task_class(build_backbone(config, dtype=dtype), tokenizer, **{**values, **chosen})
+    backbone = build_backbone(config, dtype=dtype)
+    try:
+        task = task_class(backbone, tokenizer, **{**values, **chosen})
+    except TypeError as error:  # values of other types, from the file or from the caller
+        raise ValueError(
+            f"The values { ({**values, **chosen}) } do not fit {task_class.__name__}: {error}"
+        ) from error
     if load_weights:
         head = task.head if keeps_head else None
-        report = loading.load_weights(source, task.backbone, head, task_class.__name__)
+        report = loading.load_weights(source, backbone, head, task_class.__name__)
         if task.head and not (keeps_head and report.head_loaded):
             logging.getLogger("keras_transformer").warning(
                 "The preset %r has no weights for this head of %s: they are fresh. Train it first.",

@@ -30,7 +30,6 @@ def write_card(name: str, values: dict[str, Any], has_tokenizer: bool) -> str:
         The text of the card, in Markdown with the hub's header.
 
     Example:
-
     ```python
     from keras_transformer import TransformerConfig
     from keras_transformer.checkpoints.card import write_card

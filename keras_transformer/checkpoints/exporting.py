@@ -33,15 +33,14 @@ def export_to_huggingface(
             says for each what is in the way. Or if the folder holds other things.
 
     Example:
-
     ```python
     import tempfile
-    import keras_transformer as kt
+    from keras_transformer.checkpoints import export_to_huggingface, load_backbone
 
-    backbone = kt.Backbone.from_preset("minilm_l6_en")
+    backbone = load_backbone("minilm_l6_en")
     folder = tempfile.mkdtemp()
-    kt.export_to_huggingface(backbone, folder)
-    assert kt.Backbone.from_preset(folder).config == backbone.config
+    export_to_huggingface(backbone, folder)
+    assert load_backbone(folder).config == backbone.config
     ```
     """
     backbone = getattr(model, "backbone", model)

@@ -28,7 +28,6 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
             key in one object, or does not hold an object. The message names the file.
 
     Example:
-
     ```python
     import pathlib, tempfile
     from keras_transformer.checkpoints.files import read_json
@@ -82,7 +81,6 @@ def path_inside(folder: str | os.PathLike, name: str) -> Path:
         ValueError: If the name is absolute or climbs, or if a link leads out of the folder.
 
     Example:
-
     ```python
     import tempfile
     from keras_transformer.checkpoints.files import path_inside
@@ -135,7 +133,6 @@ def atomic_directory(target: str | os.PathLike) -> Iterator[Path]:
         ValueError: If `target` is a file, or a folder with files that is not a preset.
 
     Example:
-
     ```python
     import pathlib, tempfile
     from keras_transformer.checkpoints.files import atomic_directory

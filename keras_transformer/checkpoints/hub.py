@@ -16,7 +16,6 @@ class HubName:
     """A repository of the hub and a revision of it (branch, tag or commit).
 
     Example:
-
     ```python
     from keras_transformer.checkpoints.hub import HubName
 

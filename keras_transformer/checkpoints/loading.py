@@ -49,7 +49,6 @@ def load_config(
             file.
 
     Example:
-
     ```python
     from keras_transformer.checkpoints import load_config
 
@@ -66,8 +65,7 @@ def load_config(
             config = family.config(values, source.checkpoint if load_weights else None)
             return config, family.task(values), {"family": family.model_type, "source": source.name}
         task, metadata = values.get("task"), values.get("metadata", {})
-        if task is not None and not (isinstance(task, dict) and isinstance(task.get("name"), str)):
-            raise ValueError(f"'task' must be null or have a 'name'. Received: {task!r}.")
+        _check_task(task)
         if not isinstance(metadata, dict):
             raise ValueError(f"'metadata' must be an object. Received: {metadata!r}.")
         return TransformerConfig.from_dict(values.get("backbone")), task, metadata
@@ -96,7 +94,6 @@ def check_weights(
         FileNotFoundError: If there are no weights.
 
     Example:
-
     ```python
     from keras_transformer.checkpoints import check_weights, load_config
 
@@ -142,7 +139,6 @@ def load_weights(
         FileNotFoundError: If there are no weights.
 
     Example:
-
     ```python
     from keras_transformer.checkpoints import load_config, load_weights
     from keras_transformer.models import build_backbone
@@ -169,6 +165,18 @@ def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
     """A backbone's weights by their path relative to it, the names that the weight tables use."""
     prefix = backbone.path + "/"
     return {variable.path.removeprefix(prefix): variable for variable in backbone.weights}
+
+
+def _check_task(task: Any) -> None:
+    if task is None:
+        return
+    if not isinstance(task, dict) or not isinstance(task.get("name"), str):
+        raise ValueError(f"'task' must be null or have a 'name'. Received: {task!r}.")
+    labels = task.get("labels")
+    if labels is not None and not (
+        isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+    ):
+        raise ValueError(f"'labels' must be null or a list of strings. Received: {labels!r}.")
 
 
 def _plan(

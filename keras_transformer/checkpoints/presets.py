@@ -158,7 +158,6 @@ def list_presets(task: str | None = None) -> list[str]:
         ValueError: If there is no such task.
 
     Example:
-
     ```python
     import keras_transformer as kt
 
@@ -196,7 +195,6 @@ def resolve_preset(preset: str | os.PathLike) -> PresetSource:
         ConnectionError, PermissionError: If the hub does not deliver.
 
     Example:
-
     ```python
     from pathlib import Path
     from keras_transformer.checkpoints import resolve_preset

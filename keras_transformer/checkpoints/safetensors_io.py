@@ -50,7 +50,6 @@ class Checkpoint(Mapping):
         ValueError: If a file is truncated or corrupt, or the index and its shards disagree.
 
     Example:
-
     ```python
     import numpy as np, pathlib, tempfile
     from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors
@@ -125,7 +124,6 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
         ValueError: If the file is truncated or corrupt. The message names it.
 
     Example:
-
     ```python
     import numpy as np, pathlib, tempfile
     from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
@@ -172,7 +170,6 @@ def save_tensors(
         ValueError: If `dtype` is another one, or a value is NaN or infinite (in `dtype`).
 
     Example:
-
     ```python
     import keras, pathlib, tempfile
     from keras_transformer.checkpoints.safetensors_io import save_tensors

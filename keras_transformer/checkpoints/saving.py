@@ -46,7 +46,6 @@ def save_preset(
         ValueError: If the folder holds other things, or a weight is NaN or infinite.
 
     Example:
-
     ```python
     import tempfile
     from keras_transformer import TransformerConfig

@@ -21,7 +21,6 @@ def variable_shapes(config: TransformerConfig) -> Shapes:
         A dict from path, relative to the backbone, to shape.
 
     Example:
-
     ```python
     import math
     from keras_transformer import TransformerConfig

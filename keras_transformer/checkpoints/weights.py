@@ -87,7 +87,6 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
         Lines without `{i}`, in the table's order.
 
     Example:
-
     ```python
     from keras_transformer import TransformerConfig
     from keras_transformer.checkpoints.weights import Weight, expand
@@ -139,7 +138,6 @@ def match(
             message lists the names and both shapes.
 
     Example:
-
     ```python
     from pathlib import Path
     from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
@@ -204,7 +202,6 @@ def export(
         ValueError: If the table has no line for a variable.
 
     Example:
-
     ```python
     import keras
     from keras_transformer.checkpoints.weights import Weight, export

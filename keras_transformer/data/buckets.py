@@ -10,14 +10,22 @@ in every length. So a row that fits one bucket fits all later ones, which is wha
 `BucketedDataset` pass left-over rows upwards.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 # The search compares every pair of candidate buckets; beyond this many the lengths of
 # rows with two lengths are counted more coarsely (512 x 512 positions still fit exactly).
 _MAX_CANDIDATES = 4096
 
 
-def choose_buckets(lengths, max_buckets=6, multiple=8, max_length=None) -> tuple:
+def choose_buckets(
+    lengths: ArrayLike,
+    max_buckets: int = 6,
+    multiple: int = 8,
+    max_length: int | Sequence[int] | None = None,
+) -> tuple:
     """Bucket lengths that pad the given rows least.
 
     Exact: dynamic programming over the histogram of the lengths, so the cost depends on
@@ -117,7 +125,7 @@ def _cheapest_chain(fits, width, max_buckets):
     return used
 
 
-def bucket_of(lengths, buckets) -> np.ndarray:
+def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
     """The index of the first bucket that each row fits.
 
     Args:

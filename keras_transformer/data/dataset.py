@@ -5,6 +5,7 @@ backend, and no TensorFlow is needed.
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import keras
@@ -80,20 +81,20 @@ class BucketedDataset(keras.utils.PyDataset):
 
     def __init__(
         self,
-        columns,
-        make_batch,
+        columns: dict,
+        make_batch: Callable,
         *,
-        paired_columns=None,
-        values=None,
-        pad_values=None,
-        batch_size=32,
-        batch_tokens=None,
-        buckets=None,
-        max_buckets=6,
-        multiple=8,
-        max_length=None,
-        shuffle=False,
-        seed=0,
+        paired_columns: dict | None = None,
+        values: dict | None = None,
+        pad_values: dict[str, int] | None = None,
+        batch_size: int = 32,
+        batch_tokens: int | None = None,
+        buckets: Sequence | None = None,
+        max_buckets: int = 6,
+        multiple: int = 8,
+        max_length: int | tuple[int, int] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
     ):
         super().__init__()
         for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
@@ -189,7 +190,7 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def order(self) -> np.ndarray:
-        """int array `(rows,)`: which row each row of this epoch's batches is."""
+        """Which row each row of this epoch's batches is: int array `(rows,)`."""
         return np.concatenate([rows for _, rows in self._batches()])
 
     def restore_order(self, outputs):

@@ -11,6 +11,8 @@ _WORST = -1e9
 
 
 class BeamState(NamedTuple):
+    """The open and the ended hypotheses of every prompt."""
+
     tokens: Any  # int (prompts, beams, size), the open hypotheses, best first
     scores: Any  # float32 (prompts, beams), their summed log-probabilities
     ended_tokens: Any  # int (prompts, beams, size), the best ended hypotheses
@@ -63,9 +65,7 @@ class BeamSearch(Sampler):
         worst = ops.full((prompts, self.num_beams), _WORST, "float32")
         # All rows of a prompt are equal at first: only one may count.
         first = ops.cast(ops.arange(self.num_beams) == 0, "float32")
-        return BeamState(
-            tokens, worst * (1 - first), tokens, worst, ops.zeros((prompts,), "bool")
-        )
+        return BeamState(tokens, worst * (1 - first), tokens, worst, ops.zeros((prompts,), "bool"))
 
     def advance(self, state: BeamState, logits, step, limits: Limits):
         beams = self.num_beams

@@ -105,9 +105,7 @@ class Cache(NamedTuple):
             return ops.pad(tensor, [(0, 0), (0, extra)] + [(0, 0)] * (len(tensor.shape) - 2))
 
         layers = [{**layer, "self": tuple(map(pad, layer["self"]))} for layer in self.layers]
-        return self._replace(
-            layers=layers, filled=pad(self.filled), positions=pad(self.positions)
-        )
+        return self._replace(layers=layers, filled=pad(self.filled), positions=pad(self.positions))
 
     def repeat(self, times: int) -> "Cache":
         """Each row `times` times, one after the other."""

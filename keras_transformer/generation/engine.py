@@ -22,6 +22,8 @@ def round_up(size: int) -> int:
 
 
 class DecodeState(NamedTuple):
+    """What goes from one step to the next."""
+
     step: Any  # int scalar, number of new tokens
     sampled: Any  # the sampler's state
     cache: Cache

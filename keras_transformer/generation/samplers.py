@@ -70,6 +70,8 @@ class Sampler(abc.ABC):
 
 
 class RowState(NamedTuple):
+    """The new tokens of every row."""
+
     tokens: Any  # int (rows, size)
     ended: Any  # bool (rows,)
 

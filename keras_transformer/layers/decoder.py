@@ -51,9 +51,7 @@ class DecoderBlock(EncoderBlock):
     ):
         super().__init__(num_heads, intermediate_dim, **kwargs)
         self.cross_attention_enabled = cross_attention
-        self.cross_attention_norm = (
-            self._norm("cross_attention_norm") if cross_attention else None
-        )
+        self.cross_attention_norm = self._norm("cross_attention_norm") if cross_attention else None
 
     def build(self, inputs_shape, encoder_states_shape=None):
         super().build(inputs_shape)

@@ -109,4 +109,3 @@ class SegmentEmbedding(keras.layers.Embedding):
         config["num_segments"] = config.pop("input_dim")
         config["hidden_dim"] = config.pop("output_dim")
         return config
-

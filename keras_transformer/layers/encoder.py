@@ -12,9 +12,7 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
         return keras.layers.LayerNormalization(epsilon=epsilon, **kwargs)
     if kind == "rms_norm":
         return keras.layers.RMSNormalization(epsilon=epsilon, **kwargs)
-    raise ValueError(
-        f"Unknown normalization {kind!r}. Known are: 'layer_norm', 'rms_norm'."
-    )
+    raise ValueError(f"Unknown normalization {kind!r}. Known are: 'layer_norm', 'rms_norm'.")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -19,14 +19,17 @@ def combine_masks(
     """One boolean tensor from the descriptions that apply, or None if every key is visible.
 
     Args:
-        query_length, key_length: number of queries and keys.
+        query_length: number of queries.
+        key_length: number of keys.
         padding: optional bool `(batch, key_length)`, True for real keys.
         causal: query `i`, which stands in slot `first_slot + i`, sees the keys of the slots up
             to its own.
         window: a query sees the keys at most `window - 1` positions away.
-        query_pack, key_pack: int `(batch, length)`, the document of each token. Only tokens of
-            the same document see each other.
-        query_positions, key_positions: int `(batch, length)`, for `window`. Default to the slots.
+        query_pack: int `(batch, query_length)`, the document of each query. Only tokens of the
+            same document see each other.
+        key_pack: int `(batch, key_length)`, the document of each key. Defaults to `query_pack`.
+        query_positions: int `(batch, query_length)`, for `window`. Defaults to the slots.
+        key_positions: int `(batch, key_length)`, likewise.
         first_slot: int or scalar tensor, the slot of the first query in a cache.
         explicit: optional bool `(batch, query_length, key_length)` or with a heads axis,
             `(batch, heads, query_length, key_length)`.

@@ -171,9 +171,7 @@ class RotaryEmbedding(keras.layers.Layer):
         x = ops.cast(inputs, "float32")
         first, second = x[..., : dim // 2], x[..., dim // 2 :]
         sin, cos = ops.sin(angles), ops.cos(angles)
-        rotated = ops.concatenate(
-            [first * cos - second * sin, second * cos + first * sin], axis=-1
-        )
+        rotated = ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return ops.cast(rotated, inputs.dtype)
 
     def compute_output_shape(self, input_shape, positions_shape=None):

@@ -92,9 +92,7 @@ class Location(Score):
     def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
         super().__init__(num_heads, head_dim, max_sequence_length, **kwargs)
         if not max_sequence_length:
-            raise ValueError(
-                "score='location' has one weight a slot: give `max_sequence_length`."
-            )
+            raise ValueError("score='location' has one weight a slot: give `max_sequence_length`.")
 
     def build(self, input_shape):
         shape = (self.num_heads, self.head_dim, self.max_sequence_length)
@@ -123,7 +121,5 @@ _SCORES = {
 def get(name: str, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs) -> Score:
     """The score function of this name. ValueError for an unknown one."""
     if name not in _SCORES:
-        raise ValueError(
-            f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}."
-        )
+        raise ValueError(f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}.")
     return _SCORES[name](num_heads, head_dim, max_sequence_length, **kwargs)

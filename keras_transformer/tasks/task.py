@@ -50,7 +50,8 @@ class Task(keras.Model):
         """Strings as batches of arrays, ready for `fit`.
 
         Args:
-            x, y: as for `fit`.
+            x: texts, as for `fit`.
+            y: labels or target texts, as for `fit`.
             sample_weight: one number a row.
             shuffle: bool, new batches every epoch.
             seed: int, of the shuffling.
@@ -85,7 +86,8 @@ class Task(keras.Model):
         """Trains, as `keras.Model.fit`.
 
         Args:
-            x, y: strings and their labels or target strings; or as in Keras.
+            x: strings; or as in Keras.
+            y: their labels or target strings; or as in Keras.
             batch_size: int, rows of a batch. Defaults to 32.
             batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
             validation_data: `(x, y)` as above, or as in Keras.

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -11,7 +12,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 
-def average_checkpoints(paths, output_path=None) -> dict:
+def average_checkpoints(
+    paths: Sequence[str | os.PathLike], output_path: str | os.PathLike | None = None
+) -> dict[str, np.ndarray]:
     """The average of the weights in several safetensors files.
 
     Summed in float64, one tensor at a time: needs the memory of one model, however many
@@ -113,7 +116,7 @@ class LastCheckpoints(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, directory, keep=10, every="epoch"):
+    def __init__(self, directory: str | os.PathLike, keep: int = 10, every: str | int = "epoch"):
         super().__init__()
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}.")
@@ -144,7 +147,7 @@ class LastCheckpoints(keras.callbacks.Callback):
         if self.every == "epoch":
             self._save_model()
 
-    def average_into(self, model):
+    def average_into(self, model: keras.Model):
         """Sets the model's weights to the average of the checkpoints kept.
 
         Raises:

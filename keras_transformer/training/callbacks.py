@@ -153,12 +153,12 @@ class BLEUCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        sources,
-        references,
-        generate_kwargs=None,
-        tokenize="13a",
-        lowercase=False,
-        samples=0,
+        sources: list[str],
+        references: list,
+        generate_kwargs: dict | None = None,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+        samples: int = 0,
     ):
         super().__init__()
         if not len(sources) or len(sources) != len(references):

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 
-def token_cross_entropy(targets, logits, label_smoothing=0.0):
+def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
     """Cross-entropy of each token, from logits and without one-hot targets.
 
     With weight `1 - label_smoothing` on the target and `label_smoothing` spread evenly over
@@ -69,9 +69,9 @@ class TokenCrossEntropy(keras.losses.Loss):
 
     def __init__(
         self,
-        label_smoothing=0.0,
-        reduction="mean_with_sample_weight",
-        name="token_cross_entropy",
+        label_smoothing: float = 0.0,
+        reduction: str | None = "mean_with_sample_weight",
+        name: str = "token_cross_entropy",
     ):
         # float32 whatever floatx is: the losses of a whole batch are summed in this dtype.
         super().__init__(name=name, reduction=reduction, dtype="float32")

@@ -124,7 +124,7 @@ class BLEU:
     ```
     """
 
-    def __init__(self, tokenize="13a", lowercase=False):
+    def __init__(self, tokenize: str = "13a", lowercase: bool = False):
         try:
             import sacrebleu
         except ImportError as error:
@@ -142,7 +142,7 @@ class BLEU:
         self._hypotheses = []
         self._references = []
 
-    def update(self, hypotheses, references):
+    def update(self, hypotheses: list[str], references: list):
         """Adds texts.
 
         Args:
@@ -179,5 +179,5 @@ class BLEU:
 
     @property
     def signature(self) -> str:
-        """sacrebleu's description of how the last result was computed."""
+        """Description, by sacrebleu, of how the last result was computed."""
         return str(self._metric.get_signature())

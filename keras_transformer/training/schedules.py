@@ -31,14 +31,14 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
     ```
     """
 
-    def __init__(self, peak, warmup_steps):
+    def __init__(self, peak: float, warmup_steps: int):
         super().__init__()
         _check_positive(peak=peak, warmup_steps=warmup_steps)
         self.peak = peak
         self.warmup_steps = warmup_steps
 
     @classmethod
-    def for_width(cls, hidden_dim, warmup_steps=4000):
+    def for_width(cls, hidden_dim: int, warmup_steps: int = 4000) -> "InverseSquareRoot":
         """The paper's: `hidden_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`."""
         _check_positive(hidden_dim=hidden_dim, warmup_steps=warmup_steps)
         return cls((hidden_dim * warmup_steps) ** -0.5, warmup_steps)
@@ -78,7 +78,7 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     ```
     """
 
-    def __init__(self, peak, total_steps, warmup_steps=0):
+    def __init__(self, peak: float, total_steps: int, warmup_steps: int = 0):
         super().__init__()
         _check_positive(peak=peak)
         if not 0 <= warmup_steps < total_steps:

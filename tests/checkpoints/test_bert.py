@@ -112,7 +112,8 @@ def test_minilm_is_the_published_checkpoint():
     source = resolve_preset("minilm_l6_en")
     config, task, metadata = load_config(source)
     theirs, _, _ = load_config(source.weights)
-    assert config == theirs and task is None
+    assert config == theirs
+    assert task == {"name": "TextEmbedder", "pooling": "mean", "normalize": True}
     check_weights(source, config)
     shapes = variable_shapes(config)
     assert sum(np.prod(shape) for shape in shapes.values()) == metadata["parameters"] == 22_713_216

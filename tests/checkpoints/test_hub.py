@@ -16,6 +16,8 @@ from keras_transformer.checkpoints import save_preset
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.checkpoints.conftest import small_backbone
 
+pytestmark = pytest.mark.backend_independent
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REFUSALS = {
     "absent": (404, "RepoNotFound"),

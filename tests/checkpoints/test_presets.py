@@ -25,6 +25,7 @@ from tests.checkpoints.conftest import needs_minilm, small_backbone
 def test_bundled_presets_are_listed_by_task():
     names = list_presets()
     assert "minilm_l6_en" in names and names == sorted(names)
+    assert "minilm_l6_en" in list_presets("text_embedding")
     assert "minilm_l6_en" not in list_presets("text_classification")
     assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
     with pytest.raises(ValueError, match="no task 'poetry'.*'text_classification'"):

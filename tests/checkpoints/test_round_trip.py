@@ -90,7 +90,7 @@ def test_config_overrides_and_fresh_weights(tmp_path):
 
 def test_a_preset_of_another_kind_is_refused(tmp_path):
     save_preset(tmp_path, backbone=small_backbone())
-    with pytest.raises(ValueError, match="is of kind 'encoder', and Decoder of kind 'decoder'"):
+    with pytest.raises(ValueError, match="is of kind 'encoder', and Decoder needs 'decoder'"):
         load_backbone(tmp_path, backbone_class=Decoder)
 
 

@@ -12,9 +12,8 @@ import pytest
 EPOCHS = 3
 
 # Subclassed model with dropout, Adam with a schedule, shuffled buckets; appends each epoch's
-# loss to a file. With a third argument it kills itself inside that epoch.
-SCRIPT = (
-    """
+# loss to a file. It kills itself in the epoch given, if that is not negative.
+SCRIPT = """
 import json, os, signal, sys
 import keras, numpy as np
 from keras_transformer.data import BucketedDataset
@@ -22,7 +21,7 @@ from keras_transformer.training import (
     InverseSquareRoot, LastCheckpoints, ResumableEpochs, TokenCrossEntropy, transformer_adam
 )
 
-folder, losses, kill_in = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, losses, kill_in, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
 rows = [rng.integers(1, 20, size=rng.integers(2, 16)).tolist() for _ in range(60)]
@@ -62,21 +61,19 @@ model.compile(transformer_adam(InverseSquareRoot(0.05, 10)), TokenCrossEntropy(0
 backup = keras.callbacks.BackupAndRestore(folder + "/backup", double_checkpoint=True)
 last = LastCheckpoints(folder + "/last", keep=2)
 model.fit(
-    data, epochs={EPOCHS}, shuffle=False, verbose=0,
+    data, epochs=epochs, shuffle=False, verbose=0,
     callbacks=[backup, ResumableEpochs(data), last, Watch()],
 )
 with open(losses, "a") as file:
     file.write(json.dumps([path.name for path in last.paths]) + "\\n")
 """
-    % EPOCHS
-)
 
 
 def start(folder, losses, kill_in=-1):
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), str(losses), str(kill_in)],
+        [sys.executable, "-c", SCRIPT, str(folder), str(losses), str(kill_in), str(EPOCHS)],
         env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,6 @@ def get_family(values: Mapping[str, Any]) -> Family:
         ValueError: If there is none of that name. The message lists those that are known.
 
     Example:
-
     ```python
     from keras_transformer.checkpoints.families import get_family
 

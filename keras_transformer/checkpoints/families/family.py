@@ -121,9 +121,11 @@ class Family:
         theirs |= self.required
         theirs |= self._published_task(task) if task else {}
         for name, field in self.fields.items():
-            theirs[name] = ours[field.ours]
+            value = ours[field.ours]
             if field.ours == "activation":
-                theirs[name] = next(k for k, v in ACTIVATIONS.items() if v == ours["activation"])
+                value = next(theirs for theirs, known in ACTIVATIONS.items() if known == value)
+            if value is not None:  # their configs leave out what they do not say
+                theirs[name] = value
         return theirs
 
     def task(self, values: Mapping[str, Any]) -> dict[str, Any] | None:

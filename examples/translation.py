@@ -1,0 +1,149 @@
+"""Trains a small Transformer to translate image descriptions, and translates the test set.
+
+    python examples/translation.py --epochs 30 --output my_translator
+
+Killed and started again with the same --work_dir, it goes on where it was. At its end the
+average of the last checkpoints is a preset in --output:
+
+    keras-transformer translate --preset my_translator "a man rides a bike ."
+"""
+
+import json
+import pathlib
+import time
+
+import keras
+from absl import app, flags
+from datasets import multi30k
+
+import keras_transformer as kt
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("source", "en", "Language to translate from: en, de or fr.")
+flags.DEFINE_string("target", "de", "Language to translate to: en, de or fr.")
+flags.DEFINE_string("work_dir", "runs/translation", "Checkpoints and logs, for resuming.")
+flags.DEFINE_string("output", "runs/translation/preset", "Folder of the finished preset.")
+flags.DEFINE_integer("epochs", 30, "Passes over the 29,000 training pairs.", lower_bound=1)
+flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a batch, on either side.", lower_bound=64)
+flags.DEFINE_integer("vocabulary_size", 8000, "Tokens shared by both languages.", lower_bound=300)
+flags.DEFINE_float("learning_rate", 0.005, "Peak of the inverse-square-root schedule.")
+flags.DEFINE_integer("warmup_steps", 1000, "Steps up to the peak.", lower_bound=1)
+flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
+flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a quick look.")
+flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
+
+
+def build(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
+    """The model: 4 + 4 layers of width 128, one matrix for both embeddings and the output."""
+    config = kt.TransformerConfig(
+        kind="seq2seq",
+        vocabulary_size=tokenizer.vocabulary_size,
+        hidden_dim=128,
+        num_layers=4,
+        num_heads=4,
+        intermediate_dim=256,
+        normalize_first=True,
+        dropout=FLAGS.dropout,
+        scale_embedding=True,
+    )
+    translator = kt.Seq2SeqLM(kt.models.Seq2Seq(config), tokenizer)
+    schedule = kt.training.InverseSquareRoot(FLAGS.learning_rate, FLAGS.warmup_steps)
+    translator.compile(
+        optimizer=kt.training.transformer_adam(schedule),
+        loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
+        weighted_metrics=[kt.training.Perplexity()],
+    )
+    return translator
+
+
+def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
+    """The tokenizer of an earlier start, else a new one."""
+    if (folder / "tokenizer.json").is_file():
+        return kt.Tokenizer.from_files(folder)
+    tokenizer = kt.Tokenizer.train(
+        texts, kind="bpe", vocabulary_size=FLAGS.vocabulary_size, lowercase=True
+    )
+    tokenizer.save(folder)
+    return tokenizer
+
+
+def main(_):
+    keras.utils.set_random_seed(FLAGS.seed)
+    work_dir = pathlib.Path(FLAGS.work_dir)
+    languages = FLAGS.source, FLAGS.target
+    source, target = (multi30k("train", language)[: FLAGS.train_pairs] for language in languages)
+    tokenizer = train_tokenizer(work_dir / "tokenizer", source + target)
+    translator = build(tokenizer)
+    dataset = translator.make_dataset(
+        source,
+        target,
+        batch_tokens=FLAGS.batch_tokens,
+        multiple=4,
+        shuffle=True,
+        seed=FLAGS.seed,
+    )
+    print(
+        f"{len(source):,} pairs, {dataset.tokens_per_epoch:,} tokens in {len(dataset)} batches of "
+        f"the lengths {dataset.buckets}, {dataset.padding_share:.1%} padding; "
+        f"{translator.count_params():,} parameters on {keras.backend.backend()}."
+    )
+    validation = [multi30k("val", language) for language in languages]
+    checkpoints = kt.training.LastCheckpoints(work_dir / "checkpoints", keep=10)
+    started = time.time()
+    translator.fit(
+        dataset,
+        epochs=FLAGS.epochs,
+        validation_data=tuple(validation),
+        verbose=2,
+        callbacks=[
+            keras.callbacks.BackupAndRestore(
+                work_dir / "backup", double_checkpoint=True, delete_checkpoint=False
+            ),
+            kt.training.ResumableEpochs(dataset),
+            kt.training.Throughput(dataset),
+            kt.training.BLEUCallback(*validation, tokenize="none", samples=3),
+            checkpoints,
+            keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
+        ],
+    )
+    hours = (time.time() - started) / 3600
+    if checkpoints.paths:
+        checkpoints.average_into(translator)
+
+    test = [multi30k("test_2016_flickr", language) for language in languages]
+    beam = kt.generation.BeamSearch(num_beams=5)
+    started = time.time()
+    hypotheses = translator.generate(test[0], sampler=beam)
+    speed = len(hypotheses) / (time.time() - started)
+    bleu = kt.training.BLEU(tokenize="none")
+    bleu.update(hypotheses, test[1])
+    for i in (0, 100, 500):
+        print(
+            f"\n  source     {test[0][i]}\n  reference  {test[1][i]}\n  model      {hypotheses[i]}"
+        )
+    print(
+        f"\ntest_2016, beam 5: BLEU {bleu.result():.2f} ({bleu.signature}), {speed:.1f} sentences/s"
+    )
+    translator.save_to_preset(
+        FLAGS.output,
+        dtype="float16",
+        metadata={
+            "family": "transformer",
+            "description": f"Translates {FLAGS.source} to {FLAGS.target}, trained on Multi30k.",
+            "test_2016_bleu": round(bleu.result(), 2),
+        },
+    )
+    pathlib.Path(FLAGS.output, "recipe.json").write_text(
+        json.dumps({**flags_of_recipe(), "hours_of_this_start": round(hours, 2)}, indent=2)
+    )
+    print(f"The preset is in {FLAGS.output}.")
+
+
+def flags_of_recipe() -> dict:
+    """The values that make the training again."""
+    names = "source target epochs batch_tokens vocabulary_size learning_rate warmup_steps dropout"
+    return {name: FLAGS[name].value for name in [*names.split(), "seed"]}
+
+
+if __name__ == "__main__":
+    app.run(main)
