@@ -46,8 +46,9 @@ format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench  ## measure the speed beside the peers
-	@$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/.bench  ## speed beside the peers: some minutes on an idle machine
+	@$(BIN)/python benchmarks/encoding.py $(ARGS)
+	@$(BIN)/python benchmarks/finetuning.py $(ARGS)
 
 wheel: $(VENV)/.venv  ## build the package into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .

@@ -5,7 +5,7 @@ from keras_transformer.backend import choose_backend
 choose_backend()  # Before the first import of Keras.
 
 from keras_transformer import data, generation, layers, models, training  # noqa: E402
-from keras_transformer.checkpoints import list_presets  # noqa: E402
+from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -29,6 +29,7 @@ __all__ = [
     "Tokenizer",
     "TransformerConfig",
     "data",
+    "export_to_huggingface",
     "generation",
     "layers",
     "list_presets",

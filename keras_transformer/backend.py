@@ -50,4 +50,4 @@ def _configured() -> bool:
     except (OSError, ValueError):
         return False
     backend = values.get("backend") if isinstance(values, dict) else None
-    return backend is not None and _installed(_PACKAGES.get(backend, backend))
+    return backend in _PACKAGES and _installed(_PACKAGES[backend])

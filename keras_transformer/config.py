@@ -208,6 +208,13 @@ class TransformerConfig:
             raise ValueError(
                 f"position='sinusoidal' needs an even `hidden_dim`, received {self.hidden_dim}."
             )
+        small = self.relative_num_buckets // 2  # of one direction
+        if self.position == "relative" and not 2 <= small < self.relative_max_distance:
+            raise ValueError(
+                "position='relative' needs 4 or more `relative_num_buckets` and a "
+                "`relative_max_distance` above half their number, received "
+                f"{self.relative_num_buckets} and {self.relative_max_distance}."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""

@@ -1,5 +1,6 @@
 """From a preset to a backbone, and to a whole task."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -12,6 +13,7 @@ from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, res
 from keras_transformer.checkpoints.shapes import head_shapes
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models import build_backbone
+from keras_transformer.models.stack import weights_to_be_loaded
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -51,7 +53,8 @@ def load_backbone(
     _check_kind(source, config, backbone_class, (wanted,))
     if load_weights:
         loading.check_weights(source, config)
-    backbone = build_backbone(config, dtype=dtype)
+    with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
+        backbone = build_backbone(config, dtype=dtype)
     if load_weights:
         loading.load_weights(source, backbone)
     return backbone
@@ -70,7 +73,7 @@ def load_task(
     fresh, with a warning. Without tokenizer files the task takes ids only.
 
     Args:
-        task_class: The class, e.g. `TextClassifier`.
+        task_class: The class, e.g. `TextClassifier`; `Task` for the one that the preset names.
         preset: A preset, or what `resolve_preset` made of it.
         load_weights: Whether to load the weights, or leave them fresh.
         dtype: The dtype or dtype policy of the model.
@@ -93,13 +96,10 @@ def load_task(
     assert classifier.num_classes == 2 and classifier.tokenizer is not None
     ```
     """
-    if not hasattr(task_class, "backbone_kinds"):
-        raise ValueError(
-            f"{task_class.__name__}.from_preset does not know which task to make. Call it on a "
-            "task, e.g. TextClassifier."
-        )
     source = resolve_preset(preset)
     config, saved, _ = loading.load_config(source, load_weights)
+    if not hasattr(task_class, "backbone_kinds"):
+        task_class = _saved_class(source, saved, task_class)
     parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
     unknown = sorted(set(options) - set(overrides) - parameters)
@@ -125,7 +125,8 @@ def load_task(
         head = head_shapes(config, values) if keeps_head else None
         loading.check_weights(source, config, head, task_class.__name__)
     tokenizer = Tokenizer.from_preset(source) if source.has_tokenizer else None
-    backbone = build_backbone(config, dtype=dtype)
+    with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
+        backbone = build_backbone(config, dtype=dtype)
     try:
         task = task_class(backbone, tokenizer, **{**values, **chosen})
     except TypeError as error:  # values of other types, from the file or from the caller
@@ -142,6 +143,21 @@ def load_task(
                 task_class.__name__,
             )
     return task
+
+
+def _saved_class(source: PresetSource, saved: dict[str, Any] | None, wanted: type) -> type:
+    """The task that the preset names: one of ours, from a table."""
+    from keras_transformer import tasks  # Tasks are a floor above checkpoints.
+
+    known = {name: getattr(tasks, name) for name in tasks.__all__}
+    known = {n: task for n, task in known.items() if task is not wanted and issubclass(task, wanted)}
+    name = None if saved is None else saved["name"]
+    if name not in known:
+        raise ValueError(
+            f"The preset {source.name!r} names the task {name!r}, and {wanted.__name__} may be one "
+            f"of {', '.join(known)}. Call from_preset on the one that you want."
+        )
+    return known[name]
 
 
 def _same_classes(saved: dict[str, Any], chosen: dict[str, Any]) -> bool:

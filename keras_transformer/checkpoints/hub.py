@@ -95,6 +95,13 @@ class HubName:
             ) from error
         return Path(folder)
 
+    def cached(self, name: str) -> Path | None:
+        """The folder of the snapshot in the cache if the file `name` is in it. No download."""
+        import huggingface_hub
+
+        path = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=self.revision)
+        return Path(path).parent if isinstance(path, str) else None
+
 
 def _status(error: Exception) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)

@@ -112,18 +112,35 @@ class PresetSource(os.PathLike):
         """The headers of the weights, see `Checkpoint`."""
         return Checkpoint(self.weights.directory)
 
-    def _weights_elsewhere(self, pointer: dict[str, str]) -> "PresetSource":
-        """Follows a bundled preset to the weights of an installed package or on the hub."""
+    @property
+    def local_weights(self) -> list[Path]:
+        """The files of the weights that are on this machine, none if they must be downloaded."""
+        folder = self.directory
+        pointer = None if self.is_huggingface else self.config.get("weights")
+        if pointer is not None:
+            hub = HubName.parse(pointer["hub"])
+            folder = self._package_folder(pointer) or hub.cached(CONFIG_FILE)
+        patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
+        return [path for pattern in patterns for path in folder.glob(pattern)] if folder else []
+
+    def _package_folder(self, pointer: dict[str, str]) -> Path | None:
+        """The folder of the weights in an installed package."""
         if not self.bundled:  # a stranger's folder may not send us to other places of the disk
             raise ValueError(
                 f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
                 "presets of this package may. Save the model with save_to_preset instead."
             )
         spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
-        if spec is not None and spec.submodule_search_locations:
-            folder = path_inside(spec.submodule_search_locations[0], pointer["folder"])
-            if folder.is_dir():
-                return PresetSource(self.name, folder)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"])
+        return folder if folder.is_dir() else None
+
+    def _weights_elsewhere(self, pointer: dict[str, str]) -> "PresetSource":
+        """Follows a bundled preset to the weights of an installed package or on the hub."""
+        folder = self._package_folder(pointer)
+        if folder is not None:
+            return PresetSource(self.name, folder)
         hub = HubName.parse(pointer["hub"])
         try:
             folder = hub.download((CONFIG_FILE, *WEIGHT_FILES))

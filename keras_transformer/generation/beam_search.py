@@ -34,7 +34,7 @@ class BeamSearch(Sampler):
         early_stopping: bool.
 
     Raises:
-        ValueError: if `num_beams` is below 1.
+        ValueError: if `num_beams` is not an integer of at least 1, or `length_penalty` no number.
 
     Example:
     ```python
@@ -53,8 +53,12 @@ class BeamSearch(Sampler):
     early_stopping: bool = False
 
     def __post_init__(self):
-        if self.num_beams < 1:
-            raise ValueError(f"`num_beams` must be at least 1, received {self.num_beams}.")
+        if not isinstance(self.num_beams, int) or self.num_beams < 1:
+            raise ValueError(
+                f"`num_beams` must be an integer of at least 1, received {self.num_beams!r}."
+            )
+        if not isinstance(self.length_penalty, (int, float)):
+            raise ValueError(f"`length_penalty` must be a number, received {self.length_penalty!r}.")
 
     @property
     def rows_per_prompt(self) -> int:
@@ -74,8 +78,8 @@ class BeamSearch(Sampler):
         totals = ops.reshape(log_probabilities, (prompts, beams, vocabulary))
         totals = ops.reshape(totals + state.scores[..., None], (prompts, beams * vocabulary))
 
-        # Twice as many as beams, so that enough stay open if all the best ones end.
-        count = min(2 * beams, beams * vocabulary)
+        # As many more than beams as can end, so that enough stay open if all the best ones do.
+        count = min((1 + max(1, len(limits.end_ids))) * beams, beams * vocabulary)
         scores, places = ops.top_k(totals, count)
         parents, chosen = places // vocabulary, ops.cast(places % vocabulary, "int32")
         tokens = _set_column(_pick(state.tokens, parents), step, chosen)
@@ -83,6 +87,8 @@ class BeamSearch(Sampler):
 
         length = ops.cast(step + 1, "float32") ** self.length_penalty
         counts = ops.logical_and(ended, ops.arange(count) < beams)
+        # With more beams than beginnings there are, the rest of the rows hold none.
+        counts = ops.logical_and(counts, scores > _WORST / 2)
         counts = ops.logical_and(counts, ops.logical_not(state.finished)[:, None])
         ended_scores = ops.where(counts, scores / length, _WORST)
         ended_scores = ops.concatenate([state.ended_scores, ended_scores], axis=1)

@@ -20,14 +20,13 @@ def compile_function(function: Callable, model: keras.Model) -> Callable:
     if backend == "jax":
         import jax
 
-        variables = model.weights
-
         @jax.jit
         def pure(values, *args):
-            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            mapping = list(zip(model.weights, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
                 return function(*args)
 
-        return lambda *args: pure([variable.value for variable in variables], *args)
+        return lambda *args: pure([variable.value for variable in model.weights], *args)
     if backend == "tensorflow":
         import tensorflow as tf
 

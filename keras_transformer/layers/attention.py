@@ -45,13 +45,16 @@ class MultiHeadAttention(keras.layers.Layer):
         mask: bool `(batch, query_length)`, the real tokens of `query`. In self-attention with
             a cache `(batch, slots)`, the filled slots.
         value_mask: bool `(batch, key_length)`, the real tokens of `value`. Both masks come by
-            themselves from layers that make Keras masks.
+            themselves from layers that make Keras masks; Keras names the first `query_mask`
+            when other tensors than `query` are given too.
         attention_mask: bool `(batch, query_length, key_length)`, True where allowed.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
         positions: int `(batch, query_length)`, for `rotary_base` and `window`.
         key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
-            self-attention. The rotary embedding always takes `positions` for both.
-        pack_ids: int `(batch, query_length)`, which packed document a token is of.
+            self-attention, where with a cache it is for `window` alone: the keys in the cache
+            are rotated already.
+        pack_ids: int `(batch, query_length)`, which packed document a token is of. For
+            self-attention.
         cache: tuple `(keys, values)`, each `(batch, slots, num_key_value_heads, head_dim)`.
             Self-attention writes the new keys and values from slot `cache_index` on and reads
             all. Cross-attention without `value` reads what an earlier call returned.
@@ -154,6 +157,7 @@ class MultiHeadAttention(keras.layers.Layer):
         value=None,
         key=None,
         mask=None,
+        query_mask=None,
         value_mask=None,
         attention_mask=None,
         bias=None,
@@ -170,7 +174,8 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.rotary:
             queries = self.rotary(queries, positions=positions)
         if value is not None or self_attention:
-            keys, values = self._keys_and_values(query, value, key, positions)
+            rotation = positions if self_attention else key_positions
+            keys, values = self._keys_and_values(query, value, key, rotation)
         else:
             keys, values = cache
         if self_attention and cache is not None:
@@ -179,6 +184,7 @@ class MultiHeadAttention(keras.layers.Layer):
         if self_attention and cache is None and key_positions is None:
             key_positions = positions
 
+        mask = query_mask if mask is None else mask
         parts = {
             "padding": mask if self_attention else value_mask,
             "window": self.window,

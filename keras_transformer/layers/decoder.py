@@ -118,7 +118,7 @@ class DecoderBlock(EncoderBlock):
         x = self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
         return x if cache is None else (x, updated)
 
-    def compute_mask(self, inputs, encoder_states=None, mask=None, **kwargs):
+    def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
     def compute_output_spec(self, inputs, encoder_states=None, cache=None, **kwargs):

@@ -54,6 +54,15 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
         outputs = super().call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 
+    def compute_mask(self, inputs, mask=None):
+        # Keras sets the mask in its own `call`, where scaling and quantization lose it again.
+        states = keras.backend.is_float_dtype(inputs.dtype)  # the inputs of `reverse=True`
+        return None if states or not self.mask_zero else ops.not_equal(inputs, 0)
+
+    def quantize(self, mode=None, type_check: bool = True, config=None):
+        # Keras refuses subclasses, which may compute otherwise. This one only scales.
+        super().quantize(mode, type_check=False, config=config)
+
     def quantized_call(self, inputs, reverse: bool = False):
         # Keras calls this one instead of `call` once the layer is quantized.
         outputs = super().quantized_call(inputs, reverse=reverse)
@@ -62,11 +71,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
     def _scaled(self, vectors):
         if not self.scale:
             return vectors
-        scaled = vectors * ops.cast(math.sqrt(self.output_dim), vectors.dtype)
-        mask = getattr(vectors, "_keras_mask", None)
-        if mask is not None:
-            scaled._keras_mask = mask
-        return scaled
+        return vectors * ops.cast(math.sqrt(self.output_dim), vectors.dtype)
 
     def get_config(self) -> dict:
         config = super().get_config()

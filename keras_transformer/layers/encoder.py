@@ -43,7 +43,7 @@ class EncoderBlock(keras.layers.Layer):
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
         mask: bool `(batch, length)`, True for real tokens. Comes by itself from layers that
-            make Keras masks.
+            make Keras masks; Keras names it `inputs_mask` when other tensors are given too.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         positions: int `(batch, length)`.
         pack_ids: int `(batch, length)`, which packed document a token is of.
@@ -171,8 +171,17 @@ class EncoderBlock(keras.layers.Layer):
         return norm(inputs + self.dropout_layer(function(inputs), training=training))
 
     def call(
-        self, inputs, mask=None, bias=None, positions=None, pack_ids=None, training: bool = False
+        self,
+        inputs,
+        mask=None,
+        inputs_mask=None,
+        bias=None,
+        positions=None,
+        pack_ids=None,
+        training: bool = False,
     ):
+        mask = inputs_mask if mask is None else mask
+
         def attend(x):
             return self.self_attention(
                 x, mask=mask, bias=bias, positions=positions, pack_ids=pack_ids, training=training

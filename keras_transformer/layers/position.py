@@ -60,8 +60,8 @@ class SinusoidalPosition(keras.layers.Layer):
         shape = ops.shape(waves)
         return ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
 
-    def compute_output_shape(self, input_shape, positions_shape=None):
-        return input_shape
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return (positions_shape[0] if positions_shape else 1, *inputs_shape[1:])
 
     def get_config(self) -> dict:
         return {**super().get_config(), "max_wavelength": self.max_wavelength}
@@ -101,14 +101,21 @@ class LearnedPosition(keras.layers.Embedding):
         super().__init__(max_sequence_length, hidden_dim, **kwargs)
 
     def call(self, inputs, positions=None):
+        return super().call(self._checked(inputs, positions))
+
+    def quantized_call(self, inputs, positions=None):
+        # Keras calls this one instead of `call` once the layer is quantized.
+        return super().quantized_call(self._checked(inputs, positions))
+
+    def _checked(self, inputs, positions):
+        """The positions to look up, if there is a vector for each."""
         length = inputs.shape[1]
         if length is not None and length > self.input_dim:
             raise ValueError(
                 f"The sequence has {length} tokens, but there are learned positions for "
                 f"{self.input_dim} only. Truncate the input, or raise `max_sequence_length`."
             )
-        positions = sequence_positions(inputs) if positions is None else positions
-        return super().call(positions)
+        return sequence_positions(inputs) if positions is None else positions
 
     def compute_output_shape(self, input_shape, positions_shape=None):
         return (*(positions_shape or (1, input_shape[1])), self.output_dim)
@@ -202,6 +209,9 @@ class RelativePositionBias(keras.layers.Layer):
     Returns:
         Float `(batch or 1, num_heads, query_length, key_length)`.
 
+    Raises:
+        ValueError: if there are too few buckets, or `max_distance` lies within the small ones.
+
     Example:
     ```python
     import numpy as np
@@ -228,6 +238,13 @@ class RelativePositionBias(keras.layers.Layer):
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.bidirectional = bidirectional
+        self._exact = num_buckets // (4 if bidirectional else 2)  # distances 0, 1, ... alone
+        if self._exact < 1 or max_distance <= self._exact:
+            raise ValueError(
+                f"num_buckets={num_buckets} and max_distance={max_distance} leave no distances "
+                f"to share a bucket. Give at least {4 if bidirectional else 2} buckets, and a "
+                f"`max_distance` above {self._exact}."
+            )
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, query_positions_shape=None, key_positions_shape=None):
@@ -250,7 +267,7 @@ class RelativePositionBias(keras.layers.Layer):
             distance = ops.abs(distance)
         else:
             distance = ops.maximum(-distance, 0)
-        exact = buckets // 2
+        exact = self._exact
         # The floor of the logarithm decides the bucket: in float32 on every backend.
         ratio = ops.cast(ops.maximum(distance, 1), "float32") / exact
         scaled = ops.log(ratio) / math.log(self.max_distance / exact) * (buckets - exact)
@@ -311,8 +328,8 @@ class ALiBi(keras.layers.Layer):
     def call(self, query_positions, key_positions):
         distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
         distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
-        slopes = np.asarray(_slopes(self.num_heads), "float32").reshape(1, -1, 1, 1)
-        return ops.cast(-distance * slopes, self.compute_dtype)
+        slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")
+        return ops.cast(-distance * slopes[:, None, None], self.compute_dtype)
 
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return (
@@ -328,7 +345,8 @@ class ALiBi(keras.layers.Layer):
 
 def _angles(positions, dim: int, base: float):
     """Position times frequency in float32, `(batch, length, dim / 2)`."""
-    frequencies = np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim).astype("float32")
+    frequencies = np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim)
+    frequencies = ops.convert_to_tensor(frequencies, dtype="float32")
     return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies
 
 

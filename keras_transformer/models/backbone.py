@@ -23,6 +23,7 @@ class Backbone(keras.Model):
     """
 
     kind: str  # The `config.kind` that a subclass serves.
+    id_inputs: tuple[str, ...]  # Its inputs that hold token ids.
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         if not isinstance(config, TransformerConfig):
@@ -73,8 +74,12 @@ class Backbone(keras.Model):
         return self.token_embedding(hidden_states, reverse=True)
 
     def check_ids(self, **ids) -> None:
-        """ValueError if NumPy ids are outside the vocabulary or a row is too long."""
+        """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
         for name, array in ids.items():
+            if array.dtype.kind not in "iu":
+                raise ValueError(
+                    f"`{name}` must hold token ids, which are integers, received {array.dtype}."
+                )
             if array.size and not (
                 0 <= int(array.min()) and int(array.max()) < self.config.vocabulary_size
             ):

@@ -43,6 +43,7 @@ class Decoder(Backbone):
     """
 
     kind = "decoder"
+    id_inputs = ("token_ids",)
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)

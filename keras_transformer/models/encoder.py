@@ -42,6 +42,7 @@ class Encoder(Backbone):
     """
 
     kind = "encoder"
+    id_inputs = ("token_ids",)
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)

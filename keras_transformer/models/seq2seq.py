@@ -48,6 +48,7 @@ class Seq2Seq(Backbone):
     """
 
     kind = "seq2seq"
+    id_inputs = ("encoder_token_ids", "decoder_token_ids")
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)

@@ -1,5 +1,9 @@
 """From embedded tokens to hidden states: positions, blocks, final normalization."""
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import keras
 from keras import ops
 
@@ -16,8 +20,23 @@ from keras_transformer.layers.position import (
 )
 
 
+_loading = contextvars.ContextVar("loading", default=False)
+
+
+@contextlib.contextmanager
+def weights_to_be_loaded() -> Iterator[None]:
+    """Within, models are made with zeros: drawing random numbers to overwrite takes seconds."""
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
 def kernel_initializer(config: TransformerConfig) -> keras.initializers.Initializer:
     """The initializer of every projection."""
+    if _loading.get():
+        return keras.initializers.Zeros()
     if config.initializer_range is None:
         return keras.initializers.GlorotUniform()
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
@@ -25,6 +44,8 @@ def kernel_initializer(config: TransformerConfig) -> keras.initializers.Initiali
 
 def embedding_initializer(config: TransformerConfig) -> keras.initializers.Initializer:
     """The initializer of every embedding."""
+    if _loading.get():
+        return keras.initializers.Zeros()
     stddev = config.initializer_range or config.hidden_dim**-0.5
     return keras.initializers.RandomNormal(stddev=stddev)
 

@@ -76,6 +76,18 @@ class CausalLM(LanguageModel):
         tokenizer = self._require_tokenizer()
         return without_end(tokenizer.encode_batch(texts), tokenizer.end_id)
 
+    def _to_texts(self, prompts, continuations, return_prompt):
+        decode = self._require_tokenizer().decode_batch
+        wholes = decode([row + ids for row, ids in zip(prompts, continuations, strict=True)])
+        if return_prompt:
+            return wholes
+        # Decoded alone, a continuation may lose the space before its first word.
+        parts = zip(wholes, decode(prompts), decode(continuations), strict=True)
+        return [
+            whole[len(prompt) :] if whole.startswith(prompt) else alone
+            for whole, prompt, alone in parts
+        ]
+
     def _engine_inputs(self, ids, mask):
         return {"token_ids": ids, "padding_mask": mask}
 

@@ -7,7 +7,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.generation import samplers
 from keras_transformer.generation.engine import Engine, round_up
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.task import Task, text_rows
+from keras_transformer.tasks.task import Task, batching, is_text, text_rows
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
@@ -36,14 +36,17 @@ class LanguageModel(Task):
         self.sampler = samplers.get(sampler)
         super().compile(*args, **kwargs)
 
+    @property
+    def number_of_targets(self) -> int:
+        return self.backbone.config.vocabulary_size
+
     def call(self, inputs, training: bool = False):
         return self.backbone.logits(self.backbone(inputs, training=training))
 
     def predict(self, x, batch_size=None, **kwargs):
-        if isinstance(x, (list, tuple)):
+        if is_text(x) and not isinstance(x, str):
             # The logits of all batches are put in one array: all get the longest length.
-            lengths = [self.make_dataset(x).buckets[-1]]
-            dataset = self.make_dataset(x, buckets=lengths, batch_size=batch_size or 32)
+            dataset = self.make_dataset(x, max_buckets=1, **batching(batch_size))
             return dataset.restore_order(super().predict(dataset, **kwargs))
         return super().predict(x, batch_size=batch_size, **kwargs)
 
@@ -75,23 +78,27 @@ class LanguageModel(Task):
         """
         sampler = self.sampler if sampler is None else samplers.get(sampler)
         for name, value in {"max_new_tokens": max_new_tokens, "batch_size": batch_size}.items():
-            if not isinstance(value, int) or value < 1:
+            if not _is_int(value) or value < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
         rows, as_text, single = self._prompt_ids(prompts)
-        for row in rows:
+        for place, row in enumerate(rows):
             if not row:
-                raise ValueError("A prompt is empty: there must be at least one token.")
-            self.backbone.check_ids(prompts=np.asarray(row))
+                raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
+            self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
         self._check_room(rows, max_new_tokens)
-        outputs: list = [None] * len(rows)
+        continuations: list = [None] * len(rows)
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for first in range(0, len(rows), batch_size):
             chosen = by_length[first : first + batch_size]
             new = self._generate_batch([rows[i] for i in chosen], max_new_tokens, sampler)
             for i, ids in zip(chosen, new, strict=True):
-                outputs[i] = rows[i] + ids if return_prompt else ids
+                continuations[i] = ids
         if as_text:
-            outputs = self._require_tokenizer().decode_batch(outputs)
+            outputs = self._to_texts(rows, continuations, return_prompt)
+        elif return_prompt:
+            outputs = [row + ids for row, ids in zip(rows, continuations, strict=True)]
+        else:
+            outputs = continuations
         return outputs[0] if single else outputs
 
     def _generate_batch(self, rows, max_new_tokens, sampler) -> list[list[int]]:
@@ -130,7 +137,9 @@ class LanguageModel(Task):
         if isinstance(prompts, str):
             return self._encode_prompts([prompts]), True, True
         rows = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
-        if not isinstance(rows, (list, tuple)) or not len(rows):
+        if isinstance(rows, (list, tuple)) and not rows:
+            raise ValueError("`prompts` is empty: there must be at least one prompt.")
+        if not isinstance(rows, (list, tuple)):
             raise ValueError(
                 "`prompts` must be a string, a list of strings, or lists of token ids, received "
                 f"{str(prompts)[:60]!r} of type {type(prompts).__name__}."
@@ -147,6 +156,9 @@ class LanguageModel(Task):
     # What a subclass says of itself.
 
     def _encode_prompts(self, texts: list[str]) -> list[list[int]]:
+        raise NotImplementedError
+
+    def _to_texts(self, prompts, continuations, return_prompt: bool) -> list[str]:
         raise NotImplementedError
 
     def _engine_inputs(self, ids, mask) -> dict:

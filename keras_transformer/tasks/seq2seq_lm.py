@@ -55,6 +55,9 @@ class Seq2SeqLM(LanguageModel):
         if start_id is None and tokenizer is not None:
             start_id = tokenizer.start_id
         self.start_id = self.pad_id if start_id is None else start_id
+        if not isinstance(self.start_id, int):
+            raise ValueError(f"`start_id` must be a token id, received {start_id!r}.")
+        backbone.check_ids(start_id=np.asarray([self.start_id]))
 
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
@@ -103,6 +106,11 @@ class Seq2SeqLM(LanguageModel):
 
     def _encode_prompts(self, texts):
         return self._require_tokenizer().encode_batch(texts)
+
+    def _to_texts(self, prompts, continuations, return_prompt):
+        if return_prompt:
+            continuations = [row + ids for row, ids in zip(prompts, continuations, strict=True)]
+        return self._require_tokenizer().decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
         return {

@@ -1,6 +1,7 @@
 """What every task shares: strings in and out of Keras's own verbs, presets, checks."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ class Task(keras.Model):
     """
 
     backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
+    needs_labels = False  # Whether `fit` on strings needs `y`.
 
     def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
         if not isinstance(backbone, Backbone) or backbone.config.kind not in self.backbone_kinds:
@@ -32,6 +34,10 @@ class Task(keras.Model):
             raise ValueError(
                 f"{type(self).__name__} needs a backbone of kind "
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}."
+            )
+        if not isinstance(tokenizer, Tokenizer | None):
+            raise ValueError(
+                f"`tokenizer` must be a Tokenizer or None, received {_describe(tokenizer)}."
             )
         if tokenizer is not None and tokenizer.vocabulary_size > backbone.config.vocabulary_size:
             raise ValueError(
@@ -62,6 +68,11 @@ class Task(keras.Model):
     def task_values(self) -> dict[str, Any]:
         """The values beside the backbone's that make the task again."""
         return {}
+
+    @property
+    def number_of_targets(self) -> int | None:
+        """Integer targets are below this number. None for a task that has none."""
+        return None
 
     @property
     def head(self) -> dict[str, keras.Variable]:
@@ -100,25 +111,23 @@ class Task(keras.Model):
         Returns:
             The `History`.
         """
-        if _is_text(x):
+        if is_text(x):
             if kwargs.pop("validation_split", 0.0):
                 raise ValueError(
                     "`validation_split` is not available for strings. Split them yourself and "
                     "give the second part as `validation_data=(x, y)`."
                 )
+            self._check_labels_given(y)
             seed = int(np.random.randint(2**31)) if seed is None else seed
             x = self.make_dataset(
                 x, y, sample_weight, shuffle=shuffle, seed=seed,
-                **_batching(batch_size, batch_tokens),
+                **batching(batch_size, batch_tokens),
             )  # fmt: skip
             y = sample_weight = batch_size = None
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
-        self._check_arrays(x)
-        if isinstance(validation_data, tuple) and _is_text(validation_data[0]):
-            validation_data = self.make_dataset(
-                *validation_data, **_batching(kwargs.pop("validation_batch_size", None), None)
-            )
+        self._check_arrays(x, y)
+        validation_data = self._validation(validation_data, kwargs)
         if isinstance(x, BucketedDataset):
             shuffle = False  # It shuffles by itself.
         return super().fit(
@@ -128,33 +137,65 @@ class Task(keras.Model):
 
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
-        if _is_text(x):
-            x = self.make_dataset(x, y, sample_weight, **_batching(batch_size, None))
+        if is_text(x):
+            self._check_labels_given(y)
+            x = self.make_dataset(x, y, sample_weight, **batching(batch_size))
             y = sample_weight = batch_size = None
-        self._check_arrays(x)
+        self._check_arrays(x, y)
         return super().evaluate(x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs)
 
     def predict(self, x, batch_size=None, **kwargs):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
-        if not _is_text(x):
+        if not is_text(x):
             self._check_arrays(x)
             return super().predict(x, batch_size=batch_size, **kwargs)
         if isinstance(x, str):
             raise ValueError("Give a list of strings: predict([text]), not predict(text).")
-        dataset = self.make_dataset(x, **_batching(batch_size, None))
+        dataset = self.make_dataset(x, **batching(batch_size))
         return dataset.restore_order(super().predict(dataset, **kwargs))
 
-    def _check_arrays(self, x):
+    def _validation(self, data, options: dict):
+        """`validation_data` with strings made a dataset."""
+        whole = is_text(data) and not isinstance(data, tuple)  # texts that are their own targets
+        if whole or (isinstance(data, tuple) and data and is_text(data[0])):
+            size = options.pop("validation_batch_size", None)
+            x, y, *weight = (data, None) if whole else (*data, None)[: max(2, len(data))]
+            self._check_labels_given(y)
+            return self.make_dataset(x, y, *weight, **batching(size))
+        if isinstance(data, tuple):
+            self._check_arrays(*data[:2])
+        return data
+
+    def _check_labels_given(self, y):
+        if y is None and self.needs_labels:
+            raise ValueError(f"{type(self).__name__} learns from labels: give `y`, one a text.")
+
+    def _check_arrays(self, x, y=None):
+        """ValueError for arrays that the model would take, and compute nonsense of."""
         if isinstance(x, dict):
-            ids = {name: array for name, array in x.items() if name.endswith("token_ids")}
-            self.backbone.check_ids(
-                **{name: array for name, array in ids.items() if isinstance(array, np.ndarray)}
-            )
-        elif isinstance(x, (list, tuple, bytes, str)) or x is None:
+            needed = self.backbone.id_inputs
+            if not set(needed) <= set(x):
+                raise ValueError(
+                    f"{type(self).__name__} needs a dict with {' and '.join(map(repr, needed))}, "
+                    f"received one with {sorted(map(str, x))}."
+                )
+            for name, array in x.items():
+                if isinstance(array, (list, tuple)):
+                    raise ValueError(
+                        f"`{name}` must be an array, received a {type(array).__name__}. Pad the "
+                        "rows to one length and make them a NumPy array, or give strings."
+                    )
+            self.backbone.check_ids(**{n: x[n] for n in needed if isinstance(x[n], np.ndarray)})
+        elif x is None or isinstance(x, (str, bytes, int, float, list, tuple, np.ndarray)):
             raise ValueError(
                 f"{type(self).__name__} takes strings, a dict of arrays or a dataset, received "
                 f"{_describe(x)}."
             )
+        count = self.number_of_targets
+        if count is not None and isinstance(y, np.ndarray) and y.size and y.dtype.kind in "iu":
+            outside = y[((y < 0) | (y >= count)) & (y != getattr(self.loss, "ignore_class", None))]
+            if outside.size:
+                raise ValueError(f"`y` must be from 0 to {count - 1}, but holds {outside[0]}.")
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -212,9 +253,12 @@ class Task(keras.Model):
 
 def text_rows(texts, name: str = "x") -> list[str]:
     """Texts as a list of strings. ValueError for anything else, with its place."""
+    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
     if isinstance(texts, str):
         raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
-    rows = texts.tolist() if isinstance(texts, np.ndarray) else list(texts)
+    if isinstance(texts, (bytes, dict)) or not isinstance(texts, Iterable):
+        raise ValueError(f"`{name}` must be a list of strings, received {_describe(texts)}.")
+    rows = list(texts)
     if not rows:
         raise ValueError(f"`{name}` is empty: there must be at least one text.")
     for place, text in enumerate(rows):
@@ -226,16 +270,17 @@ def text_rows(texts, name: str = "x") -> list[str]:
     return rows
 
 
-def _is_text(x) -> bool:
+def is_text(x) -> bool:
     """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "OUS"
     if isinstance(x, tuple):
-        return len(x) > 0 and all(_is_text(part) for part in x)
+        return len(x) > 0 and all(is_text(part) for part in x)
     return isinstance(x, (str, list))
 
 
-def _batching(batch_size, batch_tokens) -> dict:
+def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict:
+    """The options of `BucketedDataset` for those of Keras's verbs."""
     return {"batch_size": 32 if batch_size is None else batch_size, "batch_tokens": batch_tokens}
 
 

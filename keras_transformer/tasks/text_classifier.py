@@ -49,6 +49,7 @@ class TextClassifier(Task):
     """
 
     backbone_kinds = ("encoder",)
+    needs_labels = True
 
     def __init__(
         self,
@@ -87,6 +88,10 @@ class TextClassifier(Task):
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
+
+    @property
+    def number_of_targets(self) -> int:
+        return self.num_classes
 
     def call(self, inputs, training: bool = False):
         pooled = self.backbone.pool(self.backbone(inputs, training=training))

@@ -1,0 +1,90 @@
+"""Ordinary text to words apart from their punctuation, and back, as Moses does it.
+
+Corpora of machine translation, such as Multi30k, are distributed in this form. A model that was
+trained on it wants its input so, whatever its own tokenizer does afterwards.
+"""
+
+import re
+
+# What may end in a point without ending a sentence.
+_ABBREVIATIONS = frozenset(
+    ("mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "inc", "ltd", "co")
+)
+_ESCAPES = {
+    "&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;",
+    "[": "&#91;", "]": "&#93;",
+}  # fmt: skip
+_ENTITY = re.compile("|".join(map(re.escape, _ESCAPES.values())))
+_TYPOGRAPHIC = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "…": "..."})
+
+
+def moses_tokenize(text: str) -> str:
+    """Puts spaces between words and punctuation, and escapes what Moses escapes.
+
+    The rules of the English tokenizer of Moses, with few abbreviations: a point at the end of a
+    word, a comma that is not in a number, any other sign but the hyphen, and an apostrophe with
+    what follows. Text in this form already does not change.
+
+    Args:
+        text: a string. Its case is kept.
+
+    Returns:
+        The words and signs, one space between two.
+
+    Example:
+    ```python
+    from keras_transformer.tokenizers import moses_tokenize
+
+    assert moses_tokenize("A man's bike, isn't it?") == "A man &apos;s bike , isn &apos;t it ?"
+    ```
+
+    Source: Koehn et al. 2007, "Moses", `tokenizer.perl`.
+    """
+    text = _unescape(text).translate(_TYPOGRAPHIC)
+    text = re.sub(r"([^\w\s.'`,-]|_)", r" \1 ", text)
+    text = re.sub(r"(\.{2,})", r" \1 ", text)
+    text = re.sub(r"(?<!\d),|,(?!\d)", " , ", text)
+    text = re.sub(r"(?<![^\W_])'|'(?![^\W_])", " ' ", text)  # at an end of a word
+    text = re.sub(r"(?<=[^\W_])'(?=[^\W_])", " '", text)  # inside
+    text = re.sub(r"(?<!\S)' (?=(?:s|re|ve|ll|d|m|t)(?!\S))", "'", text)  # set apart already
+    words = text.split()
+    for place, word in enumerate(words):
+        stem, last = word[:-1], place == len(words) - 1
+        if word.endswith(".") and stem.strip("."):
+            initials = "." in stem and any(map(str.isalpha, stem))
+            goes_on = not last and words[place + 1][0].islower()
+            abbreviated = stem.lower() in _ABBREVIATIONS or (len(stem) == 1 and stem.isalpha())
+            if not (initials or goes_on or (abbreviated and not last)):
+                words[place] = f"{stem} ."
+    return re.sub(r"[&|<>'\"\[\]]", lambda sign: _ESCAPES[sign[0]], " ".join(words))
+
+
+def moses_detokenize(text: str) -> str:
+    """Joins punctuation to its words again: what a translation is shown as.
+
+    Args:
+        text: words and signs with spaces between them, as `moses_tokenize` gives them.
+
+    Returns:
+        The text as it is written. Case does not come back.
+
+    Example:
+    ```python
+    from keras_transformer.tokenizers import moses_detokenize
+
+    words = "ein mann , der &quot; hallo &quot; sagt ."
+    assert moses_detokenize(words) == 'ein mann, der "hallo" sagt.'
+    ```
+
+    Source: Koehn et al. 2007, "Moses", `detokenizer.perl`.
+    """
+    text = _unescape(text)
+    text = re.sub(r'"\s*([^"]*?)\s*"', r'"\1"', text)
+    text = re.sub(r"\s+([.,!?;:%)\]}]|\.{2,})(?=\s|\"|$)", r"\1", text)
+    text = re.sub(r"([(\[{])\s+", r"\1", text)
+    return re.sub(r"(?<=\w)\s+'(?=\w)", "'", text)
+
+
+def _unescape(text: str) -> str:
+    signs = {entity: sign for sign, entity in _ESCAPES.items()}
+    return _ENTITY.sub(lambda entity: signs[entity[0]], text)

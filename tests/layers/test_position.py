@@ -1,0 +1,172 @@
+"""Positions against their formulas and the reference implementations."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import (
+    ALiBi,
+    LearnedPosition,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPosition,
+)
+from tests.layers.conftest import assert_close, differs, numpy, random
+
+
+def sinusoids(length, dim):
+    """Vaswani et al. 2017, section 3.5, value by value."""
+    table = np.zeros((length, dim))
+    for pos in range(length):
+        for i in range(dim // 2):
+            angle = pos / 10000 ** (2 * i / dim)
+            table[pos, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
+    return table.astype("float32")
+
+
+def test_sinusoidal_table():
+    table = SinusoidalPosition()(np.zeros((2, 200, 16), "float32"))
+    assert_close(table, sinusoids(200, 16)[None], atol=2e-5)
+    positions = np.array([[0, 1, 5], [9, 0, 199]])
+    given = SinusoidalPosition()(np.zeros((2, 3, 16), "float32"), positions=positions)
+    assert_close(given, sinusoids(200, 16)[positions], atol=2e-5)
+
+
+def test_sinusoidal_angles_are_float32_in_half_precision():
+    table = SinusoidalPosition(dtype="mixed_bfloat16")(np.zeros((1, 500, 16), "float32"))
+    assert keras.backend.standardize_dtype(table.dtype) == "bfloat16"
+    assert_close(table, sinusoids(500, 16)[None], atol=0.005)
+
+
+def test_sinusoidal_odd_width():
+    with pytest.raises(ValueError, match="need an even last dimension, received 5"):
+        SinusoidalPosition()(np.zeros((1, 3, 5), "float32"))
+
+
+def test_learned_positions():
+    layer = LearnedPosition(6, 8)
+    result = layer(np.zeros((2, 4, 8), "float32"))
+    table = numpy(layer.embeddings)
+    assert_close(result, table[None, :4])
+    positions = np.array([[5, 0, 1], [2, 2, 3]])
+    assert_close(layer(np.zeros((2, 3, 8), "float32"), positions=positions), table[positions])
+
+
+def test_more_tokens_than_learned_positions():
+    message = "The sequence has 7 tokens, but there are learned positions for 6 only. Truncate"
+    with pytest.raises(ValueError, match=message):
+        LearnedPosition(6, 8)(np.zeros((2, 7, 8), "float32"))
+
+
+def test_learned_positions_in_int8():
+    layer = LearnedPosition(6, 8)
+    x = np.zeros((1, 4, 8), "float32")
+    before = numpy(layer(x))
+    layer.quantize("int8", type_check=False)
+    assert_close(layer(x), before, atol=1e-3)
+    with pytest.raises(ValueError, match="learned positions for 6 only"):
+        layer(np.zeros((1, 7, 8), "float32"))
+
+
+def test_rotary_equals_the_reference(torch):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    x, positions = random(2, 5, 3, 8), np.array([[0, 1, 2, 3, 4], [7, 3, 90, 0, 1]])
+    frequencies = 1 / 10000 ** (torch.arange(0, 8, 2) / 8)
+    angles = torch.tensor(positions)[..., None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    queries = torch.tensor(x).transpose(1, 2)
+    expected, _ = llama.apply_rotary_pos_emb(queries, queries, angles.cos(), angles.sin())
+    result = RotaryEmbedding()(x, positions=positions)
+    assert_close(result, expected.transpose(1, 2).numpy())
+
+
+def test_rotary_products_depend_on_the_distance_alone():
+    rotary, x = RotaryEmbedding(), random(1, 2, 1, 8)
+
+    def product(first, second):
+        y = numpy(rotary(x, positions=np.array([[first, second]])))
+        return (y[0, 0, 0] * y[0, 1, 0]).sum()
+
+    assert product(3, 5) == pytest.approx(product(13, 15), abs=1e-5)
+    assert product(3, 5) != pytest.approx(product(3, 6), abs=1e-3)
+    norms = np.linalg.norm(numpy(rotary(x)), axis=-1)
+    np.testing.assert_allclose(norms, np.linalg.norm(x, axis=-1), rtol=1e-5)
+
+
+def test_rotary_odd_width():
+    with pytest.raises(ValueError, match="need an even head size, received 5"):
+        RotaryEmbedding()(np.zeros((1, 3, 2, 5), "float32"))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (8, 20)])
+def test_relative_bias_equals_t5(torch, bidirectional, buckets, distance):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    layer = RelativePositionBias(3, buckets, distance, bidirectional=bidirectional)
+    queries, keys = np.arange(150)[None], np.arange(170)[None]
+    result = layer(queries, keys)
+    relative = torch.tensor(keys[0][None] - queries[0][:, None])
+    expected = t5.T5Attention._relative_position_bucket(
+        relative, bidirectional=bidirectional, num_buckets=buckets, max_distance=distance
+    ).numpy()
+    assert_close(result, numpy(layer.embeddings)[expected].transpose(2, 0, 1)[None])
+
+
+def test_relative_bias_by_row():
+    layer = RelativePositionBias(2)
+    rows = np.array([[0, 1, 2], [5, 9, 0]])
+    result = numpy(layer(rows, rows))
+    assert result.shape == (2, 2, 3, 3)
+    for i in range(2):
+        assert_close(layer(rows[i : i + 1], rows[i : i + 1])[0], result[i])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_buckets": 3},
+        {"num_buckets": 1, "bidirectional": False},
+        {"num_buckets": 32, "max_distance": 8},
+        {"num_buckets": 32, "max_distance": 16, "bidirectional": False},
+    ],
+)
+def test_relative_buckets_that_leave_nothing_to_share(values):
+    with pytest.raises(ValueError, match="leave no distances to share a bucket"):
+        RelativePositionBias(2, **values)
+
+
+def test_alibi_slopes_of_the_paper():
+    # Press et al. 2021, section 3: for 8 heads 1/2, 1/4, ... 1/256; 16 heads from 1/sqrt(2).
+    positions = np.array([[0, 1]])
+    eight = -numpy(ALiBi(8)(positions, positions))[0, :, 1, 0]
+    np.testing.assert_allclose(eight, [2.0**-i for i in range(1, 9)])
+    sixteen = -numpy(ALiBi(16)(positions, positions))[0, :, 1, 0]
+    np.testing.assert_allclose(sixteen, [2 ** (-i / 2) for i in range(1, 17)], rtol=1e-6)
+    # Between powers of two: those of 8 heads, then every other one of 16 (the authors' code).
+    twelve = -numpy(ALiBi(12)(positions, positions))[0, :, 1, 0]
+    np.testing.assert_allclose(twelve, [*eight, *sixteen[0:8:2]], rtol=1e-6)
+
+
+def test_alibi_is_linear_in_the_distance():
+    queries, keys = np.array([[2, 5]]), np.array([[0, 2, 9]])
+    result = numpy(ALiBi(8)(queries, keys))
+    assert result.shape == (1, 8, 2, 3)
+    np.testing.assert_allclose(result[0, 0], [[-1, 0, -3.5], [-2.5, -1.5, -2]])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (SinusoidalPosition(), (1, 5, 8)),
+        (LearnedPosition(9, 8), (1, 5, 8)),
+        (RotaryEmbedding(), (2, 5, 2, 8)),
+    ],
+)
+def test_symbolic_shapes_equal_the_real_ones(layer, shape):
+    x = random(2, 5, 8) if len(shape) == 3 else random(2, 5, 2, 8)
+    positions = np.tile(np.arange(5), (2, 1))
+    symbolic = keras.KerasTensor(x.shape), keras.KerasTensor((2, 5), dtype="int32")
+    assert layer(x).shape == layer(symbolic[0]).shape == shape
+    result = layer(x, positions=positions)
+    assert result.shape == layer(symbolic[0], positions=symbolic[1]).shape == x.shape
+    assert not differs(layer(x), result[: shape[0]], by=1e-6)

@@ -1,0 +1,182 @@
+"""The config: what it accepts, refuses and derives, and its way through JSON."""
+
+import dataclasses
+import json
+
+import pytest
+
+from keras_transformer import TransformerConfig
+
+pytestmark = pytest.mark.backend_independent
+
+SMALL = {
+    "kind": "encoder",
+    "vocabulary_size": 20,
+    "hidden_dim": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_dim": 16,
+}
+SEQ2SEQ = {**SMALL, "kind": "seq2seq"}
+
+
+def config(**values):
+    return TransformerConfig(**{**SMALL, **values})
+
+
+def test_defaults_are_those_of_the_original_transformer():
+    base = TransformerConfig(
+        kind="seq2seq",
+        vocabulary_size=37_000,
+        hidden_dim=512,
+        num_layers=6,
+        num_heads=8,
+        intermediate_dim=2048,
+    )
+    assert (base.head_dim, base.num_key_value_heads, base.num_decoder_layers) == (64, 8, 6)
+    assert (base.activation, base.normalization, base.position) == (
+        "relu",
+        "layer_norm",
+        "sinusoidal",
+    )
+    assert base.tie_embeddings and not base.normalize_first and not base.final_normalization
+
+
+def test_values_that_follow_from_others():
+    assert config(hidden_dim=13, head_dim=4, position="none").head_dim == 4
+    assert config(normalize_first=True).final_normalization
+    assert not config(normalize_first=True, final_normalization=False).final_normalization
+    assert config(kind="seq2seq", num_decoder_layers=1).num_decoder_layers == 1
+    assert config().num_decoder_layers is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_dim": 13}, "`hidden_dim` must be divisible by `num_heads`.*13.*3.*`head_dim`"),
+        ({"num_key_value_heads": 2}, "multiple of `num_key_value_heads`, received 3 and 2"),
+        ({"num_key_value_heads": 6}, "multiple of `num_key_value_heads`, received 3 and 6"),
+        ({"kind": "decoder", "pooler": True}, "`pooler` needs kind='encoder'.*'decoder'"),
+        ({"num_decoder_layers": 2}, "`num_decoder_layers` needs kind='seq2seq'.*'encoder'"),
+        ({"position": "rotary", "head_dim": 5}, "'rotary' needs an even `head_dim`, received 5"),
+        ({"hidden_dim": 15}, "'sinusoidal' needs an even `hidden_dim`, received 15"),
+        (
+            {"position": "relative", "relative_num_buckets": 3},
+            "4 or more `relative_num_buckets`.*3 and 128",
+        ),
+        (
+            {"position": "relative", "relative_max_distance": 16},
+            "`relative_max_distance` above half.*32 and 16",
+        ),
+        ({"kind": "unet"}, "`kind` must be one of 'encoder', 'decoder', 'seq2seq'.*'unet'"),
+        ({"position": "polar"}, "`position` must be one of 'none'.*'polar'"),
+        ({"normalization": "batch"}, "`normalization` must be one of 'layer_norm'.*'batch'"),
+        ({"activation": "tanh"}, "`activation` must be one of 'relu'.*'tanh'"),
+        ({"score": "cos"}, "`score` must be one of 'scaled_dot'.*'cos'"),
+        ({"segment_vocabulary_size": -1}, "`segment_vocabulary_size` must be 0.*-1"),
+        ({"hidden_dim": None}, "`hidden_dim` must be of type int, received None"),
+        ({"hidden_dim": 12.0}, "`hidden_dim` must be of type int, received 12.0 of type float"),
+        ({"num_layers": "2"}, "`num_layers` must be of type int, received '2' of type str"),
+        ({"num_layers": True}, "`num_layers` must be of type int, received True of type bool"),
+        ({"use_bias": 1}, "`use_bias` must be of type bool, received 1"),
+        ({"kind": 3}, "`kind` must be of type str, received 3"),
+        ({"dropout": "0.1"}, "`dropout` must be of type float, received '0.1'"),
+    ],
+)
+def test_refuses(values, message):
+    with pytest.raises(ValueError, match=message):
+        config(**values)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocabulary_size",
+        "hidden_dim",
+        "num_layers",
+        "num_heads",
+        "intermediate_dim",
+        "max_sequence_length",
+        "num_key_value_heads",
+        "head_dim",
+        "window",
+        "relative_num_buckets",
+        "relative_max_distance",
+        "num_decoder_layers",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -4])
+def test_refuses_numbers_below_one(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be at least 1, received {value}"):
+        TransformerConfig(**{**SEQ2SEQ, name: value})
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])
+def test_refuses_rates_outside_of_zero_to_one(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` is a rate and must be in \[0, 1\)"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["normalization_epsilon", "rotary_base", "initializer_range"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_refuses_numbers_that_are_not_positive(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be a positive number, received"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        SMALL,
+        {**SMALL, "normalize_first": True, "initializer_range": 0.02, "window": 3},
+        {**SMALL, "kind": "decoder", "num_key_value_heads": 1, "head_dim": 8, "dropout": 0.1},
+        {**SEQ2SEQ, "num_decoder_layers": 1, "position": "relative"},
+    ],
+)
+def test_round_trip_through_json(values):
+    first = TransformerConfig(**values)
+    assert TransformerConfig.from_json(first.to_json()) == first
+    assert TransformerConfig.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    # Values that followed from others are written too: the file is complete.
+    assert set(first.to_dict()) == {field.name for field in dataclasses.fields(first)}
+
+
+def test_from_dict_names_what_is_wrong():
+    with pytest.raises(ValueError, match=r"Unknown config values: colour, n_layers. Known are: "):
+        TransformerConfig.from_dict({**SMALL, "n_layers": 3, "colour": "red"})
+    with pytest.raises(ValueError, match="The config lacks the values: kind, hidden_dim"):
+        TransformerConfig.from_dict(
+            {k: v for k, v in SMALL.items() if k not in ("kind", "hidden_dim")}
+        )
+    for wrong in (None, [1], "encoder"):
+        with pytest.raises(ValueError, match="must be a dictionary, received"):
+            TransformerConfig.from_dict(wrong)
+    with pytest.raises(ValueError):
+        TransformerConfig.from_json("{")
+    with pytest.raises(ValueError, match="must be a dictionary, received list"):
+        TransformerConfig.from_json("[]")
+
+
+def test_replace():
+    first = config(normalize_first=True)
+    wider = first.replace(hidden_dim=24, num_heads=4)
+    assert (wider.head_dim, wider.num_key_value_heads) == (6, 4)  # followed, follow again
+    assert first.head_dim == 4 and first.num_heads == 3
+    assert not first.replace(normalize_first=False).final_normalization
+    assert config(head_dim=8).replace(hidden_dim=24).head_dim == 8  # was given, stays
+    assert TransformerConfig(**SEQ2SEQ).replace(num_layers=3).num_decoder_layers == 3
+    assert TransformerConfig(**SEQ2SEQ).replace(kind="decoder").num_decoder_layers is None
+    with pytest.raises(ValueError, match="Unknown config values: width"):
+        first.replace(width=3)
+    with pytest.raises(ValueError, match="`dropout` is a rate"):
+        first.replace(dropout=2)
+
+
+def test_frozen_and_hashable():
+    first = config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.hidden_dim = 24
+    assert len({first, config(), config(dropout=0.1)}) == 2
+    with pytest.raises(TypeError):
+        TransformerConfig("encoder", 20, 12, 2, 3, 16)
