@@ -2,10 +2,11 @@
 
     python examples/translation.py --epochs 30 --output my_translator
 
-Killed and started again with the same --work_dir, it goes on where it was. At its end the
-average of the last checkpoints is a preset in --output:
+Killed and started again with the same flags, it goes on with the epoch that it was in; started
+again with more --epochs, it trains on. At its end the average of the last checkpoints is a preset
+in --output:
 
-    keras-transformer translate --preset my_translator "a man rides a bike ."
+    keras-transformer translate --preset my_translator "A man rides a bike."
 """
 
 import json
@@ -19,9 +20,9 @@ from datasets import multi30k
 import keras_transformer as kt
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("source", "en", "Language to translate from: en, de or fr.")
-flags.DEFINE_string("target", "de", "Language to translate to: en, de or fr.")
-flags.DEFINE_string("work_dir", "runs/translation", "Checkpoints and logs, for resuming.")
+flags.DEFINE_enum("source", "en", ["en", "de", "fr"], "Language to translate from.")
+flags.DEFINE_enum("target", "de", ["en", "de", "fr"], "Language to translate to.")
+flags.DEFINE_string("work_dir", "runs/translation", "Checkpoints and logs of one run.")
 flags.DEFINE_string("output", "runs/translation/preset", "Folder of the finished preset.")
 flags.DEFINE_integer("epochs", 30, "Passes over the 29,000 training pairs.", lower_bound=1)
 flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a batch, on either side.", lower_bound=64)
@@ -30,7 +31,14 @@ flags.DEFINE_float("learning_rate", 0.005, "Peak of the inverse-square-root sche
 flags.DEFINE_integer("warmup_steps", 1000, "Steps up to the peak.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
 flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a quick look.")
+flags.DEFINE_integer("eval_pairs", None, "Validate and test on the first pairs only, likewise.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
+
+EXAMPLES = {
+    "en": "A man rides a bike.",
+    "de": "Ein Mann fährt Fahrrad.",
+    "fr": "Un homme fait du vélo.",
+}
 
 
 def build(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
@@ -67,9 +75,34 @@ def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
     return tokenizer
 
 
+def check_recipe(work_dir: pathlib.Path):
+    """Refuses to go on with a run that was started with other values."""
+    path = work_dir / "recipe.json"
+    if not path.is_file():
+        work_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(recipe(), indent=2), encoding="utf-8")
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = [
+        f"--{name}={before[name]}" for name, value in recipe().items() if before[name] != value
+    ]
+    if changed:
+        raise app.UsageError(
+            f"The run in {work_dir} was started with {' '.join(changed)}. Give the same again to "
+            "go on with it, or another --work_dir to start anew."
+        )
+
+
+def recipe() -> dict:
+    """The values that make the training again, but for its length."""
+    names = "source target batch_tokens vocabulary_size learning_rate warmup_steps dropout"
+    return {name: FLAGS[name].value for name in [*names.split(), "train_pairs", "seed"]}
+
+
 def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     work_dir = pathlib.Path(FLAGS.work_dir)
+    check_recipe(work_dir)
     languages = FLAGS.source, FLAGS.target
     source, target = (multi30k("train", language)[: FLAGS.train_pairs] for language in languages)
     tokenizer = train_tokenizer(work_dir / "tokenizer", source + target)
@@ -87,7 +120,7 @@ def main(_):
         f"the lengths {dataset.buckets}, {dataset.padding_share:.1%} padding; "
         f"{translator.count_params():,} parameters on {keras.backend.backend()}."
     )
-    validation = [multi30k("val", language) for language in languages]
+    validation = [multi30k("val", language)[: FLAGS.eval_pairs] for language in languages]
     checkpoints = kt.training.LastCheckpoints(work_dir / "checkpoints", keep=10)
     started = time.time()
     translator.fit(
@@ -96,28 +129,28 @@ def main(_):
         validation_data=tuple(validation),
         verbose=2,
         callbacks=[
-            keras.callbacks.BackupAndRestore(
-                work_dir / "backup", double_checkpoint=True, delete_checkpoint=False
-            ),
             kt.training.ResumableEpochs(dataset),
             kt.training.Throughput(dataset),
             kt.training.BLEUCallback(*validation, tokenize="none", samples=3),
             checkpoints,
             keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
+            # Last: an epoch is over once all that belongs to it is written.
+            keras.callbacks.BackupAndRestore(
+                work_dir / "backup", double_checkpoint=True, delete_checkpoint=False
+            ),
         ],
     )
     hours = (time.time() - started) / 3600
-    if checkpoints.paths:
-        checkpoints.average_into(translator)
+    checkpoints.average_into(translator)
 
-    test = [multi30k("test_2016_flickr", language) for language in languages]
+    test = [multi30k("test_2016_flickr", language)[: FLAGS.eval_pairs] for language in languages]
     beam = kt.generation.BeamSearch(num_beams=5)
     started = time.time()
     hypotheses = translator.generate(test[0], sampler=beam)
     speed = len(hypotheses) / (time.time() - started)
     bleu = kt.training.BLEU(tokenize="none")
     bleu.update(hypotheses, test[1])
-    for i in (0, 100, 500):
+    for i in range(0, len(test[0]), max(1, len(test[0]) // 3)):
         print(
             f"\n  source     {test[0][i]}\n  reference  {test[1][i]}\n  model      {hypotheses[i]}"
         )
@@ -129,20 +162,18 @@ def main(_):
         dtype="float16",
         metadata={
             "family": "transformer",
+            "text": "moses",  # The command then takes ordinary text.
             "description": f"Translates {FLAGS.source} to {FLAGS.target}, trained on Multi30k.",
             "test_2016_bleu": round(bleu.result(), 2),
         },
     )
     pathlib.Path(FLAGS.output, "recipe.json").write_text(
-        json.dumps({**flags_of_recipe(), "hours_of_this_start": round(hours, 2)}, indent=2)
+        json.dumps(
+            {**recipe(), "epochs": FLAGS.epochs, "hours_of_this_start": round(hours, 2)}, indent=2
+        )
     )
-    print(f"The preset is in {FLAGS.output}.")
-
-
-def flags_of_recipe() -> dict:
-    """The values that make the training again."""
-    names = "source target epochs batch_tokens vocabulary_size learning_rate warmup_steps dropout"
-    return {name: FLAGS[name].value for name in [*names.split(), "seed"]}
+    print(f"The preset is in {FLAGS.output}. Try:")
+    print(f'  keras-transformer translate --preset {FLAGS.output} "{EXAMPLES[FLAGS.source]}"')
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ from keras import ops
 from keras_transformer.layers import scores
 from keras_transformer.layers.masking import combine_masks
 from keras_transformer.layers.position import RotaryEmbedding
+from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(Rematerializable, keras.layers.Layer):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -125,22 +126,24 @@ class MultiHeadAttention(keras.layers.Layer):
         self.query_dense = self._projection(self.num_heads * head_dim, "query")
         self.key_dense = self._projection(self.num_key_value_heads * head_dim, "key")
         self.value_dense = self._projection(self.num_key_value_heads * head_dim, "value")
-        self.score_function = scores.get(
-            score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
-        )
-        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
-        self.rotary = rotary_base and RotaryEmbedding(rotary_base, dtype=self.dtype_policy)
+        with one_piece():
+            self.score_function = scores.get(
+                score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
+            )
+            self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+            self.rotary = rotary_base and RotaryEmbedding(rotary_base, dtype=self.dtype_policy)
 
     def _projection(self, units: int, name: str) -> keras.layers.Dense:
         # A fresh initializer each: one instance would give all kernels of a shape one value.
         initializer = self.kernel_initializer.clone()
-        return keras.layers.Dense(
-            units,
-            use_bias=self.use_bias,
-            kernel_initializer=initializer,
-            name=name,
-            dtype=self.dtype_policy,
-        )
+        with one_piece():
+            return keras.layers.Dense(
+                units,
+                use_bias=self.use_bias,
+                kernel_initializer=initializer,
+                name=name,
+                dtype=self.dtype_policy,
+            )
 
     def build(self, query_shape, value_shape=None, key_shape=None):
         value_shape = value_shape or query_shape
@@ -221,6 +224,9 @@ class MultiHeadAttention(keras.layers.Layer):
         dropped = training and self.dropout > 0
         fused = self.score_function.scale is not None and not (dropped or return_weights)
         described = any(part is not None for part in parts.values())
+        if not fused or self.num_key_value_heads == 1:
+            # The kernels share key heads among groups, but TensorFlow's not a single one.
+            keys, values = self._ungroup(keys), self._ungroup(values)
         if fused and self.causal and cache_index is None and bias is None and not described:
             # The kernel knows causality: no mask is made.
             output = ops.dot_product_attention(
@@ -234,14 +240,10 @@ class MultiHeadAttention(keras.layers.Layer):
                 # Not every backend's kernel takes both: the mask goes into the bias.
                 bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
                 allowed = None
-            if self.num_key_value_heads == 1:
-                # The kernels share key heads among groups, but TensorFlow's not a single one.
-                keys, values = self._ungroup(keys), self._ungroup(values)
             output = ops.dot_product_attention(
                 queries, keys, values, bias=bias, mask=allowed, scale=self.score_function.scale
             )
             return output, None
-        keys, values = self._ungroup(keys), self._ungroup(values)
         logits = ops.cast(self.score_function(queries, keys), "float32")
         if bias is not None:
             logits = logits + ops.cast(bias, "float32")

@@ -5,9 +5,11 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.layers.remat import Rematerializable
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(keras.layers.ReversibleEmbedding):
+class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding):
     """Token ids to vectors, and states back to vocabulary logits with the same matrix.
 
     Args:
@@ -49,6 +51,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
     ):
         super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
         self.scale = scale
+        self.supports_masking = True  # Hidden states may carry a mask, which ends here.
 
     def call(self, inputs, reverse: bool = False):
         outputs = super().call(inputs, reverse=reverse)

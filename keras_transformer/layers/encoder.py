@@ -4,6 +4,7 @@ import keras
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
@@ -16,7 +17,7 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(keras.layers.Layer):
+class EncoderBlock(Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
@@ -112,22 +113,24 @@ class EncoderBlock(keras.layers.Layer):
         self.supports_masking = True
 
         self.self_attention_norm = self._norm("self_attention_norm")
-        self.feed_forward = FeedForward(
-            intermediate_dim,
-            activation=activation,
-            gated=gated,
-            use_bias=use_bias,
-            kernel_initializer=self.kernel_initializer,
-            name="feed_forward",
-            dtype=self.dtype_policy,
-        )
         self.feed_forward_norm = self._norm("feed_forward_norm")
-        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+        with one_piece():
+            self.feed_forward = FeedForward(
+                intermediate_dim,
+                activation=activation,
+                gated=gated,
+                use_bias=use_bias,
+                kernel_initializer=self.kernel_initializer,
+                name="feed_forward",
+                dtype=self.dtype_policy,
+            )
+            self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
     def _norm(self, name: str) -> keras.layers.Layer:
-        return make_normalization(
-            self.normalization, self.normalization_epsilon, name=name, dtype=self.dtype_policy
-        )
+        with one_piece():
+            return make_normalization(
+                self.normalization, self.normalization_epsilon, name=name, dtype=self.dtype_policy
+            )
 
     def _attention(self, hidden_dim: int, name: str, **kwargs) -> MultiHeadAttention:
         if self.head_dim is None and hidden_dim % self.num_heads:
@@ -135,20 +138,21 @@ class EncoderBlock(keras.layers.Layer):
                 f"The width of the input, {hidden_dim}, is not divisible by num_heads="
                 f"{self.num_heads}. Change one of them, or give `head_dim`."
             )
-        return MultiHeadAttention(
-            self.num_heads,
-            self.head_dim or hidden_dim // self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            score=self.score,
-            max_sequence_length=self.max_sequence_length,
-            use_bias=self.use_bias,
-            dropout=self.attention_dropout,
-            kernel_initializer=self.kernel_initializer,
-            seed=self.seed,
-            name=name,
-            dtype=self.dtype_policy,
-            **kwargs,
-        )
+        with one_piece():
+            return MultiHeadAttention(
+                self.num_heads,
+                self.head_dim or hidden_dim // self.num_heads,
+                num_key_value_heads=self.num_key_value_heads,
+                score=self.score,
+                max_sequence_length=self.max_sequence_length,
+                use_bias=self.use_bias,
+                dropout=self.attention_dropout,
+                kernel_initializer=self.kernel_initializer,
+                seed=self.seed,
+                name=name,
+                dtype=self.dtype_policy,
+                **kwargs,
+            )
 
     def build(self, input_shape):
         # The attention needs the width of the input for the width of a head.

@@ -5,6 +5,8 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.layers.remat import Rematerializable, one_piece
+
 _ACTIVATIONS = {
     "relu": ops.relu,
     "gelu": functools.partial(ops.gelu, approximate=False),
@@ -14,7 +16,7 @@ _ACTIVATIONS = {
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(Rematerializable, keras.layers.Layer):
     """Two projections with an activation between, at each position alone.
 
     `output(activation(intermediate(x)))`, or gated `output(activation(gate(x)) * intermediate(x))`.
@@ -75,13 +77,14 @@ class FeedForward(keras.layers.Layer):
         self.gate_dense = self._projection(intermediate_dim, "gate") if gated else None
 
     def _projection(self, units: int, name: str) -> keras.layers.Dense:
-        return keras.layers.Dense(
-            units,
-            use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
-            name=name,
-            dtype=self.dtype_policy,
-        )
+        with one_piece():
+            return keras.layers.Dense(
+                units,
+                use_bias=self.use_bias,
+                kernel_initializer=self.kernel_initializer.clone(),
+                name=name,
+                dtype=self.dtype_policy,
+            )
 
     def build(self, input_shape):
         self.intermediate_dense.build(input_shape)

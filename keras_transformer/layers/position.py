@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.layers.remat import Rematerializable
+
 
 def sequence_positions(inputs):
     """Positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
@@ -13,7 +15,7 @@ def sequence_positions(inputs):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SinusoidalPosition(keras.layers.Layer):
+class SinusoidalPosition(Rematerializable, keras.layers.Layer):
     """Sine and cosine waves of geometrically growing wavelength, to add to the embeddings.
 
     `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, `PE(pos, 2i+1)` the cosine of the same.
@@ -68,7 +70,7 @@ class SinusoidalPosition(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LearnedPosition(keras.layers.Embedding):
+class LearnedPosition(Rematerializable, keras.layers.Embedding):
     """A trained vector per position, to add to the embeddings.
 
     Args:
@@ -117,8 +119,8 @@ class LearnedPosition(keras.layers.Embedding):
             )
         return sequence_positions(inputs) if positions is None else positions
 
-    def compute_output_shape(self, input_shape, positions_shape=None):
-        return (*(positions_shape or (1, input_shape[1])), self.output_dim)
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return (*(positions_shape or (1, inputs_shape[1])), self.output_dim)
 
     def compute_output_spec(self, inputs, positions=None):
         shape = (1, inputs.shape[1]) if positions is None else positions.shape
@@ -132,7 +134,7 @@ class LearnedPosition(keras.layers.Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RotaryEmbedding(keras.layers.Layer):
+class RotaryEmbedding(Rematerializable, keras.layers.Layer):
     """Rotates pairs of features of queries and keys by an angle that grows with the position.
 
     Feature `i` is paired with `i + head_dim / 2`. The product of a rotated query and a rotated
@@ -181,8 +183,8 @@ class RotaryEmbedding(keras.layers.Layer):
         rotated = ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return ops.cast(rotated, inputs.dtype)
 
-    def compute_output_shape(self, input_shape, positions_shape=None):
-        return input_shape
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        return inputs_shape
 
     def get_config(self) -> dict:
         return {**super().get_config(), "base": self.base}

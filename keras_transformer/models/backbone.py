@@ -64,6 +64,9 @@ class Backbone(keras.Model):
         for stack in self.stacks:
             stack.build(states)
 
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
+
     @property
     def stacks(self) -> list[Stack]:
         """The stacks of blocks, in the order of the forward pass."""

@@ -18,6 +18,7 @@ from keras_transformer.layers.position import (
     SinusoidalPosition,
     sequence_positions,
 )
+from keras_transformer.layers.remat import one_piece
 
 
 _loading = contextvars.ContextVar("loading", default=False)
@@ -116,7 +117,8 @@ class Stack(keras.layers.Layer):
         elif config.position == "alibi":
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
         self.embedding_norm = self._norm("embedding_norm", config.embedding_normalization)
-        self.dropout_layer = keras.layers.Dropout(config.dropout, dtype=self.dtype_policy)
+        with one_piece():
+            self.dropout_layer = keras.layers.Dropout(config.dropout, dtype=self.dtype_policy)
         kind = DecoderBlock if causal else EncoderBlock
         extra = {"cross_attention": cross_attention} if causal else {}
         self.blocks = [
@@ -220,6 +222,9 @@ class Stack(keras.layers.Layer):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return self.dropout_layer(x, training=training)
+
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # All blocks recomputed at once save nothing: each one is by itself.
 
     def compute_output_spec(self, inputs, **kwargs):
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)

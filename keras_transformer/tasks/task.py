@@ -156,12 +156,13 @@ class Task(keras.Model):
 
     def _validation(self, data, options: dict):
         """`validation_data` with strings made a dataset."""
-        whole = is_text(data) and not isinstance(data, tuple)  # texts that are their own targets
-        if whole or (isinstance(data, tuple) and data and is_text(data[0])):
-            size = options.pop("validation_batch_size", None)
-            x, y, *weight = (data, None) if whole else (*data, None)[: max(2, len(data))]
+        if is_text(data) and not isinstance(data, tuple):
+            data = (data,)  # Texts that are their own targets.
+        if isinstance(data, tuple) and data and is_text(data[0]):
+            x, y, sample_weight = (*data, None, None)[:3]
             self._check_labels_given(y)
-            return self.make_dataset(x, y, *weight, **batching(size))
+            size = options.pop("validation_batch_size", None)
+            return self.make_dataset(x, y, sample_weight, **batching(size))
         if isinstance(data, tuple):
             self._check_arrays(*data[:2])
         return data

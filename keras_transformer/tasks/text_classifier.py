@@ -140,7 +140,9 @@ class TextClassifier(Task):
 
     def _class_numbers(self, y, rows: int) -> np.ndarray:
         labels = np.asarray(y)
-        if labels.dtype.kind in "US" and self.labels is not None:
+        if labels.dtype.kind == "O":  # such as a column of a data frame
+            labels = np.asarray(labels.tolist())
+        if labels.dtype.kind == "U" and self.labels is not None:
             unknown = sorted(set(labels.tolist()) - set(self.labels))
             if unknown:
                 raise ValueError(f"Unknown labels {unknown}, known are {self.labels}.")

@@ -130,12 +130,7 @@ class LastCheckpoints(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         # Here and not in on_train_begin: by now BackupAndRestore has put back the step.
         self._step = self._begin = self._current_step()
-        if self.paths is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            steps = {path: _step_of(path) for path in self.directory.iterdir()}
-            mine = [path for path, step in steps.items() if 0 < step <= self._step]
-            self.paths = sorted(mine, key=steps.get)
-            self._prune()
+        self._find()
 
     def on_train_batch_end(self, batch, logs=None):
         # Counts, rather than ask the optimizer: on JAX that would copy the whole state.
@@ -146,6 +141,9 @@ class LastCheckpoints(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.every == "epoch":
             self._save_model()
+
+    def on_train_end(self, logs=None):
+        self._find()  # A run that was resumed at its end had no epoch.
 
     def average_into(self, model: keras.Model):
         """Sets the model's weights to the average of the checkpoints kept.
@@ -171,6 +169,17 @@ class LastCheckpoints(keras.callbacks.Callback):
                 )
         for name, variable in variables.items():
             variable.assign(average[name])
+
+    def _find(self):
+        """Takes over the files of a run that was resumed, once."""
+        if self.paths is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        step = self._current_step()
+        steps = {path: _step_of(path) for path in self.directory.iterdir()}
+        mine = [path for path, its_step in steps.items() if 0 < its_step <= step]
+        self.paths = sorted(mine, key=steps.get)
+        self._prune()
 
     def _current_step(self):
         return int(ops.convert_to_numpy(self.model.optimizer.iterations))

@@ -46,7 +46,7 @@ def randomize(layer, seed=0):
 
 def copy_weights(source, target):
     for mine, theirs in zip(target.weights, source.weights, strict=True):
-        mine.assign(theirs)
+        mine.assign(ops.convert_to_numpy(theirs))  # a copy: JAX gives arrays away in training
 
 
 def from_config(layer):

@@ -1,0 +1,173 @@
+"""Each example runs as a user starts it, on real data and with small settings."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_transformer as kt
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 500
+
+
+@pytest.fixture
+def start(backend, shared_data, tmp_path):
+    """Starts an example in an empty folder."""
+
+    def start(name, *arguments):
+        return subprocess.Popen(
+            [
+                sys.executable,
+                str(ROOT / "examples" / f"{name}.py"),
+                f"--data_dir={shared_data}" if name != "demo" else "--seed=0",
+                *map(str, arguments),
+            ],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "KERAS_BACKEND": backend,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONUNBUFFERED": "1",
+                "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling is most of the time here
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def run(start):
+    """Runs an example to its end: what it printed."""
+
+    def run(name, *arguments, code=0):
+        process = start(name, *arguments)
+        printed, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == code, printed
+        return printed
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def presets(tmp_path_factory):
+    """A folder with an encoder and a translator that know nothing, but are fast."""
+    folder = tmp_path_factory.mktemp("presets")
+    tokenizer = kt.Tokenizer.train(["a man rides a bike ."] * 2, vocabulary_size=300)
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
+    sizes["vocabulary_size"] = tokenizer.vocabulary_size
+    encoder = kt.models.Encoder(kt.TransformerConfig(kind="encoder", **sizes))
+    kt.TextEmbedder(encoder, tokenizer).save_to_preset(folder / "encoder")
+    backbone = kt.models.Seq2Seq(kt.TransformerConfig(kind="seq2seq", **sizes))
+    kt.Seq2SeqLM(backbone, tokenizer).save_to_preset(folder / "translator")
+    return folder
+
+
+def shares(text):
+    return [float(share) / 100 for share in re.findall(r"([\d.]+)%", text)]
+
+
+def test_demo(run, presets):
+    reviews = ["I loved it.", "It was dull."]
+    models = [f"--encoder={presets / 'encoder'}", f"--translator={presets / 'translator'}"]
+    printed = run("demo", *models, "--epochs=1", *reviews)
+    before, after = shares(re.search(r"accuracy on the held-out reviews: (.*)", printed)[1])
+    assert 0.3 < before < 0.7
+    assert 0.3 < after < 0.8
+    for review in reviews:
+        assert re.search(rf"  (negative|positive)  +[\d.]+%  {re.escape(review)}\n", printed)
+    assert len(re.findall(r"  A .*?\.? +-> ", printed)) >= 3
+    assert re.search(r"Done in \d+ s on \w+: held-out accuracy .*, 4 translations\.\n$", printed)
+
+
+def test_demo_says_a_wrong_preset_before_it_trains(run):
+    printed = run("demo", "--translator=transformer_tiny_en_dee", code=1)
+    assert "There is no preset 'transformer_tiny_en_dee'" in printed
+    assert "Sentiment" not in printed
+
+
+def test_classification(run, presets, tmp_path):
+    preset = f"--preset={presets / 'encoder'}"
+    printed = run("classification", preset, "--train_size=64", "--output=classifier")
+    table = printed[printed.index("SST-2, 872 dev sentences") :]
+    scratch, tuned = (
+        shares(re.search(rf"  {n} +.*", table)[0])[0] for n in ("from scratch", "fine-tuned")
+    )
+    gain = re.search(r"  gain +([+-][\d.]+)%", table)
+    assert 0.4 < scratch < 0.7
+    assert 0.4 < tuned < 0.7
+    assert float(gain[1]) / 100 == pytest.approx(tuned - scratch, abs=2e-3)
+    classifier = kt.TextClassifier.from_preset(tmp_path / "classifier")
+    assert classifier.classify(["what a film"])[0][0] in ("negative", "positive")
+
+
+def test_language_model(run, tmp_path):
+    printed = run("language_model", "--train_size=200", "--epochs=1", "--output=model")
+    assert "Before the training:" in printed
+    assert printed.count("ROMEO:\n  O") == 2
+    losses = printed[printed.index("validation loss a token") :].splitlines()[1]
+    before, after = map(float, losses.split())
+    assert after < before
+    assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=2)
+
+
+def test_custom_model(run):
+    printed = run("custom_model", "--train_size=300", "--epochs=1")
+    assert 0.4 < shares(re.search(r"accuracy on 872 dev sentences: .*", printed)[0])[0] <= 1
+    assert len(re.findall(r"  positive with +[\d.]+%  ", printed)) == 3
+
+
+def test_translation_killed_and_started_again(start, run, tmp_path):
+    flags = [
+        "--train_pairs=300",
+        "--eval_pairs=8",
+        "--vocabulary_size=400",
+        "--batch_tokens=8192",
+        "--warmup_steps=4",
+        "--epochs=3",
+        "--work_dir=work",
+        "--output=translator",
+    ]
+    process = start("translation", *flags)
+    for line in process.stdout:
+        if line.startswith("Epoch 2/3"):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == -signal.SIGKILL
+    assert [row["epoch"] for row in log(tmp_path)] == ["0"]
+    assert not (tmp_path / "translator").exists()
+
+    printed = run("translation", *flags)
+    assert "Epoch 1/3" not in printed
+    assert "Epoch 2/3\n" in printed
+    assert [row["epoch"] for row in log(tmp_path)] == ["0", "1", "2"]
+    assert all(float(row["tokens_per_second"]) > 0 for row in log(tmp_path))
+    checkpoints = sorted(path.name for path in (tmp_path / "work" / "checkpoints").iterdir())
+    assert len(checkpoints) == 3
+    assert re.search(
+        r"test_2016, beam 5: BLEU [\d.]+ \(nrefs:1\|case:mixed\|eff:no\|tok:none", printed
+    )
+    assert len(re.findall(r"\n  source     .*\n  reference  .*\n  model  ", printed)) >= 6
+
+    recipe = json.loads((tmp_path / "translator" / "recipe.json").read_text())
+    assert (recipe["source"], recipe["target"], recipe["epochs"]) == ("en", "de", 3)
+    translator = kt.Seq2SeqLM.from_preset(tmp_path / "translator")
+    assert isinstance(translator.generate("a man .", max_new_tokens=2), str)
+
+    printed = run("translation", *flags, "--dropout=0.1", code=1)
+    assert "was started with --dropout=0.3" in printed
+
+
+def log(folder):
+    with open(folder / "work" / "log.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

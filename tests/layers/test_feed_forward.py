@@ -1,0 +1,76 @@
+"""The feed-forward layer against PyTorch and its formula."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import FeedForward
+from tests.layers.conftest import assert_close, numpy, random, randomize
+
+X = random(2, 5, 8)
+
+
+def made(**options):
+    layer = FeedForward(12, **options)
+    layer.build(X.shape)
+    return randomize(layer)
+
+
+def reference(torch, layer):
+    functional = torch.nn.functional
+    activation = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "silu": functional.silu,
+    }[layer.activation]
+
+    def dense(x, sublayer):
+        bias = torch.tensor(numpy(sublayer.bias)) if layer.use_bias else None
+        return functional.linear(x, torch.tensor(numpy(sublayer.kernel).T), bias)
+
+    x = torch.tensor(X)
+    hidden = dense(x, layer.intermediate_dense)
+    hidden = activation(dense(x, layer.gate_dense)) * hidden if layer.gated else activation(hidden)
+    return dense(hidden, layer.output_dense).numpy()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_equals_pytorch(torch, activation, gated):
+    layer = made(activation=activation, gated=gated)
+    assert_close(layer(X), reference(torch, layer), atol=2e-6)
+
+
+def test_without_bias(torch):
+    layer = made(use_bias=False, gated=True)
+    assert len(layer.weights) == 3
+    assert_close(layer(X), reference(torch, layer))
+
+
+def test_each_position_is_alone():
+    layer = made()
+    assert_close(layer(X)[:, 3:4], layer(X[:, 3:4]))
+    assert FeedForward(12, output_dim=3)(X).shape == (2, 5, 3)
+
+
+def test_the_kernels_start_different():
+    layer = FeedForward(8, gated=True)
+    layer.build(X.shape)
+    kernels = [numpy(w) for w in layer.weights if w.name == "kernel"]
+    assert len(kernels) == 3
+    assert not np.array_equal(kernels[0], kernels[1])
+    assert not np.array_equal(kernels[1], kernels[2])
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    half, full = made(dtype=policy), made()
+    result = half(X)
+    assert keras.backend.standardize_dtype(result.dtype) == half.compute_dtype
+    assert_close(result, full(X), atol=0.1 if policy == "mixed_bfloat16" else 0.02)
+
+
+def test_unknown_activation():
+    with pytest.raises(ValueError, match="Unknown activation 'tanh'. Known are: 'relu', 'gelu'"):
+        FeedForward(12, activation="tanh")

@@ -1,0 +1,74 @@
+"""Each score function against its formula in NumPy."""
+
+import numpy as np
+import pytest
+
+from keras_transformer.layers import MultiHeadAttention, scores
+from tests.layers.conftest import assert_close, numpy, random, randomize
+
+HEADS, HEAD_DIM = 3, 4
+Q, K = random(2, 5, HEADS, HEAD_DIM), random(2, 7, HEADS, HEAD_DIM, seed=1)
+
+
+def score_of(name, formula):
+    """The formula for each batch row, head, query and key, as the layer and as NumPy have it."""
+    layer = scores.get(name, HEADS, HEAD_DIM, max_sequence_length=9)
+    layer.build(None)
+    randomize(layer)
+    expected = np.zeros((2, HEADS, 5, 7))
+    for b, h, t, s in np.ndindex(*expected.shape):
+        expected[b, h, t, s] = formula(layer, Q[b, t, h], K[b, s, h], h, s)
+    return layer(Q, K), expected.astype("float32")
+
+
+FORMULAS = {
+    "scaled_dot": lambda layer, q, k, h, s: q @ k / np.sqrt(HEAD_DIM),
+    "dot": lambda layer, q, k, h, s: q @ k,
+    "general": lambda layer, q, k, h, s: q @ numpy(layer.kernel)[h] @ k,
+    "additive": lambda layer, q, k, h, s: numpy(layer.kernel)[h] @ np.tanh(q + k),
+    "cosine": lambda layer, q, k, h, s: (
+        numpy(layer.strength)[h] * (q @ k) / np.linalg.norm(q) / np.linalg.norm(k)
+    ),
+    "location": lambda layer, q, k, h, s: q @ numpy(layer.kernel)[h, :, s],
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formula(name):
+    assert_close(*score_of(name, FORMULAS[name]))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_attention_with_this_score(name):
+    """The attention is the softmax of the scores, and only of those."""
+    x = random(2, 5, 8)
+    layer = MultiHeadAttention(HEADS, HEAD_DIM, score=name, max_sequence_length=9)
+    layer.build(x.shape)
+    randomize(layer)
+    queries, keys, values = (
+        numpy(dense(x)).reshape(2, 5, HEADS, HEAD_DIM)
+        for dense in (layer.query_dense, layer.key_dense, layer.value_dense)
+    )
+    logits = np.exp(numpy(layer.score_function(queries, keys)).astype("float64"))
+    expected = logits / logits.sum(axis=-1, keepdims=True)
+    output, weights = layer(x, return_attention_scores=True)
+    assert_close(weights, expected.astype("float32"))
+    merged = np.einsum("bhts,bshd->bthd", expected, values).reshape(2, 5, -1)
+    dense = layer.output_dense
+    expected = merged @ numpy(dense.kernel) + numpy(dense.bias)
+    assert_close(output, expected.astype("float32"))
+    assert_close(layer(x), output)
+
+
+def test_location_needs_its_slots():
+    with pytest.raises(ValueError, match="one weight a slot: give `max_sequence_length`"):
+        MultiHeadAttention(2, 4, score="location")
+    layer = MultiHeadAttention(2, 4, score="location", max_sequence_length=3)
+    with pytest.raises(ValueError, match="has 3 slots, received 5 keys. Truncate"):
+        layer(random(1, 5, 8))
+
+
+def test_a_zero_vector_has_a_finite_cosine():
+    layer = scores.get("cosine", HEADS, HEAD_DIM)
+    layer.build(None)
+    assert np.isfinite(numpy(layer(Q * 0, K))).all()

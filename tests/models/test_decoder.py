@@ -1,0 +1,62 @@
+"""The decoder backbone: causal, cached, packed."""
+
+import numpy as np
+import pytest
+
+from keras_transformer.generation import Cache
+from tests.layers.conftest import assert_close, differs, numpy
+from tests.models.conftest import IDS, PADDING, small_backbone
+
+POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
+
+
+def test_states_are_unchanged_by_what_comes_after():
+    backbone = small_backbone("decoder")
+    before = numpy(backbone({"token_ids": IDS}))
+    for t in range(4):
+        changed = IDS.copy()
+        changed[:, t + 1 :] = 10
+        after = numpy(backbone({"token_ids": changed}))
+        assert_close(after[:, : t + 1], before[:, : t + 1])
+        assert differs(after[:, t + 1 :], before[:, t + 1 :])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"position": p} for p in POSITIONS]
+    + [{"window": 2, "position": "rotary", "num_key_value_heads": 1}],
+)
+def test_cached_equals_uncached_also_behind_padding(values):
+    """Three tokens, the second row has two; then token by token, each row on its own position."""
+    backbone = small_backbone("decoder", num_layers=1, **values)
+    rows = [IDS[:1], np.array([[4, 6, 9, 2]], "int32")]
+    expected = [numpy(backbone({"token_ids": row}))[0] for row in rows]
+    prompt = np.concatenate([rows[0][:, :3], [[4, 6, 0]]])
+    mask = np.array([[1, 1, 1], [1, 1, 0]], bool)
+    cache = Cache.create(backbone, rows=2, slots=6)
+    states, cache = backbone({"token_ids": prompt, "padding_mask": mask}, cache=cache)
+    assert_close(states[0], expected[0][:3])
+    assert_close(states[1, :2], expected[1][:2])
+    for step in range(2):
+        tokens = np.array([[rows[0][0, 3 + step]], [rows[1][0, 2 + step]]])
+        states, cache = backbone({"token_ids": tokens}, cache=cache)
+        assert_close(states[0, 0], expected[0][3 + step], atol=2e-5)
+        assert_close(states[1, 0], expected[1][2 + step], atol=2e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS[1:])
+def test_packed_documents_equal_the_documents_alone(position):
+    backbone = small_backbone("decoder", num_layers=1, position=position)
+    packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
+    packed = numpy(backbone({"token_ids": IDS, "pack_ids": packs, "position_ids": positions}))
+    for document in (slice(0, 3), slice(3, 5)):
+        assert_close(packed[:, document], backbone({"token_ids": IDS[:, document]}))
+
+
+def test_step_and_prompt_inputs():
+    backbone = small_backbone("decoder")
+    ids, mask = backbone.prompt_tokens({"token_ids": IDS})
+    assert ids is IDS and numpy(mask).all()
+    _, mask = backbone.prompt_tokens({"token_ids": IDS, "padding_mask": PADDING})
+    np.testing.assert_array_equal(numpy(mask), PADDING)
+    assert backbone.step_inputs(IDS[:, :1], {})["token_ids"].shape == (2, 1)

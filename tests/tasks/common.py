@@ -1,0 +1,64 @@
+"""What the tests of tasks share: tiny tasks with tokenizers of their own."""
+
+import functools
+
+import keras
+import numpy as np
+
+import keras_transformer as kt
+
+ENGLISH = [
+    "a warm and funny film , from start to end",
+    "never dull",
+    "a man rides a bike .",
+    "two dogs run on the grass .",
+]
+GERMAN = ["ein mann fährt fahrrad .", "zwei hunde laufen auf dem gras .", "nie langweilig"]
+
+
+@functools.cache
+def tokenizer(kind="wordpiece", **options):
+    size = {"wordpiece": 120, "bpe": 330}[kind]
+    return kt.Tokenizer.train([*ENGLISH, *GERMAN] * 4, kind, vocabulary_size=size, **options)
+
+
+def config(kind, words, **values):
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 24}
+    return kt.TransformerConfig(
+        kind=kind, vocabulary_size=words.vocabulary_size, **{**sizes, **values}
+    )
+
+
+def randomized(task, seed=0):
+    """The task with weights that make its outputs differ from text to text."""
+    random = np.random.default_rng(seed)
+    for variable in task.weights:
+        offset = 1.0 if variable.name in ("gamma", "scale") else 0.0
+        variable.assign(offset + random.normal(size=variable.shape, scale=0.3))
+    return task
+
+
+def classifier(seed=0, **options):
+    words = tokenizer(lowercase=True)
+    values = config("encoder", words, segment_vocabulary_size=2, max_sequence_length=64)
+    return randomized(kt.TextClassifier(kt.models.Encoder(values), words, **options), seed)
+
+
+def translator(seed=0, **values):
+    words = tokenizer("bpe", add_prefix_space=True)
+    backbone = kt.models.Seq2Seq(config("seq2seq", words, **values))
+    return randomized(kt.Seq2SeqLM(backbone, words), seed)
+
+
+def language_model(seed=0, template="end", **values):
+    words = tokenizer("bpe", add_prefix_space=True, template=template)
+    backbone = kt.models.Decoder(config("decoder", words, **values))
+    return randomized(kt.CausalLM(backbone, words), seed)
+
+
+def predictions_alone(task, texts):
+    """The outputs of each text in a call of its own, without padding."""
+    rows = [np.array([row]) for row in task.tokenizer.encode_batch(texts)]
+    return np.concatenate(
+        [keras.ops.convert_to_numpy(task({"token_ids": row})) for row in rows]
+    )

@@ -1,0 +1,167 @@
+"""TextClassifier: strings, pairs, arrays and datasets through Keras's own verbs."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from tests.tasks.common import classifier, predictions_alone
+
+TEXTS = [
+    "a warm film",
+    "dull",
+    "funny and warm from start to end , and never dull",
+    "a dull film from start to end",
+    "warm and funny",
+    "never funny",
+] * 4
+LABELS = [1, 0, 1, 0, 1, 0] * 4
+
+
+@pytest.fixture(scope="module")
+def task():
+    return classifier(num_classes=2)
+
+
+def test_predict_keeps_the_order(task):
+    """Batches are sorted by length: the outputs are not."""
+    outputs = task.predict(TEXTS[:6], batch_size=2, verbose=0)
+    np.testing.assert_allclose(outputs, predictions_alone(task, TEXTS[:6]), atol=1e-5)
+    array = task.predict(np.array(TEXTS[:6]), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(array, outputs)
+    objects = task.predict(np.array(TEXTS[:6], dtype=object), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(objects, outputs)
+
+
+def test_fit_on_strings_learns():
+    task = classifier(num_classes=2)
+    before = task.evaluate(TEXTS, LABELS, verbose=0, return_dict=True)
+    task.compile(
+        keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )  # fmt: skip
+    history = task.fit(
+        TEXTS, LABELS, batch_size=8, epochs=12, verbose=0, validation_data=(TEXTS[:6], LABELS[:6])
+    ).history
+    after = task.evaluate(np.array(TEXTS), np.array(LABELS), verbose=0, return_dict=True)
+    assert len(history["loss"]) == 12 and after["loss"] < before["loss"]
+    assert after["accuracy"] == history["val_accuracy"][-1] == 1.0
+    labels = [label for label, _ in task.classify(TEXTS[:6])]
+    assert labels == [str(label) for label in LABELS[:6]]
+
+
+def test_pairs():
+    task = classifier(num_classes=3)
+    first, second = TEXTS[:6], TEXTS[1:7]
+    outputs = task.predict((first, second), verbose=0)
+    ids, segments = task.tokenizer.encode_batch_with_segments(first, second)
+    for row in (0, 2):
+        inputs = {"token_ids": np.array([ids[row]]), "segment_ids": np.array([segments[row]])}
+        assert 1 in segments[row]
+        expected = keras.ops.convert_to_numpy(task(inputs))
+        np.testing.assert_allclose(outputs[row], expected[0], atol=1e-5)
+    assert np.abs(outputs - task.predict((second, first), verbose=0)).max() > 1e-3
+    history = task.fit((first, second), [0, 1, 2] * 2, epochs=1, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+
+
+def test_labels_by_name():
+    task = classifier(labels=["bad", "good"])
+    names = ["bad", "good"]
+    by_name = task.evaluate(TEXTS[:6], [names[i] for i in LABELS[:6]], verbose=0)
+    by_number = task.evaluate(TEXTS[:6], LABELS[:6], verbose=0)
+    array = np.array([names[i] for i in LABELS[:6]], dtype=object)
+    assert by_name == by_number == task.evaluate(TEXTS[:6], array, verbose=0)
+    (label, probability), *_ = task.classify(TEXTS[:1])
+    logits = task.predict(TEXTS[:1], verbose=0)[0]
+    assert label == names[logits.argmax()]
+    assert probability == pytest.approx(1 / (1 + np.exp(-abs(logits[0] - logits[1]))), abs=1e-6)
+
+
+def arrays(task, texts=TEXTS[:6]):
+    rows = task.tokenizer.encode_batch(texts)
+    ids = np.zeros((len(rows), max(map(len, rows))), "int32")
+    for row, tokens in zip(ids, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return {"token_ids": ids, "padding_mask": ids != 0}
+
+
+def test_arrays_and_datasets(task):
+    outputs = task.predict(TEXTS[:6], verbose=0)
+    inputs, labels = arrays(task), np.array(LABELS[:6])
+    np.testing.assert_allclose(task.predict(inputs, verbose=0), outputs, atol=1e-5)
+    expected = task.evaluate(TEXTS[:6], LABELS[:6], verbose=0)
+    np.testing.assert_allclose(task.evaluate(inputs, labels, verbose=0), expected, rtol=1e-5)
+    dataset = task.make_dataset(TEXTS[:6], LABELS[:6], batch_size=6)
+    assert isinstance(dataset, keras.utils.PyDataset)
+    np.testing.assert_allclose(task.evaluate(dataset, verbose=0), expected, rtol=1e-5)
+
+
+def test_fit_of_arrays_and_datasets():
+    task = classifier(num_classes=2)
+    inputs, labels = arrays(task), np.array(LABELS[:6])
+    task.fit(inputs, labels, validation_data=(inputs, labels), batch_size=6, verbose=0)
+    task.fit(task.make_dataset(TEXTS[:6], LABELS[:6], batch_size=6), verbose=0)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(6)
+        task.fit(dataset, validation_data=dataset, verbose=0)
+        assert task.predict(dataset, verbose=0).shape == (6, 2)
+
+
+def test_token_budget_and_weights(task):
+    weights = [1.0, 0.0] * 3
+    kept = task.evaluate(TEXTS[:6:2], LABELS[:6:2], verbose=0)
+    found = task.evaluate(TEXTS[:6], LABELS[:6], sample_weight=weights, verbose=0)
+    # Keras divides by the number of rows, not by the sum of the weights.
+    assert found[0] == pytest.approx(kept[0] / 2, rel=1e-4)
+    shapes = {
+        tuple(x["token_ids"].shape) for x, _ in task.make_dataset(TEXTS, LABELS, batch_tokens=64)
+    }
+    assert len(shapes) > 1 and all(rows * length <= 64 for rows, length in shapes)
+    assert max(length for _, length in shapes) < task.backbone.config.max_sequence_length
+    history = classifier(num_classes=2).fit(TEXTS, LABELS, batch_tokens=64, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_it_is_a_keras_model(tmp_path, task):
+    lines = []
+    task.summary(print_fn=lines.append)
+    assert "encoder" in "\n".join(lines)
+    assert len(task.weights) == len(task.backbone.weights) + 2
+    assert [variable.path for variable in task.weights[-2:]] == ["output/kernel", "output/bias"]
+    other = classifier(num_classes=2)
+    other.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    path = str(tmp_path / "best.weights.h5")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True, monitor="val_loss"),
+        keras.callbacks.EarlyStopping("val_loss", patience=0, start_from_epoch=1, min_delta=1e9),
+    ]
+    data = {"x": TEXTS[:6], "y": LABELS[:6], "validation_data": (TEXTS[:6], LABELS[:6])}
+    history = other.fit(**data, epochs=5, verbose=0, callbacks=callbacks).history
+    assert 1 < len(history["loss"]) < 5
+    restored = classifier(num_classes=2, seed=1)
+    restored.load_weights(path)
+    np.testing.assert_allclose(
+        restored.predict(TEXTS[:6], verbose=0), other.predict(TEXTS[:6], verbose=0), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(None, 0), ("float16", 5e-3)])
+def test_preset_round_trip(tmp_path, dtype, tolerance):
+    task = classifier(labels=["bad", "good", "mixed"], dropout=0.2)
+    task.save_to_preset(tmp_path, dtype=dtype)
+    loaded = kt.Task.from_preset(tmp_path)
+    assert type(loaded) is kt.TextClassifier
+    assert (loaded.labels, loaded.dropout) == (task.labels, 0.2)
+    assert loaded.compiled and loaded.weights[0].dtype == "float32"
+    expected = task.predict(TEXTS[:6], verbose=0)
+    found = loaded.predict(TEXTS[:6], verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def test_task_from_preset_is_of_the_wanted_kind(tmp_path):
+    classifier(num_classes=2).save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match="names the task 'TextClassifier'.*CausalLM, Seq2SeqLM"):
+        kt.tasks.language_model.LanguageModel.from_preset(tmp_path)

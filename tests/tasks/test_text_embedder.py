@@ -1,0 +1,76 @@
+"""TextEmbedder: the vectors that sentence-transformers gives."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from tests.tasks.common import ENGLISH, classifier, config, predictions_alone, randomized, tokenizer
+
+
+def embedder(**options):
+    words = tokenizer(lowercase=True)
+    backbone = kt.models.Encoder(config("encoder", words, position="rotary"))
+    return randomized(kt.TextEmbedder(backbone, words, **options))
+
+
+def test_mean_and_first(tmp_path):
+    mean, first = embedder(normalize=False), embedder(pooling="first", normalize=False)
+    states = mean.backbone(
+        {"token_ids": np.array([mean.tokenizer.encode(ENGLISH[0])])}
+    )
+    states = np.asarray(kt.models.backbone.ops.convert_to_numpy(states))[0]
+    outputs = mean.predict(ENGLISH, batch_size=2, verbose=0)
+    np.testing.assert_allclose(outputs[0], states.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(
+        first.predict(ENGLISH, verbose=0)[0], states[0], atol=1e-5
+    )
+    unit = embedder()
+    np.testing.assert_allclose(
+        unit.predict(ENGLISH, verbose=0), outputs / np.linalg.norm(outputs, axis=1)[:, None],
+        atol=1e-5,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        unit.predict(ENGLISH, verbose=0), predictions_alone(unit, ENGLISH), atol=1e-5
+    )
+    first.save_to_preset(tmp_path)
+    loaded = kt.Task.from_preset(tmp_path)
+    assert type(loaded) is kt.TextEmbedder
+    assert (loaded.pooling, loaded.normalize) == ("first", False)
+    np.testing.assert_array_equal(
+        loaded.predict(ENGLISH, verbose=0), first.predict(ENGLISH, verbose=0)
+    )
+
+
+def test_minilm_equals_sentence_transformers_by_hand(minilm_folder):
+    """Mean pooling over the mask, then length 1, of the states of Transformers' BertModel."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    texts = ["A cat sat on the mat.", "Dogs!", "It's the economy, isn't it? " * 5, "ein café"]
+    words = transformers.AutoTokenizer.from_pretrained(minilm_folder)
+    model = transformers.BertModel.from_pretrained(minilm_folder).eval()
+    batch = words(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"][..., None]
+    expected = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+    task = kt.Task.from_preset("minilm_l6_en")
+    assert type(task) is kt.TextEmbedder
+    found = task.predict(texts, batch_size=2, verbose=0)
+    assert np.abs(found - expected.numpy()).max() <= 2e-6
+
+
+def test_other_tasks_of_the_preset_have_a_fresh_head(tmp_path, caplog):
+    embedder().save_to_preset(tmp_path)
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        kt.TextClassifier.from_preset(tmp_path, num_classes=2)
+    assert "no weights for this head of TextClassifier: they are fresh. Train it" in caplog.text
+
+
+def test_bad_values():
+    with pytest.raises(ValueError, match="`pooling` must be 'mean' or 'first', received 'max'"):
+        embedder(pooling="max")
+    with pytest.raises(ValueError, match="TextEmbedder has no labels: use `predict`"):
+        embedder().evaluate(ENGLISH, [0] * 4)
+    assert classifier(num_classes=2).number_of_targets == 2

@@ -1,0 +1,143 @@
+"""Which backend is taken, and what the import brings with it."""
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_transformer.backend import choose_backend
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Makes only the named packages look installed, in a home without keras.json."""
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+
+    def set_installed(*packages):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: object() if name in packages else None
+        )
+
+    yield set_installed
+    os.environ.pop("KERAS_BACKEND", None)  # What the test set; monkeypatch restores the rest.
+
+
+def chosen(caplog):
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "keras_transformer"):
+        choose_backend()
+    return os.environ.get("KERAS_BACKEND"), [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("packages, backend", [(("jax", "torch"), "jax"), (("torch",), "torch")])
+def test_without_tensorflow_the_first_installed_is_taken(installed, caplog, packages, backend):
+    installed(*packages)
+    message = f"KERAS_BACKEND is not set and TensorFlow is not installed: using {backend}."
+    assert chosen(caplog) == (backend, [message])
+
+
+@pytest.mark.backend_independent
+def test_with_tensorflow_keras_decides(installed, caplog):
+    installed("tensorflow", "jax", "torch")
+    assert chosen(caplog) == (None, [])
+
+
+@pytest.mark.backend_independent
+def test_the_environment_decides(installed, caplog, monkeypatch):
+    installed("jax", "torch")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert chosen(caplog) == ("torch", [])
+
+
+@pytest.mark.backend_independent
+def test_nothing_is_installed(installed):
+    installed()
+    with pytest.raises(ImportError) as error:
+        choose_backend()
+    for extra in ("jax", "tensorflow", "torch"):
+        assert f'pip install "keras_transformer[{extra}]"' in str(error.value)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    "content, backend",
+    [
+        ('{"backend": "torch"}', None),  # Keras reads it
+        ('{"backend": "tensorflow"}', "jax"),  # what Keras itself writes on its first import
+        ('{"backend": ["torch"]}', "jax"),
+        ('{"floatx": "float32"}', "jax"),
+        ("[1]", "jax"),
+        ("{broken", "jax"),
+    ],
+)
+def test_keras_json_decides_if_it_names_what_is_there(
+    installed, caplog, tmp_path, content, backend
+):
+    installed("jax", "torch")
+    (tmp_path / "keras.json").write_text(content)
+    assert chosen(caplog)[0] == backend
+
+
+HIDE = """
+import importlib.abc, importlib.util, sys
+
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name.partition(".")[0] in HIDDEN else find_spec(name, package)
+)
+sys.meta_path.insert(0, Hidden())
+"""
+SHOW = """
+import json, sys
+import keras_transformer, keras
+names = ("tensorflow", "torch", "transformers", "tensorflow_text", "keras_nlp", "sacrebleu")
+print(json.dumps([keras.backend.backend(), [n for n in names if n in sys.modules]]))
+"""
+
+
+def run(code, tmp_path, **environment):
+    values = {**os.environ, "KERAS_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), **environment}
+    values = {name: value for name, value in values.items() if value is not None}
+    return subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True)
+
+
+@pytest.mark.backend_independent
+def test_a_whole_import_without_tensorflow(tmp_path):
+    pytest.importorskip("jax")
+    hidden = 'HIDDEN = {"tensorflow", "torch", "transformers"}\n'
+    done = run(hidden + HIDE + SHOW, tmp_path, KERAS_BACKEND=None)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["jax", []]
+    said = [line for line in done.stderr.splitlines() if "using jax" in line]
+    assert len(said) == 1
+
+
+@pytest.mark.backend_independent
+def test_a_whole_import_without_any_backend(tmp_path):
+    hidden = 'HIDDEN = {"tensorflow", "torch", "jax"}\n'
+    done = run(hidden + HIDE + SHOW, tmp_path, KERAS_BACKEND=None)
+    assert done.returncode == 1
+    assert "ImportError: keras_transformer needs one of JAX, TensorFlow or PyTorch" in done.stderr
+
+
+def test_the_import_brings_no_other_framework(tmp_path):
+    backend = keras.backend.backend()
+    done = run(SHOW, tmp_path, KERAS_BACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    own = [backend] if backend in ("tensorflow", "torch") else []
+    assert json.loads(done.stdout.splitlines()[-1]) == [backend, own]
