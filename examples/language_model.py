@@ -66,8 +66,9 @@ def main(_):
         train, vocabulary_size=FLAGS.vocabulary_size, add_prefix_space=False
     )
     lm = build(tokenizer)
-    dataset = lm.make_dataset(train, batch_tokens=FLAGS.batch_tokens, shuffle=True, seed=FLAGS.seed)
-    validation = lm.make_dataset(held_out, batch_tokens=FLAGS.batch_tokens)
+    batches = {"batch_tokens": FLAGS.batch_tokens, "max_buckets": 4}
+    dataset = lm.make_dataset(train, shuffle=True, seed=FLAGS.seed, **batches)
+    validation = lm.make_dataset(held_out, **batches)
     steps = len(dataset) * FLAGS.epochs
     schedule = kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup_steps=steps // 10)
     lm.compile(

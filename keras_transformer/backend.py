@@ -35,7 +35,7 @@ def choose_backend() -> None:
 
 
 def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    return bool(package) and importlib.util.find_spec(package) is not None
 
 
 def _configured() -> bool:
@@ -50,4 +50,4 @@ def _configured() -> bool:
     except (OSError, ValueError):
         return False
     backend = values.get("backend") if isinstance(values, dict) else None
-    return backend in _PACKAGES and _installed(_PACKAGES[backend])
+    return isinstance(backend, str) and _installed(_PACKAGES.get(backend, ""))

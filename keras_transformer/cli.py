@@ -179,7 +179,6 @@ def _presets(_) -> None:
         source = resolve_preset(name)
         config, task, metadata = load_config(source, load_weights=False)
         files = source.local_weights
-        elsewhere = source.config.get("weights") or {}
         rows.append(
             (
                 name,
@@ -188,14 +187,17 @@ def _presets(_) -> None:
                 f"{metadata['parameters']:,}",
                 task["name"] if task else "-",
                 _size(sum(path.stat().st_size for path in files)) if files else "-",
-                "present"
-                if files
-                else f"none; extra [{elsewhere['extra']}]"
-                if elsewhere
-                else "none",
+                "present" if files else _where(source.config.get("weights")),
             )
         )
     _print_table(rows, right=(3, 5))
+
+
+def _where(pointer: dict[str, str] | None) -> str:
+    """Where weights that are not on this machine come from."""
+    if pointer is None:
+        return "none"
+    return f"none: extra [{pointer['extra']}]" if "extra" in pointer else "none: on the hub"
 
 
 def _info(options) -> None:

@@ -162,7 +162,7 @@ def test_parts_that_do_not_belong_together():
         "Received 3 labels for num_classes=2", kt.TextClassifier, encoder, words,
         num_classes=2, labels=["a", "b", "c"],
     )  # fmt: skip
-    check("Received the label.*twice", kt.TextClassifier, encoder, words, labels=["a", "a"])
+    check("`labels` must differ from each other", kt.TextClassifier, encoder, words, labels=["a", "a"])
     check("`labels` must be a list of strings", kt.TextClassifier, encoder, words, labels="ab")
     seq2seq = kt.models.Seq2Seq(config("seq2seq", words))
     check("`start_id` holds ids from 500", kt.Seq2SeqLM, seq2seq, words, start_id=500)

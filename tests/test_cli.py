@@ -120,8 +120,10 @@ def test_presets_says_where_weights_are_not(run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **kwargs: None)
     _, out, _ = run("presets")
-    minilm = next(row for row in out.splitlines() if row.startswith("minilm_l6_en"))
-    assert re.split(r"\s{2,}", minilm)[5:] == ["-", "none; extra [minilm]"]
+    rows = {row.split()[0]: re.split(r"\s{2,}", row)[5:] for row in out.splitlines()[1:]}
+    assert rows["minilm_l6_en"] == ["-", "none: extra [minilm]"]
+    assert rows["bert_base_en_uncased"] == ["-", "none: on the hub"]
+    assert rows["transformer_base"] == ["-", "none"]
 
 
 @pytest.mark.backend_independent

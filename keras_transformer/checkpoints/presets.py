@@ -96,8 +96,8 @@ class PresetSource(os.PathLike):
         """The preset whose folder holds the weights, downloaded if need be.
 
         Raises:
-            FileNotFoundError: If they are in a package that is missing, and not on the hub
-                either. The message says how to install it.
+            FileNotFoundError: If there are none, or they are in a package that is missing, and
+                not on the hub either. The message says what to do.
             ConnectionError, PermissionError: If they cannot be downloaded.
         """
         pointer = None if self.is_huggingface else self.config.get("weights")
@@ -105,6 +105,12 @@ class PresetSource(os.PathLike):
             return self._weights_elsewhere(pointer)
         if self.hub is not None:
             self.hub.download(WEIGHT_FILES)
+        if self.bundled and not self.local_weights:
+            raise FileNotFoundError(
+                f"The preset {self.name!r} is a configuration without weights. Give "
+                "`load_weights=False` for a model with fresh weights to train, or name a folder "
+                "or a model on the hub that has weights."
+            )
         return self
 
     @functools.cached_property
@@ -130,6 +136,8 @@ class PresetSource(os.PathLike):
                 f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
                 "presets of this package may. Save the model with save_to_preset instead."
             )
+        if "module" not in pointer:  # on the hub only
+            return None
         spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
         if spec is None or not spec.submodule_search_locations:
             return None
@@ -145,6 +153,11 @@ class PresetSource(os.PathLike):
         try:
             folder = hub.download((CONFIG_FILE, *WEIGHT_FILES))
         except OSError as error:
+            if "module" not in pointer:
+                raise FileNotFoundError(
+                    f"The weights of {self.name!r} are on the hub, at {hub}, and could not be "
+                    f"downloaded. `load_weights=False` needs none.\n{error}"
+                ) from error
             raise FileNotFoundError(
                 f"The weights of {self.name!r} are in the package {pointer['distribution']!r}, "
                 f"which is not installed, and could not be downloaded either. Run "

@@ -192,7 +192,10 @@ def save_tensors(
         _check_finite(arrays[name], name, path)
     scratch = path.with_name(path.name + ".part")
     try:
+        scratch.touch()
+        mode = scratch.stat().st_mode
         safetensors.numpy.save_file(arrays, scratch, metadata={"format": "np"})
+        os.chmod(scratch, mode)  # The library's file would be readable by its owner alone.
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -126,7 +126,7 @@ def get(sampler: "str | Sampler") -> Sampler:
     names = {"greedy": Greedy, "beam": BeamSearch}
     if isinstance(sampler, Sampler):
         return sampler
-    if sampler not in names:
+    if not isinstance(sampler, str) or sampler not in names:
         raise ValueError(
             f"Unknown sampler {sampler!r}. Known names are: {', '.join(map(repr, names))}; or "
             "give a sampler object, such as keras_transformer.generation.BeamSearch(num_beams=5)."

@@ -8,8 +8,27 @@ from keras import ops
 from keras_transformer.layers.remat import Rematerializable
 
 
+def look_up(embeddings, ids):
+    """The rows `ids` of a matrix of embeddings, with the same gradient on every backend.
+
+    TensorFlow's gradient of a gather is sparse: one entry a token. Keras's optimizers square the
+    entries before those of a repeated token are summed, so that Adam's steps and the clipping by
+    norm would differ from the other backends'. A product makes the gradient dense.
+    """
+    if keras.backend.backend() == "tensorflow":
+        embeddings = ops.multiply(embeddings, 1.0)
+    return ops.take(embeddings, ids, axis=0)
+
+
+class Embedding(keras.layers.Embedding):
+    """Keras's embedding, by `look_up`."""
+
+    def call(self, inputs):
+        return ops.cast(look_up(self.embeddings, ops.cast(inputs, "int32")), self.compute_dtype)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding):
+class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding, Embedding):
     """Token ids to vectors, and states back to vocabulary logits with the same matrix.
 
     Args:
@@ -84,7 +103,7 @@ class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentEmbedding(keras.layers.Embedding):
+class SegmentEmbedding(Embedding):
     """A vector per token type, such as first and second sentence, to add to the token's vector.
 
     Args:

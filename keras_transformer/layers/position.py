@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.layers.embedding import Embedding, look_up
 from keras_transformer.layers.remat import Rematerializable
 
 
@@ -70,7 +71,7 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LearnedPosition(Rematerializable, keras.layers.Embedding):
+class LearnedPosition(Rematerializable, Embedding):
     """A trained vector per position, to add to the embeddings.
 
     Args:
@@ -258,7 +259,7 @@ class RelativePositionBias(keras.layers.Layer):
 
     def call(self, query_positions, key_positions):
         distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
-        bias = ops.take(self.embeddings, self._bucket(ops.cast(distance, "int32")), axis=0)
+        bias = look_up(self.embeddings, self._bucket(ops.cast(distance, "int32")))
         return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
 
     def _bucket(self, distance):

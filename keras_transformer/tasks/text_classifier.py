@@ -60,8 +60,9 @@ class TextClassifier(Task):
         dropout: float | None = None,
         name: str | None = None,
     ):
-        if num_classes is None and labels is not None:
-            num_classes = len(labels)
+        if labels is not None:
+            labels = _checked_labels(labels)
+            num_classes = len(labels) if num_classes is None else num_classes
         if not isinstance(num_classes, int) or num_classes < 2:
             raise ValueError(
                 f"`num_classes` must be an integer of at least 2, received {num_classes!r}."
@@ -70,7 +71,7 @@ class TextClassifier(Task):
             raise ValueError(f"Received {len(labels)} labels for num_classes={num_classes}.")
         super().__init__(backbone, tokenizer, name=name)
         self.num_classes = num_classes
-        self.labels = None if labels is None else list(labels)
+        self.labels = labels
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
         self.output_dense = keras.layers.Dense(
@@ -180,3 +181,12 @@ class TextClassifier(Task):
 
     def task_values(self) -> dict:
         return {"num_classes": self.num_classes, "labels": self.labels, "dropout": self.dropout}
+
+
+def _checked_labels(labels) -> list[str]:
+    names = None if isinstance(labels, str) else list(labels)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"`labels` must be a list of strings, received {labels!r}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"`labels` must differ from each other, received {names}.")
+    return names

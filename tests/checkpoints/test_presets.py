@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -19,7 +20,18 @@ from keras_transformer.checkpoints import (
     save_preset,
 )
 from keras_transformer.checkpoints.hub import HubName
+from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
+
+WITHOUT_WEIGHTS = (
+    "gpt2_base_en",
+    "gpt2_extra_large_en",
+    "gpt2_large_en",
+    "gpt2_medium_en",
+    "transformer_base",
+    "transformer_big",
+)
 
 
 def test_bundled_presets_are_listed_by_task():
@@ -36,16 +48,63 @@ def test_bundled_presets_are_listed_by_task():
 def test_every_bundled_preset_is_complete(name):
     config, _, metadata = load_config(name, load_weights=False)
     assert {"family", "license", "parameters", "description"} <= set(metadata)
-    for file in ("README.md", "tokenizer.json", "tokenizer_config.json"):
-        assert Path(resolve_preset(name), file).is_file()
-    assert metadata["license"] in Path(resolve_preset(name), "README.md").read_text()
-    assert config.vocabulary_size == vocabulary_size(Path(resolve_preset(name), "tokenizer.json"))
+    shapes = variable_shapes(config).values()
+    assert metadata["parameters"] == sum(map(math.prod, shapes))
+    source = resolve_preset(name)
+    card = source.file("README.md").read_text()
+    assert metadata["license"] in card and f"{metadata['parameters']:,}" in card
+    if source.has_tokenizer:
+        assert source.file("tokenizer_config.json").is_file()
+        assert config.vocabulary_size == Tokenizer.from_preset(name).vocabulary_size
+    if name in WITHOUT_WEIGHTS:
+        assert "no weights" in card
+        with pytest.raises(FileNotFoundError, match=f"{name}' is a configuration without weights"):
+            load_backbone(name)
 
 
-def vocabulary_size(path):
-    import tokenizers
+@pytest.mark.parametrize("name", list_presets())
+def test_every_bundled_preset_builds_without_weights(name):
+    sizes = {"vocabulary_size": 13, "hidden_dim": 16, "num_heads": 4, "intermediate_dim": 8}
+    layers = {"num_layers": 1, "max_sequence_length": 8}
+    backbone = load_backbone(name, load_weights=False, **sizes, **layers)
+    config, _, _ = load_config(name, load_weights=False)
+    assert backbone.config == config.replace(**sizes, **layers)
 
-    return tokenizers.Tokenizer.from_file(str(path)).get_vocab_size()
+
+def test_published_sizes():
+    """As their authors, or who counted their files, give them."""
+    published = {
+        "bert_base_en_uncased": 109_482_240,
+        "bert_large_en_uncased": 335_141_888,
+        "gpt2_base_en": 124_439_808,
+        "gpt2_medium_en": 354_823_168,
+        "gpt2_large_en": 774_030_080,
+        "gpt2_extra_large_en": 1_557_611_200,
+    }
+    for name, parameters in published.items():
+        assert load_config(name, load_weights=False)[2]["parameters"] == parameters
+
+
+def test_weights_on_the_hub_only(monkeypatch):
+    asked = []
+
+    def offline(self, patterns):
+        asked.append(str(self))
+        raise ConnectionError("Could not download.")
+
+    monkeypatch.setattr(HubName, "download", offline)
+    with pytest.raises(FileNotFoundError) as info:
+        load_backbone("bert_base_en_uncased")
+    assert "are on the hub, at hf://google-bert/bert-base-uncased@" in str(info.value)
+    assert "Could not download." in str(info.value) and len(asked) == 1
+    assert len(asked[0].rpartition("@")[2]) == 40  # a commit, which nobody can change
+
+
+@needs_minilm
+def test_bert_vocabulary_is_minilm_vocabulary():
+    ids = Tokenizer.from_preset("minilm_l6_en").get_vocabulary()
+    for name in ("bert_base_en_uncased", "bert_large_en_uncased"):
+        assert Tokenizer.from_preset(name).get_vocabulary() == ids
 
 
 def test_unknown_names_suggest_the_nearest():

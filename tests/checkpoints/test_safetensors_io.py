@@ -194,3 +194,9 @@ def test_no_weights_and_pickled_weights(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
     with pytest.raises(ValueError, match="pytorch_model.bin.*run code.*save_pretrained"):
         Checkpoint(tmp_path)
+
+
+def test_a_saved_file_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    save_tensors(tmp_path / "model.safetensors", {"w": np.ones(2, "float32")})
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 
 from keras_transformer import layers
-from tests.layers.conftest import assert_close, copy_weights, differs, from_config, random, randomize
+from tests.layers.conftest import (
+    assert_close,
+    copy_weights,
+    differs,
+    from_config,
+    random,
+    randomize,
+    to_int8,
+)
+
 
 X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
 IDS = np.array([[3, 1, 0, 2, 2], [2, 4, 4, 1, 0]], "int32")
@@ -205,7 +214,7 @@ def test_lora_trains_the_factors_and_freezes_the_kernels(name):
 def test_int8_is_close(name):
     layer, inputs, outputs = made(name)
     model, arrays = functional(layer, inputs)
-    model.quantize("int8")
+    to_int8(model)
     dtypes = {keras.backend.standardize_dtype(w.dtype) for w in layer.weights}
     assert "int8" in dtypes
     for mine, theirs in zip(flat(model(arrays)), outputs, strict=True):

@@ -41,9 +41,7 @@ def test_equals_pytorch(torch, normalize_first):
             tgt_key_padding_mask=torch.tensor(~PADDING),
             memory_key_padding_mask=torch.tensor(~SOURCE_PADDING),
         )
-    result = layer(
-        X, encoder_states=SOURCE, mask=PADDING, encoder_states_mask=SOURCE_PADDING
-    )
+    result = layer(X, encoder_states=SOURCE, mask=PADDING, encoder_states_mask=SOURCE_PADDING)
     assert_close(result, expected.numpy(), atol=2e-5)
 
 

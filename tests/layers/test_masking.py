@@ -20,7 +20,9 @@ def test_causal():
 
 def test_causal_from_a_slot_of_a_cache():
     expected = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
-    np.testing.assert_array_equal(mask(2, 5, causal=True, first_slot=2)[0], np.array(expected, bool))
+    np.testing.assert_array_equal(
+        mask(2, 5, causal=True, first_slot=2)[0], np.array(expected, bool)
+    )
 
 
 def test_padding_hides_keys_whatever_its_dtype():
@@ -65,9 +67,7 @@ def test_all_together_is_the_conjunction():
     random = np.random.default_rng(0)
     padding, explicit = random.random((2, 4)) > 0.3, random.random((2, 4, 4)) > 0.3
     packs = np.array([[0, 0, 1, 1], [0, 0, 0, 1]])
-    result = mask(
-        4, 4, padding=padding, causal=True, window=3, query_pack=packs, explicit=explicit
-    )
+    result = mask(4, 4, padding=padding, causal=True, window=3, query_pack=packs, explicit=explicit)
     steps = np.arange(4)[:, None] - np.arange(4)
     expected = padding[:, None] & explicit & (packs[:, :, None] == packs[:, None])
     np.testing.assert_array_equal(result, expected & (steps >= 0) & (steps < 3))
