@@ -29,8 +29,8 @@ LABELS = ["negative", "positive"]
 REVIEWS = [
     "The best pizza I have had in years.",
     "The battery died on the second day and nobody answered my calls.",
-    "I expected to be bored, and was wide awake until the last page.",
-    "Two hours of my life that I will never get back.",
+    "Not bad at all, I would go again.",
+    "The hotel looks lovely in the photos, and nothing like it in reality.",
 ]
 ENGLISH = [
     "A man rides a bike.",

@@ -11,7 +11,7 @@ from datasets import tiny_shakespeare
 import keras_transformer as kt
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 8, "Passes over the training text.", lower_bound=1)
+flags.DEFINE_integer("epochs", 6, "Passes over the training text.", lower_bound=1)
 flags.DEFINE_integer("batch_tokens", 2048, "Tokens of a training step.", lower_bound=64)
 flags.DEFINE_integer("vocabulary_size", 1000, "Tokens of the vocabulary.", lower_bound=300)
 flags.DEFINE_float("learning_rate", 2e-3, "Peak of the learning rate, which then falls to 0.")
@@ -28,14 +28,14 @@ PROMPTS = [
 
 
 def build(tokenizer: kt.Tokenizer) -> kt.CausalLM:
-    """The model: 4 layers of width 192, rotary positions."""
+    """The model: 4 layers of width 128, rotary positions."""
     config = kt.TransformerConfig(
         kind="decoder",
         vocabulary_size=tokenizer.vocabulary_size,
-        hidden_dim=192,
+        hidden_dim=128,
         num_layers=4,
-        num_heads=6,
-        intermediate_dim=768,
+        num_heads=4,
+        intermediate_dim=512,
         activation="gelu",
         normalize_first=True,
         position="rotary",

@@ -66,9 +66,11 @@ def check(message, function, *args, **kwargs):
     ids=lambda value: str(value)[:30],
 )
 def test_inputs(task, verb, x, message):
-    rows = len(x[0] if isinstance(x, tuple) and x else x) if hasattr(x, "__len__") and np.ndim(
-        np.asarray(x, dtype=object)
-    ) else 1
+    rows = (
+        len(x[0] if isinstance(x, tuple) and x else x)
+        if hasattr(x, "__len__") and np.ndim(np.asarray(x, dtype=object))
+        else 1
+    )
     labels = () if verb == "predict" else (np.zeros(rows, int),)
     check(message, getattr(task, verb), x, *labels, verbose=0)
 
@@ -133,7 +135,9 @@ def test_prompts(lm, mt):
         check(r"`prompts\[0\]` must be a string.*float", task.generate, [1.5])
         check(r"`prompts\[1\]` must hold token ids, received \['a'\]", task.generate, [[1], ["a"]])
         check(r"`prompts\[1\]` holds ids from 9999 to 9999", task.generate, [[1], [9999]])
-        check(r"`prompts\[1\]` is empty: there must be at least one token", task.generate, [[1], []])
+        check(
+            r"`prompts\[1\]` is empty: there must be at least one token", task.generate, [[1], []]
+        )
         check("Unknown sampler 'top'. Known.*'greedy', 'beam'", task.generate, "a", sampler="top")
         check("Unknown sampler 5", task.generate, "a", sampler=5)
         check(r"Unknown sampler \['beam'\]", task.generate, "a", sampler=["beam"])
@@ -162,7 +166,9 @@ def test_parts_that_do_not_belong_together():
         "Received 3 labels for num_classes=2", kt.TextClassifier, encoder, words,
         num_classes=2, labels=["a", "b", "c"],
     )  # fmt: skip
-    check("`labels` must differ from each other", kt.TextClassifier, encoder, words, labels=["a", "a"])
+    check(
+        "`labels` must differ from each other", kt.TextClassifier, encoder, words, labels=["a", "a"]
+    )
     check("`labels` must be a list of strings", kt.TextClassifier, encoder, words, labels="ab")
     seq2seq = kt.models.Seq2Seq(config("seq2seq", words))
     check("`start_id` holds ids from 500", kt.Seq2SeqLM, seq2seq, words, start_id=500)

@@ -183,6 +183,14 @@ def test_translate_takes_ordinary_text_where_the_preset_says_so(run, folder):
     assert (code, out) == (0, moses_detokenize(expected) + "\n")
 
 
+def test_translate_with_the_bundled_preset(run):
+    code, out, _ = run(
+        "translate", "--preset", "transformer_tiny_en_de", "--beams", 1, "A MAN rides a bike."
+    )
+    assert code == 0
+    assert re.fullmatch(r"ein mann fährt (ein |auf einem )?fahrrad\.\n", out)
+
+
 def test_translate_keeps_the_lines_of_standard_input(run, folder):
     texts = ["two dogs, playing.", "a man"]
     code, out, _ = run(

@@ -150,7 +150,9 @@ def _saved_class(source: PresetSource, saved: dict[str, Any] | None, wanted: typ
     from keras_transformer import tasks  # Tasks are a floor above checkpoints.
 
     known = {name: getattr(tasks, name) for name in tasks.__all__}
-    known = {n: task for n, task in known.items() if task is not wanted and issubclass(task, wanted)}
+    known = {
+        n: task for n, task in known.items() if task is not wanted and issubclass(task, wanted)
+    }
     name = None if saved is None else saved["name"]
     if name not in known:
         raise ValueError(

@@ -58,7 +58,9 @@ class BeamSearch(Sampler):
                 f"`num_beams` must be an integer of at least 1, received {self.num_beams!r}."
             )
         if not isinstance(self.length_penalty, (int, float)):
-            raise ValueError(f"`length_penalty` must be a number, received {self.length_penalty!r}.")
+            raise ValueError(
+                f"`length_penalty` must be a number, received {self.length_penalty!r}."
+            )
 
     @property
     def rows_per_prompt(self) -> int:

@@ -84,7 +84,7 @@ class Backbone(keras.Model):
                     f"`{name}` must hold token ids, which are integers, received {array.dtype}."
                 )
             if array.size and not (
-                0 <= int(array.min()) and int(array.max()) < self.config.vocabulary_size
+                int(array.min()) >= 0 and int(array.max()) < self.config.vocabulary_size
             ):
                 raise ValueError(
                     f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "

@@ -20,7 +20,6 @@ from keras_transformer.layers.position import (
 )
 from keras_transformer.layers.remat import one_piece
 
-
 _loading = contextvars.ContextVar("loading", default=False)
 
 

@@ -76,7 +76,7 @@ class Seq2SeqLM(LanguageModel):
         sources, targets = text_rows(x), text_rows(y, "y")
         if len(sources) != len(targets):
             raise ValueError(
-                f"Received {len(sources)} sources and {len(targets)} targets: there must be as many."
+                f"Received {len(sources)} sources and {len(targets)} targets: give one for each."
             )
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
         encoded = tokenizer.encode_batch(targets, special_tokens=False)

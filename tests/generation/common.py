@@ -23,7 +23,9 @@ def make_backbone(kind, vocabulary_size=24, seed=0, **values):
     backbone = build_backbone(config)
     random = np.random.default_rng(seed)
     for variable in backbone.weights:
-        scale = {"kernel": 0.6, "embeddings": 1.0, "reverse_embeddings": 1.0}.get(variable.name, 0.1)
+        scale = {"kernel": 0.6, "embeddings": 1.0, "reverse_embeddings": 1.0}.get(
+            variable.name, 0.1
+        )
         offset = 1.0 if variable.name in ("gamma", "scale") else 0.0
         variable.assign(offset + scale * random.normal(size=variable.shape))
     return backbone

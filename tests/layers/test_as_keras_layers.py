@@ -15,7 +15,6 @@ from tests.layers.conftest import (
     to_int8,
 )
 
-
 X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
 IDS = np.array([[3, 1, 0, 2, 2], [2, 4, 4, 1, 0]], "int32")
 POSITIONS = np.array([[0, 1, 2, 3, 4], [5, 4, 0, 0, 1]], "int32")

@@ -59,6 +59,4 @@ def language_model(seed=0, template="end", **values):
 def predictions_alone(task, texts):
     """The outputs of each text in a call of its own, without padding."""
     rows = [np.array([row]) for row in task.tokenizer.encode_batch(texts)]
-    return np.concatenate(
-        [keras.ops.convert_to_numpy(task({"token_ids": row})) for row in rows]
-    )
+    return np.concatenate([keras.ops.convert_to_numpy(task({"token_ids": row})) for row in rows])

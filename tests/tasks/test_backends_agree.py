@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from tests.tasks.common import config, tokenizer
+from tests.tasks.common import ENGLISH, config, tokenizer
 
 STEPS, BATCH_SIZE = 20, 8
 
@@ -68,7 +68,7 @@ def test_the_first_20_losses(tmp_path):
     if len(backends) < 2:
         pytest.skip("needs two backends")
     random = np.random.default_rng(0)
-    words = "a man rides two dogs run on the grass bike warm funny film never dull".split()
+    words = " ".join(ENGLISH).split()
     texts = [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(2 * 160)]
     data = {
         "classifier": (texts[:160], [len(text.split()) // 4 for text in texts[:160]]),

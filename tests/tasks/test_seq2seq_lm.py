@@ -49,9 +49,7 @@ def test_loss_and_metrics_equal_torch(task):
         for smoothing in (0.1, 0.0)
     )
     right = (logits.argmax(-1) == expected)[expected >= 0].float().mean().item()
-    task.compile(
-        "sgd", TokenCrossEntropy(0.1), weighted_metrics=[Perplexity(), TokenAccuracy()]
-    )
+    task.compile("sgd", TokenCrossEntropy(0.1), weighted_metrics=[Perplexity(), TokenAccuracy()])
     for data in ((SOURCES[:2], TARGETS[:2]), ((SOURCES[:2], TARGETS[:2]), None)):
         found = task.evaluate(*data, verbose=0, return_dict=True)
         assert found["loss"] == pytest.approx(smoothed, rel=1e-5)
@@ -92,9 +90,9 @@ def test_fit_then_translate():
     assert task.sampler == kt.generation.BeamSearch()
     seen = []
     watch = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append(task.generate(SOURCES[0], 16, "greedy"))
-        if epoch == 59
-        else None
+        on_epoch_end=lambda epoch, logs: (
+            seen.append(task.generate(SOURCES[0], 16, "greedy")) if epoch == 59 else None
+        )
     )
     history = task.fit(
         SOURCES, TARGETS, batch_size=8, epochs=60, verbose=0, callbacks=[watch],

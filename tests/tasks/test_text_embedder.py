@@ -17,15 +17,11 @@ def embedder(**options):
 
 def test_mean_and_first(tmp_path):
     mean, first = embedder(normalize=False), embedder(pooling="first", normalize=False)
-    states = mean.backbone(
-        {"token_ids": np.array([mean.tokenizer.encode(ENGLISH[0])])}
-    )
+    states = mean.backbone({"token_ids": np.array([mean.tokenizer.encode(ENGLISH[0])])})
     states = np.asarray(kt.models.backbone.ops.convert_to_numpy(states))[0]
     outputs = mean.predict(ENGLISH, batch_size=2, verbose=0)
     np.testing.assert_allclose(outputs[0], states.mean(axis=0), atol=1e-5)
-    np.testing.assert_allclose(
-        first.predict(ENGLISH, verbose=0)[0], states[0], atol=1e-5
-    )
+    np.testing.assert_allclose(first.predict(ENGLISH, verbose=0)[0], states[0], atol=1e-5)
     unit = embedder()
     np.testing.assert_allclose(
         unit.predict(ENGLISH, verbose=0), outputs / np.linalg.norm(outputs, axis=1)[:, None],
