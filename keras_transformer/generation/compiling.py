@@ -30,7 +30,12 @@ def compile_function(function: Callable, model: keras.Model) -> Callable:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=True)
+        @tf.function(jit_compile=True)
+        def traced(weights, *args):
+            return function(*args)
+
+        # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
+        return lambda *args: traced(hash(tuple(map(id, model.weights))), *args)
     if backend == "torch":
         import torch
 

@@ -206,6 +206,9 @@ class Task(keras.Model):
             )
         return self.tokenizer
 
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # As in the backbone: its blocks are recomputed one by one.
+
     # Presets.
 
     @classmethod

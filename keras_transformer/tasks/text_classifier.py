@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.tasks.task import Task, text_rows
@@ -73,7 +74,8 @@ class TextClassifier(Task):
         self.num_classes = num_classes
         self.labels = labels
         self.dropout = backbone.config.dropout if dropout is None else dropout
-        self.dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        with one_piece():
+            self.dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
         self.output_dense = keras.layers.Dense(
             num_classes,
             kernel_initializer=kernel_initializer(backbone.config),

@@ -24,14 +24,13 @@ VARIANTS = [
     ("decoder", 8, {"position": "sinusoidal", "num_layers": 2, "tie_embeddings": True}),
     ("decoder", 8, {"position": "learned", "max_sequence_length": 15, "normalize_first": True}),
     ("decoder", 40, {"position": "rotary", "num_key_value_heads": 1}),
-    ("decoder", 40, {"position": "relative", "relative_max_distance": 20}),
+    ("decoder", 8, {"position": "relative", "relative_max_distance": 20}),
     ("decoder", 8, {"position": "alibi", "num_key_value_heads": 2, "window": 4}),
-    ("decoder", 8, {"position": "rotary", "score": "additive"}),
     ("seq2seq", 8, {"position": "sinusoidal", "scale_embedding": True}),
     ("seq2seq", 8, {"position": "learned", "max_sequence_length": 9, "gated": True}),
     ("seq2seq", 8, {"position": "rotary", "num_key_value_heads": 2, "normalization": "rms_norm"}),
     ("seq2seq", 40, {"position": "relative", "num_decoder_layers": 2, "relative_num_buckets": 8}),
-    ("seq2seq", 8, {"position": "alibi", "use_bias": False}),
+    ("seq2seq", 8, {"position": "alibi", "use_bias": False, "score": "additive"}),
 ]
 
 
@@ -62,8 +61,7 @@ def seq2seq():
     return make_backbone("seq2seq", seed=1)
 
 
-@pytest.mark.parametrize("sampler", [Greedy(), BeamSearch(3)], ids=["greedy", "beam"])
-@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("kind, sampler", [("decoder", Greedy()), ("seq2seq", BeamSearch(3))])
 def test_a_batch_gives_what_each_prompt_gives_alone(kind, sampler, request):
     engine = Engine(request.getfixturevalue(kind))
     prompts = make_prompts([5, 2, 8, 1])
@@ -154,10 +152,9 @@ def test_weights_added_later_count_too():
     np.testing.assert_array_equal(after, expected)
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16"])
-def test_half_precision(dtype):
+def test_half_precision():
     values = make_backbone("seq2seq")
-    backbone = type(values)(values.config, dtype=dtype)
+    backbone = type(values)(values.config, dtype="mixed_bfloat16")
     for variable, value in zip(backbone.weights, values.weights, strict=True):
         variable.assign(keras.ops.cast(value, variable.dtype))
     prompts = make_prompts([4, 2])

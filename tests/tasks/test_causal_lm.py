@@ -34,7 +34,14 @@ def test_a_continuation_keeps_its_first_space():
     task.compile(
         keras.optimizers.Adam(1e-2), kt.training.TokenCrossEntropy(), weighted_metrics=["accuracy"]
     )
-    task.fit(ENGLISH[2:] * 4, validation_data=ENGLISH[2:], epochs=60, batch_size=8, verbose=0)
+    task.fit(
+        ENGLISH[2:] * 4,
+        validation_data=ENGLISH[2:],
+        epochs=60,
+        validation_freq=60,
+        batch_size=8,
+        verbose=0,
+    )
     prompts = ["a man", "two dogs"]
     assert task.generate(prompts, 16) == [" rides a bike .", " run on the grass ."]
     assert task.generate("a man", 16) == " rides a bike ."

@@ -95,7 +95,8 @@ def test_fit_then_translate():
         )
     )
     history = task.fit(
-        SOURCES, TARGETS, batch_size=8, epochs=60, verbose=0, callbacks=[watch],
+        SOURCES, TARGETS, batch_size=8, epochs=60,
+        validation_freq=60, verbose=0, callbacks=[watch],
         validation_data=(SOURCES[:2], TARGETS[:2]),
     ).history  # fmt: skip
     assert history["val_accuracy"][-1] == 1.0

@@ -156,7 +156,7 @@ def test_truncation_keeps_the_special_tokens(trained):
     tokenizer = trained["wordpiece"]
     text, pair = "a man rides a bike .", "ein mann fährt fahrrad ."
     whole = tokenizer.encode(text)
-    assert tokenizer.encode_batch([text], max_length=5) == [whole[:4] + [tokenizer.end_id]]
+    assert tokenizer.encode_batch([text], max_length=5) == [[*whole[:4], tokenizer.end_id]]
     assert tokenizer.encode_batch([text], max_length=500) == [whole]
     assert tokenizer.encode_batch([text], max_length=5, special_tokens=False) == [whole[1:6]]
 
