@@ -23,17 +23,36 @@ class Rematerializable:
             return layer_call
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
+        # The state of the dropout comes and goes as a tensor: changed within, it would leak from
+        # JAX's trace, and TensorFlow would recompute with other numbers than it first drew.
+        # PyTorch puts its generator back by itself.
+        seeds = []
+        if keras.backend.backend() != "torch":
+            seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
 
         @functools.wraps(layer_call)
-        def call_with(*tensors):
+        def call_with(states, *tensors):
             filled = list(leaves)
             for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
             all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            return layer_call(*all_args, **all_kwargs)
+            if not seeds:
+                return layer_call(*all_args, **all_kwargs), []
+            inside = {id(v): (v, v.value) for v in self.variables}
+            inside |= {id(v): (v, s) for v, s in zip(seeds, states, strict=True)}
+            with keras.StatelessScope(state_mapping=list(inside.values())) as scope:
+                outputs = layer_call(*all_args, **all_kwargs)
+            return outputs, [scope.get_current_value(v) for v in seeds]
 
         call = super().rematerialized_call(call_with, *args, **kwargs)
-        return lambda *_, **__: call(*(leaves[i] for i in places))
+
+        def call_and_update(*_, **__):
+            outputs, states = call([v.value for v in seeds], *(leaves[i] for i in places))
+            for seed, state in zip(seeds, states, strict=True):
+                seed.assign(state)
+            return outputs
+
+        return call_and_update
 
 
 def one_piece() -> keras.RematScope:

@@ -3,6 +3,7 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
 
@@ -49,13 +50,14 @@ class Encoder(Backbone):
         self.encoder = self._stack("encoder", False, False, config.num_layers)
         self.pooler = None
         if config.pooler:
-            self.pooler = keras.layers.Dense(
-                config.hidden_dim,
-                activation="tanh",
-                kernel_initializer=kernel_initializer(config),
-                name="pooler",
-                dtype=self.dtype_policy,
-            )
+            with one_piece():
+                self.pooler = keras.layers.Dense(
+                    config.hidden_dim,
+                    activation="tanh",
+                    kernel_initializer=kernel_initializer(config),
+                    name="pooler",
+                    dtype=self.dtype_policy,
+                )
         self.build()
 
     @property

@@ -76,12 +76,12 @@ class TextClassifier(Task):
         self.dropout = backbone.config.dropout if dropout is None else dropout
         with one_piece():
             self.dropout_layer = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
-        self.output_dense = keras.layers.Dense(
-            num_classes,
-            kernel_initializer=kernel_initializer(backbone.config),
-            name="output",
-            dtype=self.dtype_policy,
-        )
+            self.output_dense = keras.layers.Dense(
+                num_classes,
+                kernel_initializer=kernel_initializer(backbone.config),
+                name="output",
+                dtype=self.dtype_policy,
+            )
         self.output_dense.build((None, backbone.config.hidden_dim))
         self.built = True
         optimizer = keras.optimizers.AdamW(5e-5, weight_decay=0.01)
