@@ -4,7 +4,8 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
-PYTEST_ARGS ?= -q
+# Files in two processes: most of the time goes into compiling, which takes one core.
+PYTEST_ARGS ?= -q -n 2 --dist loadfile --durations 10
 
 VENV := .venv
 BIN := $(VENV)/bin
