@@ -69,9 +69,15 @@ import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
 print(kt.__file__)
 for name in kt.list_presets():
-    print(name, resolve_preset(name).directory, kt.Tokenizer.from_preset(name).encode("a b"))
+    source = resolve_preset(name)
+    ids = kt.Tokenizer.from_preset(name).encode("a b") if source.has_tokenizer else "none"
+    print(name, source.directory, ids)
+print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params())
 """
-    package, *presets = run(str(installed / "python"), "-c", script, cwd=tmp_path).splitlines()
+    package, *presets, loaded = run(
+        str(installed / "python"), "-c", script, cwd=tmp_path
+    ).splitlines()
+    assert loaded == "loaded 2349568"
     package = Path(package).parent
     assert package.is_relative_to(installed.parent)
     assert not package.is_relative_to(ROOT)
