@@ -53,7 +53,7 @@ def test_another_number_of_classes_makes_a_fresh_head(tmp_path, tokenizer, caplo
     assert "no weights for this head of TextClassifier" in caplog.text
     renamed = load_task(kt.TextClassifier, tmp_path, labels=["-", "+"])
     assert renamed.labels == ["-", "+"]
-    assert len(caplog.records) == 1
+    assert len([r for r in caplog.records if r.name == "keras_transformer"]) == 1
 
 
 def test_options_go_where_they_belong(tmp_path, tokenizer):
