@@ -7,7 +7,18 @@ from typing import Any
 KINDS = ("encoder", "decoder", "seq2seq")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 NORMALIZATIONS = ("layer_norm", "rms_norm")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS = (
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "tanh",
+    "sigmoid",
+    "mish",
+    "quick_gelu",
+    "relu_squared",
+)
+ROTARY_SCALINGS = ("linear", "llama3", "yarn")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 
 _AT_LEAST_ONE = (
@@ -20,10 +31,15 @@ _AT_LEAST_ONE = (
     "num_decoder_layers",
     "num_key_value_heads",
     "head_dim",
+    "embedding_dim",
+    "num_layer_groups",
+    "rotary_dim",
+    "rotary_original_length",
     "window",
     "relative_num_buckets",
     "relative_max_distance",
 )
+_AT_LEAST_ZERO = ("segment_vocabulary_size", "position_offset", "position_padding_id")
 _RATES = ("dropout", "attention_dropout")
 _CHOICES = {
     "kind": KINDS,
@@ -31,8 +47,16 @@ _CHOICES = {
     "normalization": NORMALIZATIONS,
     "activation": ACTIVATIONS,
     "score": SCORES,
+    "rotary_scaling": (None, *ROTARY_SCALINGS),
 }
-_POSITIVE = ("normalization_epsilon", "rotary_base", "initializer_range")
+_POSITIVE = (
+    "normalization_epsilon",
+    "rotary_base",
+    "rotary_factor",
+    "rotary_min_turns",
+    "rotary_max_turns",
+    "initializer_range",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +76,20 @@ class TransformerConfig:
         num_key_value_heads: fewer than `num_heads` for grouped-query attention.
             Defaults to `num_heads`.
         head_dim: width of one head. Defaults to `hidden_dim // num_heads`.
-        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"` or `"silu"`.
+        embedding_dim: width of the embeddings, for `"encoder"` only. Defaults to `hidden_dim`.
+        embedding_projection: a dense layer between embeddings and blocks. Defaults to whether
+            their widths differ.
+        num_layer_groups: layers in a group are one block, used again (ALBERT has one group).
+            Defaults to `num_layers`: each layer is its own.
+        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"`,
+            `"mish"`, `"quick_gelu"` or `"relu_squared"`.
         gated: multiply the activation with a linear gate (GLU variants).
-        use_bias: biases in every projection.
+        use_bias: biases in the projections, those of the feed-forward layer and all below.
+        attention_bias: biases of query, key and value. Defaults to `use_bias`.
+        attention_output_bias: bias of the attention's output. Defaults to `attention_bias`.
+        query_key_norm: normalize each head's queries and keys.
+        parallel_residual: feed-forward beside the attention and not behind it. With
+            `normalize_first` only.
         normalization: `"layer_norm"` or `"rms_norm"`.
         normalization_epsilon: added to the variance.
         normalize_first: pre-norm when True, post-norm when False.
@@ -62,6 +97,10 @@ class TransformerConfig:
         final_normalization: normalize after the last block. Defaults to `normalize_first`.
         position: `"none"`, `"sinusoidal"`, `"learned"`, `"rotary"`, `"relative"` or `"alibi"`.
         max_sequence_length: longest sequence. A hard limit for learned positions.
+        position_offset: learned position `p` is row `p + position_offset` of the table.
+        position_padding_id: tokens of this id are not counted in learned positions, and stand at
+            row `position_offset - 1` (RoBERTa). None to count every token.
+        sinusoidal_interleaved: sines and cosines in turn; False for all sines first (Marian).
         segment_vocabulary_size: number of token types, 0 for none.
         dropout: rate on every sub-layer's output and on the sum of the embeddings.
         attention_dropout: rate on the attention weights.
@@ -69,10 +108,16 @@ class TransformerConfig:
         window: attend at most to this many neighbouring tokens. None for all.
         tie_embeddings: the output projection is the token embedding, transposed.
         scale_embedding: multiply the token embedding by `sqrt(hidden_dim)`.
+        scale_logits: divide the states by `sqrt(hidden_dim)` before the output projection (T5).
+        output_bias: a bias for each token of the output.
         pooler: `"encoder"` only. A dense tanh layer on the first state (BERT).
         initializer_range: standard deviation of the initial weights. None for Glorot uniform
             kernels and embeddings of deviation `hidden_dim ** -0.5`.
         rotary_base: wavelength base of the rotary embedding.
+        rotary_dim: number of features of a head that are rotated. None for all.
+        rotary_scaling: stretches the wavelengths for sequences longer than in training:
+            `"linear"`, `"llama3"` or `"yarn"`, see `layers.RotaryEmbedding`. None for not.
+        rotary_factor, rotary_min_turns, rotary_max_turns, rotary_original_length: its values.
         relative_num_buckets: T5 relative bias, number of distance buckets.
         relative_max_distance: T5 relative bias, distance at which the buckets end.
 
@@ -103,9 +148,16 @@ class TransformerConfig:
     num_decoder_layers: int | None = None
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    embedding_dim: int | None = None
+    embedding_projection: bool | None = None
+    num_layer_groups: int | None = None
     activation: str = "relu"
     gated: bool = False
     use_bias: bool = True
+    attention_bias: bool | None = None
+    attention_output_bias: bool | None = None
+    query_key_norm: bool = False
+    parallel_residual: bool = False
     normalization: str = "layer_norm"
     normalization_epsilon: float = 1e-6
     normalize_first: bool = False
@@ -113,6 +165,9 @@ class TransformerConfig:
     final_normalization: bool | None = None
     position: str = "sinusoidal"
     max_sequence_length: int = 512
+    position_offset: int = 0
+    position_padding_id: int | None = None
+    sinusoidal_interleaved: bool = True
     segment_vocabulary_size: int = 0
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -120,9 +175,17 @@ class TransformerConfig:
     window: int | None = None
     tie_embeddings: bool = True
     scale_embedding: bool = False
+    scale_logits: bool = False
+    output_bias: bool = False
     pooler: bool = False
     initializer_range: float | None = None
     rotary_base: float = 10000.0
+    rotary_dim: int | None = None
+    rotary_scaling: str | None = None
+    rotary_factor: float = 1.0
+    rotary_min_turns: float = 1.0
+    rotary_max_turns: float = 32.0
+    rotary_original_length: int | None = None
     relative_num_buckets: int = 32
     relative_max_distance: int = 128
 
@@ -146,6 +209,13 @@ class TransformerConfig:
             "head_dim": self.hidden_dim // self.num_heads,
             "num_key_value_heads": self.num_heads,
             "num_decoder_layers": self.num_layers if self.kind == "seq2seq" else None,
+            "num_layer_groups": self.num_layers,
+            "embedding_dim": self.hidden_dim,
+            "embedding_projection": self.embedding_dim not in (None, self.hidden_dim),
+            "attention_bias": self.use_bias,
+            "attention_output_bias": (
+                self.use_bias if self.attention_bias is None else self.attention_bias
+            ),
             "final_normalization": self.normalize_first,
         }
 
@@ -176,11 +246,10 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"`{name}` must be a positive number, received {value}.")
-        if self.segment_vocabulary_size < 0:
-            raise ValueError(
-                "`segment_vocabulary_size` must be 0 (no segments) or more, received "
-                f"{self.segment_vocabulary_size}."
-            )
+        for name in _AT_LEAST_ZERO:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"`{name}` must be at least 0, received {value}.")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -200,13 +269,47 @@ class TransformerConfig:
             raise ValueError(
                 f"`num_decoder_layers` needs kind='seq2seq', received kind={self.kind!r}."
             )
-        if self.position == "rotary" and self.head_dim % 2:
+        if self.embedding_projection and self.kind != "encoder":
             raise ValueError(
-                f"position='rotary' needs an even `head_dim`, received {self.head_dim}."
+                "`embedding_dim` and `embedding_projection` need kind='encoder', received "
+                f"kind={self.kind!r}."
             )
-        if self.position == "sinusoidal" and self.hidden_dim % 2:
+        if self.embedding_dim != self.hidden_dim and not self.embedding_projection:
             raise ValueError(
-                f"position='sinusoidal' needs an even `hidden_dim`, received {self.hidden_dim}."
+                f"embedding_dim={self.embedding_dim} and hidden_dim={self.hidden_dim} need the "
+                "`embedding_projection` between them."
+            )
+        if self.parallel_residual and (not self.normalize_first or self.kind == "seq2seq"):
+            raise ValueError(
+                "`parallel_residual` needs `normalize_first`, and a kind other than 'seq2seq'."
+            )
+        if self.num_layer_groups > self.num_layers:
+            raise ValueError(
+                f"num_layer_groups={self.num_layer_groups} is more than num_layers="
+                f"{self.num_layers}."
+            )
+        if self.num_layer_groups < self.num_layers and self.kind == "seq2seq":
+            raise ValueError("`num_layer_groups` needs kind 'encoder' or 'decoder'.")
+        counted = self.kind == "encoder" and self.position == "learned" and self.position_offset
+        if self.position_padding_id is not None and not counted:
+            raise ValueError(
+                "`position_padding_id` needs kind='encoder', position='learned' and a "
+                "`position_offset` of at least 1."
+            )
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if self.position == "rotary" and (rotated % 2 or rotated > self.head_dim):
+            raise ValueError(
+                "position='rotary' needs an even `rotary_dim` of at most `head_dim`, received "
+                f"rotary_dim={self.rotary_dim} and head_dim={self.head_dim}."
+            )
+        if self.rotary_min_turns >= self.rotary_max_turns:
+            raise ValueError(
+                "`rotary_min_turns` must be below `rotary_max_turns`, received "
+                f"{self.rotary_min_turns} and {self.rotary_max_turns}."
+            )
+        if self.position == "sinusoidal" and self.embedding_dim % 2:
+            raise ValueError(
+                f"position='sinusoidal' needs an even `hidden_dim`, received {self.embedding_dim}."
             )
         small = self.relative_num_buckets // 2  # of one direction
         if self.position == "relative" and not 2 <= small < self.relative_max_distance:
@@ -219,6 +322,15 @@ class TransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""
         return dataclasses.asdict(self)
+
+    def stated(self) -> dict[str, Any]:
+        """The values but for those that follow from others: `from_dict` gives the config back."""
+        derived = self._derived()
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in derived or value != derived[name]
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
@@ -249,11 +361,7 @@ class TransformerConfig:
 
     def replace(self, **values) -> "TransformerConfig":
         """A copy with some values changed. Values that followed from others follow again."""
-        current = self.to_dict()
-        for name, derived in self._derived().items():
-            if current[name] == derived:
-                current[name] = None
-        return self.from_dict({**current, **values})
+        return self.from_dict({**self.stated(), **values})
 
 
 def _base_type(field: dataclasses.Field) -> type:

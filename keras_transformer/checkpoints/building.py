@@ -47,7 +47,7 @@ def load_backbone(
     ```
     """
     source = resolve_preset(preset)
-    config, _, _ = loading.load_config(source, load_weights)
+    config, _, metadata = loading.load_config(source, load_weights)
     config = config.replace(**config_overrides)
     wanted = getattr(backbone_class, "kind", config.kind)
     _check_kind(source, config, backbone_class, (wanted,))
@@ -55,6 +55,7 @@ def load_backbone(
         loading.check_weights(source, config)
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
+    backbone.family = metadata.get("family")
     if load_weights:
         loading.load_weights(source, backbone)
     return backbone
@@ -97,7 +98,7 @@ def load_task(
     ```
     """
     source = resolve_preset(preset)
-    config, saved, _ = loading.load_config(source, load_weights)
+    config, saved, metadata = loading.load_config(source, load_weights)
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(source, saved, task_class)
     parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
@@ -112,6 +113,8 @@ def load_task(
     _check_kind(source, config, task_class, task_class.backbone_kinds)
     same_task = saved is not None and saved["name"] == task_class.__name__
     values = {k: v for k, v in saved.items() if k != "name"} if same_task else {}
+    usual = loading.family_values(source, task_class.__name__)
+    values = {k: v for k, v in usual.items() if k in parameters} | values
     if set(values) - parameters:
         raise ValueError(
             f"{source.file(CONFIG_FILE)}: the task has the unknown values "
@@ -122,11 +125,13 @@ def load_task(
     if not keeps_head:
         values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
     if load_weights:
-        head = head_shapes(config, values) if keeps_head else None
+        named = {"name": task_class.__name__, **values, **chosen}
+        head = head_shapes(config, named) if keeps_head else None
         loading.check_weights(source, config, head, task_class.__name__)
     tokenizer = Tokenizer.from_preset(source) if source.has_tokenizer else None
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
+    backbone.family = metadata.get("family")
     try:
         task = task_class(backbone, tokenizer, **{**values, **chosen})
     except TypeError as error:  # values of other types, from the file or from the caller

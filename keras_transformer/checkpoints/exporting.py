@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
@@ -12,25 +13,33 @@ from keras_transformer.checkpoints.files import atomic_directory, write_json
 from keras_transformer.checkpoints.loading import backbone_variables
 from keras_transformer.checkpoints.presets import CONFIG_FILE
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
+from keras_transformer.checkpoints.sentence_transformers import write_embedder
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
+from keras_transformer.tokenizers import Tokenizer
 
 
 def export_to_huggingface(
-    model: keras.Model, directory: str | os.PathLike, dtype: str | None = None
+    model: keras.Model,
+    directory: str | os.PathLike,
+    dtype: str | None = None,
+    family: str | None = None,
 ) -> None:
     """Writes a folder that the Transformers library loads: config, weights, tokenizer.
 
-    The folder appears complete or not at all.
+    A `TextEmbedder` is written for sentence-transformers. The folder appears complete or not at
+    all.
 
     Args:
         model: A backbone, or a task, whose head and tokenizer are written too.
         directory: The folder: new, empty, or that of a preset.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
+        family: The published architecture, a `model_type` such as `"roberta"`. Defaults to the one
+            that the model was loaded from, else to the first that fits.
 
     Raises:
-        ValueError: If no published architecture computes what the model computes; the message
-            says for each what is in the way. Or if the folder holds other things.
+        ValueError: If no published architecture (or not the named one) computes what the model
+            computes; the message says what is in the way. Or if the folder holds other things.
 
     Example:
     ```python
@@ -44,30 +53,75 @@ def export_to_huggingface(
     ```
     """
     backbone = getattr(model, "backbone", model)
-    head = getattr(model, "head", {})
-    task = {"name": type(model).__name__, **model.task_values()} if head else None
-    family, config = _choose_family(backbone.config, task)
-    tensors = export(expand(family.weights, backbone.config), backbone_variables(backbone))
-    if task:
-        # Their models with a head keep the backbone under its name.
-        tensors = {family.names.prefixes[0] + name: array for name, array in tensors.items()}
-        tensors |= export(family.heads[task["name"]], head)
+    task = None
+    if backbone is not model:
+        task = {"name": type(model).__name__, **model.task_values()}
+    embedder = task is not None and task["name"] == "TextEmbedder"
+    if task is None or embedder:
+        # The logits of a decoder belong to the backbone: they go along.
+        task_with_head = _LANGUAGE_MODELS.get(backbone.config.kind)
+    else:
+        task_with_head = task
+    chosen, config = _choose_family(
+        backbone.config, task_with_head, family or getattr(backbone, "family", None), bool(family)
+    )
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not None:
+        config |= _token_ids(tokenizer, config, backbone.config)
+    tensors = _tensors(chosen, backbone, task_with_head, getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)
-        tokenizer = getattr(model, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save(folder)
+        if embedder:
+            write_embedder(folder, backbone.config.hidden_dim, task)
         write_json(folder / CONFIG_FILE, config)
 
 
+# What is exported of a backbone alone.
+_LANGUAGE_MODELS = {"decoder": {"name": "CausalLM"}, "seq2seq": {"name": "Seq2SeqLM"}}
+
+
+def _token_ids(
+    tokenizer: Tokenizer, theirs: Mapping[str, Any], config: TransformerConfig
+) -> dict[str, int]:
+    """The special tokens that their configs name, where the family or the task does not."""
+    ids = {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
+    ids = {name: i for name, i in ids.items() if name not in theirs}
+    if config.position_padding_id is None:
+        ids["pad_token_id"] = tokenizer.pad_id
+    return {name: i for name, i in ids.items() if i is not None}
+
+
+def _tensors(
+    family: Family,
+    backbone: keras.Model,
+    task: Mapping[str, Any] | None,
+    head: Mapping[str, keras.Variable],
+) -> dict[str, np.ndarray]:
+    lines = expand(family.weights, backbone.config)
+    tensors = export(lines, backbone_variables(backbone))
+    if task is None:
+        return tensors
+    # Their models with a head keep the backbone under its name.
+    prefix = family.names.prefixes[0] if family.names.prefixes else ""
+    outside = {line.theirs for line in lines if line.outside}
+    tensors = {n if n in outside else prefix + n: array for n, array in tensors.items()}
+    return tensors | export(family.heads[task["name"]].weights, head)
+
+
 def _choose_family(
-    config: TransformerConfig, task: Mapping[str, Any] | None
+    config: TransformerConfig, task: Mapping[str, Any] | None, wanted: str | None, strict: bool
 ) -> tuple[Family, dict[str, Any]]:
-    """The first family that can express the model, and its config."""
+    """The family to export to, and its config: the wanted one, or else the first that fits."""
+    if strict and wanted not in FAMILIES:
+        known = ", ".join(map(repr, sorted(FAMILIES)))
+        raise ValueError(f"There is no family {wanted!r} to export to. Known are: {known}.")
+    order = [wanted] if strict else sorted(FAMILIES, key=lambda name: name != wanted)
     reasons = []
-    for family in FAMILIES.values():
+    for name in order:
         try:
-            return family, family.published_config(config, task)
+            return FAMILIES[name], FAMILIES[name].published_config(config, task)
         except ValueError as error:
             reasons.append(f"\n  {error}")
     raise ValueError(f"No published architecture fits this model:{''.join(reasons)}")

@@ -7,8 +7,10 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checkpoints.families import get_family
+from keras_transformer.checkpoints.families import FAMILIES, get_family
+from keras_transformer.checkpoints.files import read_json
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
+from keras_transformer.checkpoints.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.shapes import variable_shapes
 from keras_transformer.checkpoints.weights import Names, Weight, expand, match
 from keras_transformer.config import TransformerConfig
@@ -63,7 +65,8 @@ def load_config(
         if source.is_huggingface:
             family = get_family(values)
             config = family.config(values, source.checkpoint if load_weights else None)
-            return config, family.task(values), {"family": family.model_type, "source": source.name}
+            task = family.task(_with_generation(source)) or read_embedder(source.directory)
+            return config, task, {"family": family.model_type, "source": source.name}
         task, metadata = values.get("task"), values.get("metadata", {})
         _check_task(task)
         if not isinstance(metadata, dict):
@@ -73,6 +76,32 @@ def load_config(
         if str(source.directory) in str(error):
             raise
         raise ValueError(f"{source.file(CONFIG_FILE)}: {error}") from error
+
+
+def family_values(source: PresetSource, task: str) -> dict[str, Any]:
+    """The options that a task has in the preset's family, whether or not its head is there.
+
+    Args:
+        source: A preset.
+        task: The name of the task class.
+
+    Returns:
+        The options, none if the preset is of no known family.
+    """
+    if source.is_huggingface:
+        return get_family(source.config).task_values(task, _with_generation(source))
+    metadata = source.config.get("metadata")
+    name = metadata.get("family") if isinstance(metadata, dict) else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    return family.task_values(task) if family else {}
+
+
+def _with_generation(source: PresetSource) -> dict[str, Any]:
+    """The config, with the token ids that newer checkpoints keep in a file for generation."""
+    path = source.file("generation_config.json")
+    values = read_json(path) if path.is_file() else {}
+    kept = ("eos_token_id", "decoder_start_token_id")
+    return dict(source.config) | {k: values[k] for k in kept if values.get(k) is not None}
 
 
 def check_weights(
@@ -153,10 +182,15 @@ def load_weights(
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(source, backbone.config, shapes, head, task)
-    for path, (name, line) in plan.items():
-        variables[path].assign(line.turn(source.checkpoint.read(name)))
-    for path, (name, line) in head_plan.items():
-        head[path].assign(line.turn(source.checkpoint.read(name)))
+    # One tensor may hold several variables: it is read once.
+    places: dict[str, list[tuple[keras.Variable, Weight]]] = {}
+    for table, found in ((plan, variables), (head_plan, head or {})):
+        for path, (name, line) in table.items():
+            places.setdefault(name, []).append((found[path], line))
+    for name, lines in places.items():
+        array = source.checkpoint.read(name)
+        for variable, line in lines:
+            variable.assign(line.split(array))
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
 
@@ -192,7 +226,7 @@ def _plan(
     if weights.is_huggingface:
         family = get_family(weights.config)
         lines, names = expand(family.weights, config), family.names
-        head_lines = family.heads.get(task, ())
+        head_lines = family.heads[task].weights if task in family.heads else ()
         required = False
     else:
         lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
@@ -202,7 +236,8 @@ def _plan(
         head_lines = [Weight(path, HEAD_PREFIX + path) for path in head or () if required]
     plan = match(lines, shapes, checkpoint, names, where)
     theirs = {names.canonical(name) for name in checkpoint}
-    if not head or not (required or any(line.theirs in theirs for line in head_lines)):
+    seen = any(name in theirs for line in head_lines for name in line.names)
+    if not head or not (required or seen):
         return plan, {}
     head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
     everything_else = dataclasses.replace(names, ignored=("*",))

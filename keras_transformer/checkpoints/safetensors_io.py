@@ -9,7 +9,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import keras
@@ -21,6 +21,8 @@ from keras_transformer.checkpoints.files import path_inside, read_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_HEADER_LIMIT = _INDEX_LIMIT = 16 * 2**20  # bytes, some hundred thousand tensors
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -71,7 +73,7 @@ class Checkpoint(Mapping):
         elif index.is_file():
             self._tensors = _read_sharded(self.folder, index)
         else:
-            raise _no_weights(self.folder)
+            raise no_weights(self.folder, [path.name for path in sorted(self.folder.iterdir())])
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -110,6 +112,13 @@ class Checkpoint(Mapping):
         _check_finite(array, name, info.path)
         return array.reshape(info.shape)
 
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors hold the same bytes. Their headers are compared first."""
+        one, other = self[first], self[second]
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        return np.array_equal(self.read(first), self.read(second))
+
 
 def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
     """Reads what a safetensors file says it holds, and checks that the file is whole.
@@ -135,15 +144,23 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
     """
     path = Path(path)
     try:
-        # The library checks the header against itself and against the size of the file.
-        with safetensors.safe_open(path, framework="np"):
-            pass
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
+            if length > _HEADER_LIMIT:
+                raise ValueError(
+                    f"a header of {length:,} bytes, at most {_HEADER_LIMIT:,} are read"
+                )
+            # The library checks the header against itself and against the size of the file.
+            with safetensors.safe_open(path, framework="np"):
+                pass
             header = json.loads(file.read(length))
     except (safetensors.SafetensorError, ValueError, RecursionError, struct.error) as error:
+        blob = path.resolve()
+        cached = (
+            "" if blob.name == path.name else f" Delete {blob}, which is its cached copy, first."
+        )
         raise ValueError(
-            f"{path} is not a whole safetensors file ({error}). Download or save it again."
+            f"{path} is not a whole safetensors file ({error}). Download or save it again.{cached}"
         ) from error
     header.pop("__metadata__", None)
     return {
@@ -210,7 +227,7 @@ def to_numpy(tensor: object) -> np.ndarray:
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
     """Reads the headers of the shards that an index names, and holds them against the index."""
-    places = read_json(index).get("weight_map")
+    places = read_json(index, _INDEX_LIMIT).get("weight_map")
     if (
         not places
         or not isinstance(places, dict)
@@ -240,18 +257,23 @@ def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
         )
 
 
-def _no_weights(folder: Path) -> Exception:
-    """The error for a folder without safetensors, which says what is there instead."""
-    other = [
-        path.name
-        for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
-        for path in sorted(folder.glob(pattern))
-    ]
+def no_weights(place: object, names: Iterable[str]) -> Exception:
+    """The error for a place without safetensors, which says what there is instead.
+
+    Args:
+        place: The folder or repository.
+        names: The names of the files in it.
+
+    Returns:
+        A `ValueError` if there are weights of another kind, else a `FileNotFoundError`.
+    """
+    other = [n for n in names if n.endswith(_OTHER_WEIGHTS) and n != "training_args.bin"]
     if other:
+        other = next((name for name in other if name.startswith("pytorch_model")), other[0])
         return ValueError(
-            f"{folder} has its weights in {other[0]}. Only safetensors are read, because such "
+            f"{place} has its weights in {other}. Only safetensors are read, because such "
             "files can run code when loaded. Convert them once where you trust the source: "
             "`transformers.AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
             f"{WEIGHTS_FILE}."
         )
-    return FileNotFoundError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}.")
+    return FileNotFoundError(f"{place} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}.")

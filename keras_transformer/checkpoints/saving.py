@@ -75,15 +75,16 @@ def save_preset(
             values = {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
-                "backbone": backbone.config.to_dict(),
+                "backbone": backbone.config.stated(),
                 "task": None if task is None else dict(task),
-                "metadata": {**(metadata or {}), "parameters": parameters},
+                "metadata": {**_family(backbone), **(metadata or {}), "parameters": parameters},
             }
             write_json(folder / CONFIG_FILE, values)
             target = Path(directory).expanduser()
             if card is None and not _own_card(target / "README.md"):
+                described = {**values, "backbone": backbone.config.to_dict()}
                 card = write_card(
-                    target.resolve().name, values, has_tokenizer=tokenizer is not None
+                    target.resolve().name, described, has_tokenizer=tokenizer is not None
                 )
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
@@ -94,6 +95,10 @@ def _named_variables(
 ) -> dict[str, keras.Variable]:
     backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
+
+
+def _family(backbone: keras.Model) -> dict[str, str]:
+    return {"family": backbone.family} if getattr(backbone, "family", None) else {}
 
 
 def _own_card(path: Path) -> bool:

@@ -33,12 +33,14 @@ def variable_shapes(config: TransformerConfig) -> Shapes:
     assert sum(map(math.prod, variable_shapes(gpt2).values())) == 124_439_808
     ```
     """
-    width = config.hidden_dim
-    shapes = {"token_embedding/embeddings": (config.vocabulary_size, width)}
+    width, embedded = config.hidden_dim, config.embedding_dim
+    shapes = {"token_embedding/embeddings": (config.vocabulary_size, embedded)}
     if not config.tie_embeddings:
-        shapes["token_embedding/reverse_embeddings"] = (width, config.vocabulary_size)
+        shapes["token_embedding/reverse_embeddings"] = (embedded, config.vocabulary_size)
+    if config.output_bias:
+        shapes["output_bias/bias"] = (config.vocabulary_size,)
     if config.kind != "decoder":
-        shapes |= _stack(config, "encoder", config.num_layers)
+        shapes |= _stack(config, "encoder", stack_depth(config, "encoder"))
     if config.kind != "encoder":
         shapes |= _stack(config, "decoder", stack_depth(config, "decoder"))
     if config.pooler:
@@ -47,11 +49,11 @@ def variable_shapes(config: TransformerConfig) -> Shapes:
 
 
 def head_shapes(config: TransformerConfig, task: Mapping[str, Any]) -> Shapes:
-    """Names and shapes of the variables of a task's head: a linear layer to its classes, if any.
+    """Names and shapes of the variables of a task's head.
 
     Args:
         config: The backbone's config.
-        task: The values of the task.
+        task: The values of the task, with its `"name"`.
 
     Returns:
         A dict from path to shape, empty for a task without a head of its own.
@@ -59,32 +61,44 @@ def head_shapes(config: TransformerConfig, task: Mapping[str, Any]) -> Shapes:
     Raises:
         ValueError: If the number of classes is not an integer.
     """
-    classes = task.get("num_classes")
-    if classes is None:
+    name, width = task.get("name"), config.hidden_dim
+    if name == "MaskedLM":
+        shapes = _dense("transform", width, config.embedding_dim, True)
+        shapes |= {f"transform_norm/{each}": (config.embedding_dim,) for each in ("gamma", "beta")}
+        return {**shapes, "output_bias/bias": (config.vocabulary_size,)}
+    if name == "QuestionAnswerer":
+        return _dense("output", width, 2, True)
+    if name not in ("TextClassifier", "TokenClassifier"):
         return {}
+    classes = task.get("num_classes")
     if not isinstance(classes, int):
         raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
-    return _dense("output", config.hidden_dim, classes, True)
+    hidden = _dense("hidden", width, width, True) if task.get("hidden_activation") else {}
+    # The score of a decoder's last state has no bias.
+    return hidden | _dense("output", width, classes, config.kind == "encoder")
 
 
 def stack_depth(config: TransformerConfig, stack: str) -> int:
-    """The number of layers of the `"encoder"` or `"decoder"` stack of a config."""
+    """The number of layers with weights of their own in the `"encoder"` or `"decoder"` stack."""
     decoder_of_two = stack == "decoder" and config.kind == "seq2seq"
-    return config.num_decoder_layers if decoder_of_two else config.num_layers
+    return config.num_decoder_layers if decoder_of_two else config.num_layer_groups
 
 
 def _stack(config: TransformerConfig, stack: str, depth: int) -> Shapes:
-    width = config.hidden_dim
+    width = config.embedding_dim
     shapes = {}
     if config.segment_vocabulary_size:
         shapes[f"{stack}/segment_embedding/embeddings"] = (config.segment_vocabulary_size, width)
     if config.position == "learned":
-        shapes[f"{stack}/position_embedding/embeddings"] = (config.max_sequence_length, width)
+        rows = config.max_sequence_length + config.position_offset
+        shapes[f"{stack}/position_embedding/embeddings"] = (rows, width)
     if config.position == "relative":
         buckets = (config.relative_num_buckets, config.num_heads)
         shapes[f"{stack}/relative_bias/embeddings"] = buckets
     if config.embedding_normalization:
-        shapes |= _norm(config, f"{stack}/embedding_norm")
+        shapes |= _norm(config, f"{stack}/embedding_norm", width)
+    if config.embedding_projection:
+        shapes |= _dense(f"{stack}/embedding_projection", width, config.hidden_dim, True)
     for i in range(depth):
         layer = f"{stack}/layer_{i}"
         shapes |= _attention(config, f"{layer}/self_attention")
@@ -99,10 +113,14 @@ def _stack(config: TransformerConfig, stack: str, depth: int) -> Shapes:
 def _attention(config: TransformerConfig, name: str) -> Shapes:
     width, head = config.hidden_dim, config.head_dim
     inner, shared = config.num_heads * head, config.num_key_value_heads * head
-    shapes = _dense(f"{name}/query", width, inner, config.use_bias)
-    shapes |= _dense(f"{name}/key", width, shared, config.use_bias)
-    shapes |= _dense(f"{name}/value", width, shared, config.use_bias)
-    shapes |= _dense(f"{name}/output", inner, width, config.use_bias)
+    shapes = _dense(f"{name}/query", width, inner, config.attention_bias)
+    shapes |= _dense(f"{name}/key", width, shared, config.attention_bias)
+    shapes |= _dense(f"{name}/value", width, shared, config.attention_bias)
+    shapes |= _dense(f"{name}/output", inner, width, config.attention_output_bias)
+    if config.query_key_norm:
+        shapes |= _norm(config, f"{name}/query_norm", head) | _norm(
+            config, f"{name}/key_norm", head
+        )
     scores = {
         "general": {"kernel": (config.num_heads, head, head)},
         "additive": {"kernel": (config.num_heads, head)},
@@ -128,6 +146,6 @@ def _dense(name: str, inputs: int, outputs: int, bias: bool) -> Shapes:
     return {**shapes, f"{name}/bias": (outputs,)} if bias else shapes
 
 
-def _norm(config: TransformerConfig, name: str) -> Shapes:
+def _norm(config: TransformerConfig, name: str, width: int | None = None) -> Shapes:
     names = ("scale",) if config.normalization == "rms_norm" else ("gamma", "beta")
-    return {f"{name}/{variable}": (config.hidden_dim,) for variable in names}
+    return {f"{name}/{variable}": (width or config.hidden_dim,) for variable in names}

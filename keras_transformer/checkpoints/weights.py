@@ -6,7 +6,8 @@ anything is loaded, `export` turns variables into the checkpoint's tensors.
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,31 +25,86 @@ class Weight:
         ours: The variable's path relative to the backbone (or head); `{i}` is the layer.
         theirs: The tensor's name in the checkpoint, with the same `{i}`.
         transpose: Whether theirs is ours transposed, as `torch.nn.Linear` stores its matrix.
+        part: Their tensor holds several of ours, side by side in the last axis of ours: which one
+            this is, and how many there are.
+        per_head: Whether the parts stand side by side within each head.
+        row: Whether theirs has a leading axis of length 1.
+        also: Further names that the tensor may have, or have too.
+        when: A config value and what it must be for this line to hold.
+        outside: Whether the tensor stands beside the bare model, so that its name has no prefix.
+        groups: The number of heads, for `per_head`; `expand` sets it.
     """
 
     ours: str
     theirs: str
     transpose: bool = False
+    part: tuple[int, int] | None = None
+    per_head: bool = False
+    row: bool = False
+    also: tuple[str, ...] = ()
+    when: tuple[str, Any] | None = None
+    outside: bool = False
+    groups: int = 1
 
     def at(self, i: int) -> "Weight":
         """The line of layer `i`."""
         ours, theirs = (name.replace("{i}", str(i)) for name in (self.ours, self.theirs))
-        return dataclasses.replace(self, ours=ours, theirs=theirs)
+        also = tuple(name.replace("{i}", str(i)) for name in self.also)
+        return dataclasses.replace(self, ours=ours, theirs=theirs, also=also)
 
-    def turn(self, array: np.ndarray) -> np.ndarray:
-        """Their array for ours, or ours for theirs."""
-        return array.T if self.transpose else array
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the tensor, the usual one first."""
+        return (self.theirs, *self.also)
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of their tensor for a variable's shape."""
+        shape = (*ours[:-1], ours[-1] * self.part[1]) if self.part else tuple(ours)
+        shape = shape[::-1] if self.transpose else shape
+        return (1, *shape) if self.row else shape
+
+    def split(self, array: np.ndarray) -> np.ndarray:
+        """Our array, of theirs."""
+        array = array[0] if self.row else array
+        array = array.T if self.transpose else array
+        if self.part is None:
+            return array
+        index, count = self.part
+        groups = array.reshape(*array.shape[:-1], self.groups, count, -1)
+        return groups[..., index, :].reshape(*array.shape[:-1], -1)
+
+    def join(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """Their array, of ours: of all parts in their order."""
+        array = arrays[0]
+        if self.part is not None:
+            parts = [each.reshape(*each.shape[:-1], self.groups, 1, -1) for each in arrays]
+            array = np.concatenate(parts, axis=-2).reshape(*array.shape[:-1], -1)
+        array = array.T if self.transpose else array
+        return array[None] if self.row else array
 
 
-def dense(ours: str, theirs: str) -> tuple[Weight, ...]:
+def dense(ours: str, theirs: str, transpose: bool = True, **options) -> tuple[Weight, ...]:
     """The lines of a `keras.layers.Dense` that is a `torch.nn.Linear` there."""
-    kernel = Weight(f"{ours}/kernel", f"{theirs}.weight", transpose=True)
-    return kernel, Weight(f"{ours}/bias", f"{theirs}.bias")
+    kernel = Weight(f"{ours}/kernel", f"{theirs}.weight", transpose=transpose, **options)
+    return kernel, Weight(f"{ours}/bias", f"{theirs}.bias", **options)
+
+
+def fused(ours: Sequence[str], theirs: str, **options) -> tuple[Weight, ...]:
+    """The lines of several `Dense`s that are one layer there, such as query, key and value."""
+    lines = (
+        dense(path, theirs, part=(index, len(ours)), **options) for index, path in enumerate(ours)
+    )
+    return tuple(line for pair in lines for line in pair)
 
 
 def layer_norm(ours: str, theirs: str) -> tuple[Weight, ...]:
     """The lines of a layer normalization."""
     return Weight(f"{ours}/gamma", f"{theirs}.weight"), Weight(f"{ours}/beta", f"{theirs}.bias")
+
+
+def rms_norm(ours: str, theirs: str) -> tuple[Weight, ...]:
+    """The line of a root-mean-square normalization."""
+    return (Weight(f"{ours}/scale", f"{theirs}.weight"),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +159,10 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     """
     lines = []
     for weight in table:
+        if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
+            continue
+        if weight.per_head:
+            weight = dataclasses.replace(weight, groups=config.num_heads)
         if "{i}" in weight.ours:
             depth = stack_depth(config, weight.ours.split("/")[0])
             lines.extend(weight.at(i) for i in range(depth))
@@ -160,16 +220,18 @@ def match(
     plan, missing, differing = {}, [], []
     for path, shape in shapes.items():
         line = lines.get(path)
-        name = actual.get(line.theirs) if line else None
+        found = (actual[name] for name in line.names if name in actual) if line else iter(())
+        name = next(found, None)
         if name is None:
             missing.append(f"{line.theirs if line else 'no tensor known'} (for {path})")
             continue
         plan[path] = (name, line)
-        theirs = checkpoint[name].shape
-        if (theirs[::-1] if line.transpose else theirs) != tuple(shape):
-            expected = tuple(shape)[::-1] if line.transpose else tuple(shape)
-            differing.append(f"{name} has shape {theirs}, the config says {expected}")
-    known = {line.theirs for line in lines.values()}
+        theirs, expected = checkpoint[name].shape, line.shape(tuple(shape))
+        if theirs != expected:
+            problem = f"{name} has shape {theirs}, the config says {expected}"
+            if problem not in differing:  # of a tensor that holds several variables
+                differing.append(problem)
+    known = {name for line in lines.values() for name in line.names}
     left_over = [n for c, n in actual.items() if c not in known and not names.ignores(c)]
     problems = {
         "missing": missing,
@@ -217,10 +279,17 @@ def export(
         raise ValueError(
             f"The family's checkpoints have no tensor for these variables:{_list('', unknown)}"
         )
+    together: dict[str, list[Weight]] = {}
+    for path in variables:
+        together.setdefault(lines[path].theirs, []).append(lines[path])
     return {
-        lines[path].theirs: lines[path].turn(to_numpy(variable))
-        for path, variable in variables.items()
+        name: parts[0].join([to_numpy(variables[line.ours]) for line in _in_order(parts)])
+        for name, parts in together.items()
     }
+
+
+def _in_order(parts: list[Weight]) -> list[Weight]:
+    return sorted(parts, key=lambda line: line.part or (0, 1))
 
 
 def _list(kind: str, found: list[str], most: int = 8) -> str:

@@ -60,7 +60,7 @@ class Cache(NamedTuple):
                 "self": tuple(ops.zeros(shape, backbone.compute_dtype) for _ in range(2)),
                 "cross": (),
             }
-            for _ in backbone.decoder.blocks
+            for _ in backbone.decoder.order
         ]
         return cls(
             layers,

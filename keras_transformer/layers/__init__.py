@@ -2,7 +2,11 @@
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import DecoderBlock
-from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
+from keras_transformer.layers.embedding import (
+    SegmentEmbedding,
+    TokenEmbedding,
+    VocabularyBias,
+)
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masking import combine_masks
@@ -26,5 +30,6 @@ __all__ = [
     "SegmentEmbedding",
     "SinusoidalPosition",
     "TokenEmbedding",
+    "VocabularyBias",
     "combine_masks",
 ]

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_transformer.layers import scores
 from keras_transformer.layers.masking import combine_masks
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import RotaryEmbedding
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
@@ -31,9 +32,14 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9).
         causal: bool, a query sees only keys up to its own place.
         window: int, a query sees only keys less than this many positions away.
-        rotary_base: float, rotates queries and keys (`RotaryEmbedding`). None for not.
+        rotary: dict, rotates queries and keys: the options of `RotaryEmbedding`, `{}` for its
+            defaults. None for not.
         max_sequence_length: int, number of slots of `"location"`.
-        use_bias: bool, biases in the four projections.
+        use_bias: bool, biases of query, key and value.
+        output_bias: bool, bias of the output. Defaults to `use_bias`.
+        query_key_norm: `"layer_norm"` or `"rms_norm"`, on each head's queries and keys. None for
+            not.
+        normalization_epsilon: float, of `query_key_norm`.
         dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -50,7 +56,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             when other tensors than `query` are given too.
         attention_mask: bool `(batch, query_length, key_length)`, True where allowed.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
-        positions: int `(batch, query_length)`, for `rotary_base` and `window`.
+        positions: int `(batch, query_length)`, for `rotary` and `window`.
         key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
             self-attention, where with a cache it is for `window` alone: the keys in the cache
             are rotated already.
@@ -82,7 +88,8 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
     assert y.shape == (2, 10, 64) and weights.shape == (2, 8, 10, 10)
     ```
 
-    Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2.
+    Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2;
+    normalized queries and keys: Dehghani et al. 2023, section 2.
     """
 
     def __init__(
@@ -94,9 +101,12 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         score: str = "scaled_dot",
         causal: bool = False,
         window: int | None = None,
-        rotary_base: float | None = None,
+        rotary: dict | None = None,
         max_sequence_length: int | None = None,
         use_bias: bool = True,
+        output_bias: bool | None = None,
+        query_key_norm: str | None = None,
+        normalization_epsilon: float = 1e-6,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
@@ -115,31 +125,44 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         self.score = score
         self.causal = causal
         self.window = window
-        self.rotary_base = rotary_base
+        self.rotary = rotary
         self.max_sequence_length = max_sequence_length
         self.use_bias = use_bias
+        self.output_bias = use_bias if output_bias is None else output_bias
+        self.query_key_norm = query_key_norm
+        self.normalization_epsilon = normalization_epsilon
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.supports_masking = True
 
-        self.query_dense = self._projection(self.num_heads * head_dim, "query")
-        self.key_dense = self._projection(self.num_key_value_heads * head_dim, "key")
-        self.value_dense = self._projection(self.num_key_value_heads * head_dim, "value")
+        self.query_dense = self._projection(self.num_heads * head_dim, "query", use_bias)
+        shared_dim = self.num_key_value_heads * head_dim
+        self.key_dense = self._projection(shared_dim, "key", use_bias)
+        self.value_dense = self._projection(shared_dim, "value", use_bias)
         with one_piece():
             self.score_function = scores.get(
                 score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
             )
             self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
-            self.rotary = rotary_base and RotaryEmbedding(rotary_base, dtype=self.dtype_policy)
+            self.rotary_embedding = self.query_norm = self.key_norm = None
+            if rotary is not None:
+                self.rotary_embedding = RotaryEmbedding(**rotary, dtype=self.dtype_policy)
+            if query_key_norm is not None:
+                self.query_norm, self.key_norm = (
+                    make_normalization(
+                        query_key_norm, normalization_epsilon, name=name, dtype=self.dtype_policy
+                    )
+                    for name in ("query_norm", "key_norm")
+                )
 
-    def _projection(self, units: int, name: str) -> keras.layers.Dense:
+    def _projection(self, units: int, name: str, use_bias: bool) -> keras.layers.Dense:
         # A fresh initializer each: one instance would give all kernels of a shape one value.
         initializer = self.kernel_initializer.clone()
         with one_piece():
             return keras.layers.Dense(
                 units,
-                use_bias=self.use_bias,
+                use_bias=use_bias,
                 kernel_initializer=initializer,
                 name=name,
                 dtype=self.dtype_policy,
@@ -151,7 +174,12 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
         self.score_function.build(None)
-        self.output_dense = self._projection(self.output_dim or query_shape[-1], "output")
+        for norm in (self.query_norm, self.key_norm):
+            if norm is not None:
+                norm.build((None, None, None, self.head_dim))
+        self.output_dense = self._projection(
+            self.output_dim or query_shape[-1], "output", self.output_bias
+        )
         self.output_dense.build((*query_shape[:-1], self.num_heads * self.head_dim))
 
     def call(
@@ -174,8 +202,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
     ):
         self_attention = value is None and (cache is None or cache_index is not None)
         queries = self._split(self.query_dense(query), self.num_heads)
-        if self.rotary:
-            queries = self.rotary(queries, positions=positions)
+        queries = self._normalized_and_rotated(queries, self.query_norm, positions)
         if value is not None or self_attention:
             rotation = positions if self_attention else key_positions
             keys, values = self._keys_and_values(query, value, key, rotation)
@@ -214,9 +241,14 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         value = query if value is None else value
         key = value if key is None else key
         keys = self._split(self.key_dense(key), self.num_key_value_heads)
-        if self.rotary:
-            keys = self.rotary(keys, positions=positions)
+        keys = self._normalized_and_rotated(keys, self.key_norm, positions)
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
+
+    def _normalized_and_rotated(self, states, norm, positions):
+        states = states if norm is None else norm(states)
+        if self.rotary_embedding is None:
+            return states
+        return self.rotary_embedding(states, positions=positions)
 
     def _attend(self, queries, keys, values, parts, cache_index, bias, return_weights, training):
         """The weighted sum of the values, and the weights if they had to be computed."""
@@ -290,9 +322,12 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             "score": self.score,
             "causal": self.causal,
             "window": self.window,
-            "rotary_base": self.rotary_base,
+            "rotary": None if self.rotary is None else dict(self.rotary),
             "max_sequence_length": self.max_sequence_length,
             "use_bias": self.use_bias,
+            "output_bias": self.output_bias,
+            "query_key_norm": self.query_key_norm,
+            "normalization_epsilon": self.normalization_epsilon,
             "dropout": self.dropout,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "seed": self.seed,

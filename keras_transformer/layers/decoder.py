@@ -50,6 +50,8 @@ class DecoderBlock(EncoderBlock):
         self, num_heads: int, intermediate_dim: int, cross_attention: bool = False, **kwargs
     ):
         super().__init__(num_heads, intermediate_dim, **kwargs)
+        if cross_attention and self.parallel_residual:
+            raise ValueError("`parallel_residual` has no place for `cross_attention`.")
         self.cross_attention_enabled = cross_attention
         self.cross_attention_norm = self._norm("cross_attention_norm") if cross_attention else None
 
@@ -112,10 +114,8 @@ class DecoderBlock(EncoderBlock):
             updated["cross"] = result[1]
             return result[0]
 
-        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
-        if self.cross_attention_enabled:
-            x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
-        x = self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+        across = attend_to_encoder if self.cross_attention_enabled else None
+        x = self._sublayers(attend, inputs, training, across)
         return x if cache is None else (x, updated)
 
     def compute_mask(self, inputs, mask=None, **kwargs):

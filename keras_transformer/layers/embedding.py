@@ -136,3 +136,45 @@ class SegmentEmbedding(Embedding):
         config["num_segments"] = config.pop("input_dim")
         config["hidden_dim"] = config.pop("output_dim")
         return config
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class VocabularyBias(keras.layers.Layer):
+    """A trained bias for each token of the vocabulary, added to the logits.
+
+    Args:
+        vocabulary_size: int, number of token ids.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(..., vocabulary_size)`, logits.
+
+    Returns:
+        Float `(..., vocabulary_size)`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import VocabularyBias
+
+    assert VocabularyBias(100)(np.ones((2, 5, 100))).shape == (2, 5, 100)
+    ```
+
+    Source: Devlin et al. 2018, "BERT", the published code of the masked language model.
+    """
+
+    def __init__(self, vocabulary_size: int, **kwargs):
+        super().__init__(**kwargs)
+        self.vocabulary_size = vocabulary_size
+
+    def build(self, input_shape=None):
+        self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
+
+    def call(self, inputs):
+        return inputs + ops.cast(self.bias, inputs.dtype)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "vocabulary_size": self.vocabulary_size}

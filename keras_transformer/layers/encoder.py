@@ -4,16 +4,8 @@ import keras
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import Rematerializable, one_piece
-
-
-def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
-    """The Keras layer for `"layer_norm"` or `"rms_norm"`."""
-    if kind == "layer_norm":
-        return keras.layers.LayerNormalization(epsilon=epsilon, **kwargs)
-    if kind == "rms_norm":
-        return keras.layers.RMSNormalization(epsilon=epsilon, **kwargs)
-    raise ValueError(f"Unknown normalization {kind!r}. Known are: 'layer_norm', 'rms_norm'.")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -21,7 +13,8 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
-    pre-norm `x + dropout(f(norm(x)))`.
+    pre-norm `x + dropout(f(norm(x)))`, or parallel `x + f(norm_f(x)) + g(norm_g(x))`, both
+    sub-layers of the same `x`.
 
     Args:
         num_heads: int.
@@ -30,13 +23,17 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         head_dim: int. Defaults to the input width divided by `num_heads`.
         activation: str, see `FeedForward`.
         gated: bool, see `FeedForward`.
-        use_bias: bool, biases in every projection.
+        use_bias: bool, biases in the feed-forward layer.
+        attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
+        attention_output_bias: bool, bias of the attention's output. Defaults to `attention_bias`.
+        query_key_norm: bool, normalize each head's queries and keys.
         normalization: `"layer_norm"` or `"rms_norm"`.
         normalization_epsilon: float.
         normalize_first: bool, pre-norm when True.
+        parallel_residual: bool, with `normalize_first` only.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.
-        score, window, rotary_base, max_sequence_length: see `MultiHeadAttention`.
+        score, window, rotary, max_sequence_length: see `MultiHeadAttention`.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
         **kwargs: as in `keras.layers.Layer`.
@@ -64,7 +61,8 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
     assert block(np.random.rand(2, 7, 32)).shape == (2, 7, 32)
     ```
 
-    Source: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020.
+    Source: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020; parallel: Wang and
+    Komatsuzaki 2021, "GPT-J-6B".
     """
 
     causal = False
@@ -78,20 +76,26 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         activation: str = "relu",
         gated: bool = False,
         use_bias: bool = True,
+        attention_bias: bool | None = None,
+        attention_output_bias: bool | None = None,
+        query_key_norm: bool = False,
         normalization: str = "layer_norm",
         normalization_epsilon: float = 1e-6,
         normalize_first: bool = False,
+        parallel_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         score: str = "scaled_dot",
         window: int | None = None,
-        rotary_base: float | None = None,
+        rotary: dict | None = None,
         max_sequence_length: int | None = None,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if parallel_residual and not normalize_first:
+            raise ValueError("`parallel_residual` needs `normalize_first`.")
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
         self.num_key_value_heads = num_key_value_heads
@@ -99,14 +103,20 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         self.activation = activation
         self.gated = gated
         self.use_bias = use_bias
+        self.attention_bias = use_bias if attention_bias is None else attention_bias
+        self.attention_output_bias = (
+            self.attention_bias if attention_output_bias is None else attention_output_bias
+        )
+        self.query_key_norm = query_key_norm
         self.normalization = normalization
         self.normalization_epsilon = normalization_epsilon
         self.normalize_first = normalize_first
+        self.parallel_residual = parallel_residual
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.score = score
         self.window = window
-        self.rotary_base = rotary_base
+        self.rotary = rotary
         self.max_sequence_length = max_sequence_length
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -145,7 +155,10 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                 num_key_value_heads=self.num_key_value_heads,
                 score=self.score,
                 max_sequence_length=self.max_sequence_length,
-                use_bias=self.use_bias,
+                use_bias=self.attention_bias,
+                output_bias=self.attention_output_bias,
+                query_key_norm=self.normalization if self.query_key_norm else None,
+                normalization_epsilon=self.normalization_epsilon,
                 dropout=self.attention_dropout,
                 kernel_initializer=self.kernel_initializer,
                 seed=self.seed,
@@ -161,12 +174,22 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
             "self_attention",
             causal=self.causal,
             window=self.window,
-            rotary_base=self.rotary_base,
+            rotary=self.rotary,
         )
         self.self_attention.build(input_shape)
         self.self_attention_norm.build(input_shape)
         self.feed_forward.build(input_shape)
         self.feed_forward_norm.build(input_shape)
+
+    def _sublayers(self, attend, inputs, training, attend_to_encoder=None):
+        """The attentions, and the feed-forward layer behind or beside them."""
+        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
+        if self.parallel_residual:
+            beside = self.feed_forward(self.feed_forward_norm(inputs))
+            return x + self.dropout_layer(beside, training=training)
+        if attend_to_encoder is not None:
+            x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
+        return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
 
     def _sublayer(self, function, norm, inputs, training):
         """Residual, dropout and normalization around one sub-layer."""
@@ -191,8 +214,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                 x, mask=mask, bias=bias, positions=positions, pack_ids=pack_ids, training=training
             )
 
-        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
-        return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+        return self._sublayers(attend, inputs, training)
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
@@ -210,14 +232,18 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
             "activation": self.activation,
             "gated": self.gated,
             "use_bias": self.use_bias,
+            "attention_bias": self.attention_bias,
+            "attention_output_bias": self.attention_output_bias,
+            "query_key_norm": self.query_key_norm,
             "normalization": self.normalization,
             "normalization_epsilon": self.normalization_epsilon,
             "normalize_first": self.normalize_first,
+            "parallel_residual": self.parallel_residual,
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
             "score": self.score,
             "window": self.window,
-            "rotary_base": self.rotary_base,
+            "rotary": None if self.rotary is None else dict(self.rotary),
             "max_sequence_length": self.max_sequence_length,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "seed": self.seed,

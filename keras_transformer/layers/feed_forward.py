@@ -1,6 +1,7 @@
 """The position-wise feed-forward layer, plain and gated, and the table of activations."""
 
 import functools
+from collections.abc import Callable
 
 import keras
 from keras import ops
@@ -12,7 +13,21 @@ _ACTIVATIONS = {
     "gelu": functools.partial(ops.gelu, approximate=False),
     "gelu_tanh": functools.partial(ops.gelu, approximate=True),
     "silu": ops.silu,
+    "tanh": ops.tanh,
+    "sigmoid": ops.sigmoid,
+    "mish": lambda x: x * ops.tanh(ops.softplus(x)),
+    "quick_gelu": lambda x: x * ops.sigmoid(1.702 * x),
+    "relu_squared": lambda x: ops.square(ops.relu(x)),
 }
+
+
+def get_activation(name: str) -> Callable:
+    """The activation of this name. ValueError for an unknown one."""
+    if name not in _ACTIVATIONS:
+        raise ValueError(
+            f"Unknown activation {name!r}. Known are: {', '.join(map(repr, _ACTIVATIONS))}."
+        )
+    return _ACTIVATIONS[name]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -24,7 +39,8 @@ class FeedForward(Rematerializable, keras.layers.Layer):
     Args:
         intermediate_dim: int, the width between.
         output_dim: int, width of the output. Defaults to that of the input.
-        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"` or `"silu"`.
+        activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"`,
+            `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`.
         gated: bool.
         use_bias: bool.
         kernel_initializer: initializer of the kernels.
@@ -61,11 +77,7 @@ class FeedForward(Rematerializable, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"Unknown activation {activation!r}. Known are: "
-                f"{', '.join(map(repr, _ACTIVATIONS))}."
-            )
+        get_activation(activation)
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
         self.activation = activation
@@ -94,7 +106,7 @@ class FeedForward(Rematerializable, keras.layers.Layer):
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
 
     def call(self, inputs):
-        activation = _ACTIVATIONS[self.activation]
+        activation = get_activation(self.activation)
         hidden = self.intermediate_dense(inputs)
         hidden = activation(self.gate_dense(inputs)) * hidden if self.gated else activation(hidden)
         return self.output_dense(hidden)

@@ -23,6 +23,7 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
 
     Args:
         max_wavelength: float, the longest wavelength divided by 2 pi.
+        interleaved: bool, sines and cosines in turn; False for all sines before all cosines.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -47,9 +48,10 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
     Source: Vaswani et al. 2017, section 3.5.
     """
 
-    def __init__(self, max_wavelength: float = 10000.0, **kwargs):
+    def __init__(self, max_wavelength: float = 10000.0, interleaved: bool = True, **kwargs):
         super().__init__(**kwargs)
         self.max_wavelength = max_wavelength
+        self.interleaved = interleaved
         self.supports_masking = True
 
     def call(self, inputs, positions=None):
@@ -58,8 +60,8 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
             raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
         positions = sequence_positions(inputs) if positions is None else positions
         # In float32: at position 500 bfloat16 would already be wrong by a whole step.
-        waves = _angles(positions, dim, self.max_wavelength)
-        table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1)
+        waves = _angles(positions, _frequencies(dim, self.max_wavelength))
+        table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1 if self.interleaved else -2)
         shape = ops.shape(waves)
         return ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
 
@@ -67,7 +69,11 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
         return (positions_shape[0] if positions_shape else 1, *inputs_shape[1:])
 
     def get_config(self) -> dict:
-        return {**super().get_config(), "max_wavelength": self.max_wavelength}
+        return {
+            **super().get_config(),
+            "max_wavelength": self.max_wavelength,
+            "interleaved": self.interleaved,
+        }
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -77,6 +83,7 @@ class LearnedPosition(Rematerializable, Embedding):
     Args:
         max_sequence_length: int, number of positions.
         hidden_dim: int, width of a vector.
+        offset: int, rows of the table before that of position 0. Some published models have them.
         **kwargs: as in `keras.layers.Embedding`.
 
     Call arguments:
@@ -100,8 +107,9 @@ class LearnedPosition(Rematerializable, Embedding):
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1.
     """
 
-    def __init__(self, max_sequence_length: int, hidden_dim: int, **kwargs):
-        super().__init__(max_sequence_length, hidden_dim, **kwargs)
+    def __init__(self, max_sequence_length: int, hidden_dim: int, offset: int = 0, **kwargs):
+        super().__init__(max_sequence_length + offset, hidden_dim, **kwargs)
+        self.offset = offset
 
     def call(self, inputs, positions=None):
         return super().call(self._checked(inputs, positions))
@@ -112,13 +120,13 @@ class LearnedPosition(Rematerializable, Embedding):
 
     def _checked(self, inputs, positions):
         """The positions to look up, if there is a vector for each."""
-        length = inputs.shape[1]
-        if length is not None and length > self.input_dim:
+        length, longest = inputs.shape[1], self.input_dim - self.offset
+        if length is not None and length > longest:
             raise ValueError(
                 f"The sequence has {length} tokens, but there are learned positions for "
-                f"{self.input_dim} only. Truncate the input, or raise `max_sequence_length`."
+                f"{longest} only. Truncate the input, or raise `max_sequence_length`."
             )
-        return sequence_positions(inputs) if positions is None else positions
+        return (sequence_positions(inputs) if positions is None else positions) + self.offset
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return (*(positions_shape or (1, inputs_shape[1])), self.output_dim)
@@ -129,31 +137,44 @@ class LearnedPosition(Rematerializable, Embedding):
 
     def get_config(self) -> dict:
         config = super().get_config()
-        config["max_sequence_length"] = config.pop("input_dim")
+        config["max_sequence_length"] = config.pop("input_dim") - self.offset
         config["hidden_dim"] = config.pop("output_dim")
-        return config
+        return {**config, "offset": self.offset}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RotaryEmbedding(Rematerializable, keras.layers.Layer):
     """Rotates pairs of features of queries and keys by an angle that grows with the position.
 
-    Feature `i` is paired with `i + head_dim / 2`. The product of a rotated query and a rotated
-    key depends on the distance of their positions alone.
+    Feature `i` is paired with `i + dim / 2`. The product of a rotated query and a rotated key
+    depends on the distance of their positions alone.
 
     Args:
         base: float, wavelength base.
+        dim: int, the number of features that are rotated, the first ones. None for all.
+        scaling: str, how the angles grow more slowly for sequences longer than in training. A pair
+            that turns often within `original_length` tells near positions apart and stays as it
+            is; one that turns seldom has its angle divided by `factor`:
+            `"linear"`: every angle is divided (Chen et al. 2023, section 3.2);
+            `"llama3"`: below `min_turns` turns divided, above `max_turns` not, and between them
+            in proportion to the turns (Grattafiori et al. 2024, section 3.4.3);
+            `"yarn"`: likewise in proportion to the pair's number, and scores are raised by
+            `(0.1 ln(factor) + 1)^2` (Peng et al. 2023, sections 3.2 to 3.4).
+        factor: float, how many times longer the sequences are.
+        min_turns, max_turns: float, numbers of turns within `original_length`.
+        original_length: int, the longest sequence in training.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, heads, head_dim)`, `head_dim` even.
+        inputs: float `(batch, length, heads, head_dim)`.
         positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
 
     Returns:
         Float, the shape of `inputs`.
 
     Raises:
-        ValueError: if `head_dim` is odd.
+        ValueError: if the number of rotated features is odd or above `head_dim`; for an unknown
+            scaling, or one without `original_length`.
 
     Example:
     ```python
@@ -168,27 +189,79 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
     Source: Su et al. 2021, "RoFormer", section 3.2.2 and equation 34.
     """
 
-    def __init__(self, base: float = 10000.0, **kwargs):
+    def __init__(
+        self,
+        base: float = 10000.0,
+        dim: int | None = None,
+        scaling: str | None = None,
+        factor: float = 1.0,
+        min_turns: float = 1.0,
+        max_turns: float = 32.0,
+        original_length: int | None = None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
+        if scaling not in (None, "linear", "llama3", "yarn"):
+            raise ValueError(
+                f"Unknown scaling {scaling!r} of rotary positions. Known are: 'linear', 'llama3', "
+                "'yarn'."
+            )
+        if scaling in ("llama3", "yarn") and not original_length:
+            raise ValueError(f"scaling={scaling!r} of rotary positions needs `original_length`.")
         self.base = base
+        self.dim = dim
+        self.scaling = scaling
+        self.factor = factor
+        self.min_turns = min_turns
+        self.max_turns = max_turns
+        self.original_length = original_length
 
     def call(self, inputs, positions=None):
-        dim = inputs.shape[-1]
-        if dim % 2:
-            raise ValueError(f"Rotary positions need an even head size, received {dim}.")
+        width = inputs.shape[-1]
+        dim = width if self.dim is None else self.dim
+        if dim % 2 or dim > width:
+            raise ValueError(
+                f"Rotary positions need an even number of features, at most the head size {width}, "
+                f"received {dim}."
+            )
         positions = sequence_positions(inputs) if positions is None else positions
-        angles = ops.expand_dims(_angles(positions, dim, self.base), 2)
+        angles = ops.expand_dims(_angles(positions, self._scaled_frequencies(dim)), 2)
         x = ops.cast(inputs, "float32")
-        first, second = x[..., : dim // 2], x[..., dim // 2 :]
+        first, second, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
         sin, cos = ops.sin(angles), ops.cos(angles)
-        rotated = ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        if self.scaling == "yarn" and self.factor > 1:
+            raised = 0.1 * math.log(self.factor) + 1
+            sin, cos = sin * raised, cos * raised
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        rotated = ops.concatenate([*parts, rest] if dim < width else parts, axis=-1)
         return ops.cast(rotated, inputs.dtype)
+
+    def _scaled_frequencies(self, dim: int) -> np.ndarray:
+        frequencies = _frequencies(dim, self.base)
+        if self.scaling is None:
+            return frequencies
+        kept = np.zeros(dim // 2)  # the share of a frequency that is not divided
+        if self.scaling == "llama3":
+            turns = self.original_length * frequencies / (2 * math.pi)
+            kept = (turns - self.min_turns) / (self.max_turns - self.min_turns)
+        elif self.scaling == "yarn":
+
+            def pair_that_turns(turns):
+                wavelength = self.original_length / (turns * 2 * math.pi)
+                return dim * math.log(wavelength) / (2 * math.log(self.base))
+
+            first = max(math.floor(pair_that_turns(self.max_turns)), 0)
+            last = min(math.ceil(pair_that_turns(self.min_turns)), dim - 1)
+            kept = 1 - (np.arange(dim // 2) - first) / max(last - first, 0.001)
+        kept = np.clip(kept, 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape
 
     def get_config(self) -> dict:
-        return {**super().get_config(), "base": self.base}
+        names = ("base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -346,9 +419,13 @@ class ALiBi(keras.layers.Layer):
         return {**super().get_config(), "num_heads": self.num_heads}
 
 
-def _angles(positions, dim: int, base: float):
+def _frequencies(dim: int, base: float) -> np.ndarray:
+    """The angle of each pair of features from one position to the next, `(dim / 2,)`."""
+    return np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim)
+
+
+def _angles(positions, frequencies: np.ndarray):
     """Position times frequency in float32, `(batch, length, dim / 2)`."""
-    frequencies = np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim)
     frequencies = ops.convert_to_tensor(frequencies, dtype="float32")
     return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies
 

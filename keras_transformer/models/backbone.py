@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.models.stack import Stack, embedding_initializer
 
 
@@ -38,15 +38,21 @@ class Backbone(keras.Model):
             )
         super().__init__(dtype=dtype, name=name or self.kind, **kwargs)
         self.config = config
+        self.family: str | None = None  # The published family that the weights came from.
         self.token_embedding = TokenEmbedding(
             config.vocabulary_size,
-            config.hidden_dim,
+            config.embedding_dim,
             scale=config.scale_embedding,
             tie_weights=config.tie_embeddings,
             embeddings_initializer=embedding_initializer(config),
             name="token_embedding",
             dtype=self.dtype_policy,
         )
+        self.output_bias = None
+        if config.output_bias:
+            self.output_bias = VocabularyBias(
+                config.vocabulary_size, name="output_bias", dtype=self.dtype_policy
+            )
 
     def _stack(self, name: str, causal: bool, cross_attention: bool, num_layers: int) -> Stack:
         return Stack(
@@ -59,8 +65,10 @@ class Backbone(keras.Model):
         )
 
     def build(self, input_shape=None):
-        states = (None, None, self.config.hidden_dim)
+        states = (None, None, self.config.embedding_dim)
         self.token_embedding.build((None, None))
+        if self.output_bias is not None:
+            self.output_bias.build((None, None, self.config.vocabulary_size))
         for stack in self.stacks:
             stack.build(states)
 
@@ -73,8 +81,22 @@ class Backbone(keras.Model):
         raise NotImplementedError
 
     def logits(self, hidden_states):
-        """Vocabulary logits of hidden states, `(..., hidden_dim)` to `(..., vocabulary_size)`."""
-        return self.token_embedding(hidden_states, reverse=True)
+        """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
+        if self.config.scale_logits:
+            hidden_states = hidden_states * self.config.hidden_dim**-0.5
+        logits = self.token_embedding(hidden_states, reverse=True)
+        return logits if self.output_bias is None else self.output_bias(logits)
+
+    def positions_of(self, token_ids):
+        """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...
+
+        Source: RoBERTa's embeddings as published, which count from the token ids.
+        """
+        padding_id = self.config.position_padding_id
+        if padding_id is None:
+            return None
+        counted = ops.cast(ops.not_equal(token_ids, padding_id), "int32")
+        return ops.cumsum(counted, axis=1) * counted - 1
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""

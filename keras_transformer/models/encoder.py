@@ -70,11 +70,14 @@ class Encoder(Backbone):
             self.pooler.build((None, self.config.hidden_dim))
 
     def call(self, inputs, training: bool = False):
+        position_ids = inputs.get("position_ids")
+        if position_ids is None:
+            position_ids = self.positions_of(inputs["token_ids"])
         return self.encoder(
             self.token_embedding(inputs["token_ids"]),
             padding_mask=inputs.get("padding_mask"),
             segment_ids=inputs.get("segment_ids"),
-            position_ids=inputs.get("position_ids"),
+            position_ids=position_ids,
             pack_ids=inputs.get("pack_ids"),
             training=training,
         )

@@ -10,7 +10,8 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.embedding import SegmentEmbedding
-from keras_transformer.layers.encoder import EncoderBlock, make_normalization
+from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import (
     ALiBi,
     LearnedPosition,
@@ -50,6 +51,21 @@ def embedding_initializer(config: TransformerConfig) -> keras.initializers.Initi
     return keras.initializers.RandomNormal(stddev=stddev)
 
 
+def rotary_options(config: TransformerConfig) -> dict | None:
+    """The options of `RotaryEmbedding`, None for a model without rotary positions."""
+    if config.position != "rotary":
+        return None
+    return {
+        "base": config.rotary_base,
+        "dim": config.rotary_dim,
+        "scaling": config.rotary_scaling,
+        "factor": config.rotary_factor,
+        "min_turns": config.rotary_min_turns,
+        "max_turns": config.rotary_max_turns,
+        "original_length": config.rotary_original_length or config.max_sequence_length,
+    }
+
+
 class Stack(keras.layers.Layer):
     """The blocks of an encoder or of a decoder, and what stands before and after them.
 
@@ -61,7 +77,7 @@ class Stack(keras.layers.Layer):
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, hidden_dim)`, embedded tokens.
+        inputs: float `(batch, length, embedding_dim)`, embedded tokens.
         padding_mask: bool `(batch, length)`.
         segment_ids, position_ids, pack_ids: int `(batch, length)`, optional.
         encoder_states, encoder_padding_mask: for cross-attention.
@@ -91,19 +107,22 @@ class Stack(keras.layers.Layer):
         if config.segment_vocabulary_size:
             self.segment_embedding = SegmentEmbedding(
                 config.segment_vocabulary_size,
-                config.hidden_dim,
+                config.embedding_dim,
                 name="segment_embedding",
                 **embedding,
             )
         if config.position == "learned":
             self.position_embedding = LearnedPosition(
                 config.max_sequence_length,
-                config.hidden_dim,
+                config.embedding_dim,
+                offset=config.position_offset,
                 name="position_embedding",
                 **embedding,
             )
         elif config.position == "sinusoidal":
-            self.position_embedding = SinusoidalPosition(dtype=self.dtype_policy)
+            self.position_embedding = SinusoidalPosition(
+                interleaved=config.sinusoidal_interleaved, dtype=self.dtype_policy
+            )
         elif config.position == "relative":
             self.position_bias = RelativePositionBias(
                 config.num_heads,
@@ -118,6 +137,14 @@ class Stack(keras.layers.Layer):
         self.embedding_norm = self._norm("embedding_norm", config.embedding_normalization)
         with one_piece():
             self.dropout_layer = keras.layers.Dropout(config.dropout, dtype=self.dtype_policy)
+        self.embedding_projection = None
+        if config.embedding_projection:
+            self.embedding_projection = keras.layers.Dense(
+                config.hidden_dim,
+                kernel_initializer=kernel_initializer(config),
+                name="embedding_projection",
+                dtype=self.dtype_policy,
+            )
         kind = DecoderBlock if causal else EncoderBlock
         extra = {"cross_attention": cross_attention} if causal else {}
         self.blocks = [
@@ -129,22 +156,28 @@ class Stack(keras.layers.Layer):
                 activation=config.activation,
                 gated=config.gated,
                 use_bias=config.use_bias,
+                attention_bias=config.attention_bias,
+                attention_output_bias=config.attention_output_bias,
+                query_key_norm=config.query_key_norm,
                 normalization=config.normalization,
                 normalization_epsilon=config.normalization_epsilon,
                 normalize_first=config.normalize_first,
+                parallel_residual=config.parallel_residual,
                 dropout=config.dropout,
                 attention_dropout=config.attention_dropout,
                 score=config.score,
                 window=config.window,
-                rotary_base=config.rotary_base if config.position == "rotary" else None,
+                rotary=rotary_options(config),
                 max_sequence_length=config.max_sequence_length,
                 kernel_initializer=kernel_initializer(config),
                 name=f"layer_{i}",
                 dtype=self.dtype_policy,
                 **extra,
             )
-            for i in range(num_layers)
+            for i in range(num_layers if cross_attention else config.num_layer_groups)
         ]
+        # Layers of a group are one block, in turn.
+        self.order = [i * len(self.blocks) // num_layers for i in range(num_layers)]
         self.final_norm = self._norm("final_norm", config.final_normalization)
 
     def _norm(self, name: str, present: bool) -> keras.layers.Layer | None:
@@ -158,12 +191,17 @@ class Stack(keras.layers.Layer):
         )
 
     def build(self, input_shape):
+        embedded = (*input_shape[:-1], self.config.embedding_dim)
+        hidden = (*input_shape[:-1], self.config.hidden_dim)
         for layer in (self.segment_embedding, self.position_embedding, self.position_bias):
             if layer is not None:
-                layer.build(input_shape)
-        for layer in (self.embedding_norm, *self.blocks, self.final_norm):
+                layer.build(embedded)
+        for layer in (self.embedding_norm, self.embedding_projection):
             if layer is not None:
-                layer.build(input_shape)
+                layer.build(embedded)
+        for layer in (*self.blocks, self.final_norm):
+            if layer is not None:
+                layer.build(hidden)
 
     def call(
         self,
@@ -192,10 +230,10 @@ class Stack(keras.layers.Layer):
             queries = sequence_positions(x) if position_ids is None else position_ids
             bias = self.position_bias(queries, queries if key_positions is None else key_positions)
         layer_caches = []
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.order):
             if cache is not None:
                 block_options["cache"] = cache.layers[i]
-            x = block(
+            x = self.blocks[block](
                 x,
                 mask=key_mask,
                 bias=bias,
@@ -211,7 +249,7 @@ class Stack(keras.layers.Layer):
         return x if cache is None else (x, cache.with_layers(layer_caches))
 
     def _embed(self, x, segment_ids, position_ids, training):
-        """The sum of the embeddings, normalized and dropped out."""
+        """The sum of the embeddings, normalized, dropped out, in the width of the blocks."""
         if self.segment_embedding is not None:
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
@@ -220,10 +258,12 @@ class Stack(keras.layers.Layer):
             x = x + self.position_embedding(x, positions=position_ids)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        return self.dropout_layer(x, training=training)
+        x = self.dropout_layer(x, training=training)
+        return x if self.embedding_projection is None else self.embedding_projection(x)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # All blocks recomputed at once save nothing: each one is by itself.
 
     def compute_output_spec(self, inputs, **kwargs):
-        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+        shape = (*inputs.shape[:-1], self.config.hidden_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)

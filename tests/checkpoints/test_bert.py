@@ -51,7 +51,7 @@ def test_published_values_of_bert_base():
     [
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"is_decoder": True}, "is_decoder=True is not supported"),
-        ({"hidden_act": "mish"}, "hidden_act='mish' is not supported, only 'gelu'"),
+        ({"hidden_act": "xielu"}, "hidden_act='xielu' is not supported, only 'gelu'"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"hidden_size": 100}, "must be divisible"),
         ({"num_hidden_layers": None}, "num_layers"),

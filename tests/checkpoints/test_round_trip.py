@@ -258,7 +258,10 @@ def test_wrong_config_values_name_the_file(preset, values, message):
         ({"format": "other"}, "format 'other'"),
         ({"class_name": "Encoder"}, "neither 'format' .* nor 'model_type'"),
         ({"format": "keras_transformer", "format_version": 1}, "must be a dictionary"),
-        ({"model_type": "not_there"}, "'not_there' are not supported. Supported are: bert"),
+        (
+            {"model_type": "not_there"},
+            "'not_there' are not supported. Supported are: albert, bart, bert",
+        ),
         ({"model_type": ["bert"]}, "are not supported"),
     ],
 )

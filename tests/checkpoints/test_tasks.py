@@ -23,7 +23,7 @@ def classifier(tokenizer, **options):
     values = {k: v for k, v in BERT.constants.items() if k != "kind"}
     backbone = small_backbone(
         **values, vocabulary_size=tokenizer.vocabulary_size, segment_vocabulary_size=2,
-        activation="gelu", max_sequence_length=40,
+        activation="gelu", max_sequence_length=40, pooler=True,
     )  # fmt: skip
     for variable in backbone.weights:
         variable.assign(variable * 0.3)
@@ -135,6 +135,14 @@ def test_a_published_classifier_and_back(tmp_path, tokenizer):
     loaded = kt.TextClassifier.from_preset(tmp_path)
     assert (loaded.labels, loaded.dropout) == (task.labels, 0.25)
     np.testing.assert_array_equal(logits(loaded), logits(task))
+
+
+def test_a_classifier_without_pooler_is_no_bert(tmp_path, tokenizer):
+    task = classifier(tokenizer, labels=["bad", "good"])
+    backbone = small_backbone(**{**task.backbone.config.to_dict(), "pooler": False})
+    task = kt.TextClassifier(backbone, tokenizer, labels=["bad", "good"])
+    with pytest.raises(ValueError, match="TextClassifier has a pooler, this one none"):
+        export_to_huggingface(task, tmp_path / "out")
 
 
 def test_export_of_what_no_architecture_computes(tmp_path, tokenizer):

@@ -124,7 +124,7 @@ def test_export_is_the_reverse_of_match():
     tensors = export(LINES, variables)
     assert {name: array.shape for name, array in tensors.items()} == THEIRS
     for path, (name, line) in match(LINES, SHAPES, header(THEIRS), NAMES).items():
-        back = line.turn(tensors[name])
+        back = line.split(tensors[name])
         np.testing.assert_array_equal(back, to_numpy(variables[path]))
 
 

@@ -50,7 +50,7 @@ CASES = {
     ),
     "self_attention": (
         lambda **kw: layers.MultiHeadAttention(
-            4, 6, 2, causal=True, window=3, rotary_base=100.0, use_bias=False, **kw
+            4, 6, 2, causal=True, window=3, rotary={"base": 100.0}, use_bias=False, **kw
         ),
         {"query": X, "positions": POSITIONS, "mask": PADDING},
     ),
@@ -79,7 +79,7 @@ CASES = {
     ),
     "decoder": (
         lambda **kw: layers.DecoderBlock(
-            2, 12, cross_attention=True, normalize_first=True, rotary_base=100.0, **kw
+            2, 12, cross_attention=True, normalize_first=True, rotary={"base": 100.0}, **kw
         ),
         {"inputs": X, "encoder_states": SOURCE, "encoder_states_mask": np.ones((2, 7), bool)},
     ),

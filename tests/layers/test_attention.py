@@ -182,7 +182,7 @@ def test_permuting_keys_and_values_together_changes_nothing_without_positions():
     assert_close(layer(X, value=SOURCE), layer(X, value=SOURCE[:, order]))
     table = numpy(SinusoidalPosition()(SOURCE))
     assert differs(layer(X, value=SOURCE + table), layer(X, value=SOURCE[:, order] + table))
-    rotary = attention(rotary_base=100.0)
+    rotary = attention(rotary={"base": 100.0})
     assert differs(rotary(X, value=SOURCE), rotary(X, value=SOURCE[:, order]))
 
 
@@ -228,7 +228,7 @@ def test_window(torch):
 
 def test_packed_documents_equal_the_documents_alone():
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
-    for options in ({}, {"causal": True}, {"window": 2, "rotary_base": 100.0}):
+    for options in ({}, {"causal": True}, {"window": 2, "rotary": {"base": 100.0}}):
         layer = attention(**options)
         packed = numpy(layer(X, pack_ids=packs, positions=positions))
         for document in (slice(0, 3), slice(3, 5)):
@@ -236,7 +236,7 @@ def test_packed_documents_equal_the_documents_alone():
 
 
 def test_rotary_self_attention_depends_on_distances_alone():
-    layer = attention(rotary_base=100.0, causal=True)
+    layer = attention(rotary={"base": 100.0}, causal=True)
     shifted = np.tile(np.arange(LENGTH) + 11, (BATCH, 1))
     assert_close(layer(X, positions=shifted), layer(X), atol=1e-4)
     stretched = np.tile(np.arange(LENGTH) * 2, (BATCH, 1))
@@ -244,7 +244,7 @@ def test_rotary_self_attention_depends_on_distances_alone():
 
 
 def test_rotary_cross_attention_rotates_the_keys_by_their_own_positions():
-    layer = attention(rotary_base=100.0)
+    layer = attention(rotary={"base": 100.0})
     queries, keys = np.tile(np.arange(LENGTH), (BATCH, 1)), np.tile(np.arange(7), (BATCH, 1))
     expected = layer(X, value=SOURCE)
     assert_close(layer(X, value=SOURCE, positions=queries), expected)
@@ -255,7 +255,7 @@ def test_rotary_cross_attention_rotates_the_keys_by_their_own_positions():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_key_value_heads": 2}, {"rotary_base": 100.0}, {"window": 2}]
+    "options", [{}, {"num_key_value_heads": 2}, {"rotary": {"base": 100.0}}, {"window": 2}]
 )
 def test_cached_self_attention_equals_uncached(options):
     layer = attention(causal=True, **options)

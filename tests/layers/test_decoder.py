@@ -76,7 +76,7 @@ def test_masked_positions_change_nothing():
     np.testing.assert_array_equal(after[PADDING], before[PADDING])
 
 
-@pytest.mark.parametrize("options", [{}, {"rotary_base": 100.0, "num_key_value_heads": 1}])
+@pytest.mark.parametrize("options", [{}, {"rotary": {"base": 100.0}, "num_key_value_heads": 1}])
 @pytest.mark.parametrize("cross_attention", [False, True])
 def test_cached_equals_uncached(options, cross_attention):
     layer = made(cross_attention=cross_attention, **options)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import EncoderBlock
-from keras_transformer.layers.encoder import make_normalization
+from keras_transformer.layers.normalization import make_normalization
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
 X = random(2, 5, 8)
@@ -111,7 +111,7 @@ def test_a_masked_position_changes_nothing():
 
 
 def test_packed_documents_equal_the_documents_alone():
-    layer = made(rotary_base=100.0)
+    layer = made(rotary={"base": 100.0})
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
     packed = numpy(layer(X, pack_ids=packs, positions=positions))
     for document in (slice(0, 3), slice(3, 5)):

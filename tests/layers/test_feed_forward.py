@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.config import ACTIVATIONS
 from keras_transformer.layers import FeedForward
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
@@ -23,6 +24,11 @@ def reference(torch, layer):
         "gelu": functional.gelu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
         "silu": functional.silu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "mish": functional.mish,
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+        "relu_squared": lambda x: functional.relu(x) ** 2,
     }[layer.activation]
 
     def dense(x, sublayer):
@@ -35,7 +41,7 @@ def reference(torch, layer):
     return dense(hidden, layer.output_dense).numpy()
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_equals_pytorch(torch, activation, gated):
     layer = made(activation=activation, gated=gated)
@@ -72,5 +78,5 @@ def test_mixed_precision(policy):
 
 
 def test_unknown_activation():
-    with pytest.raises(ValueError, match="Unknown activation 'tanh'. Known are: 'relu', 'gelu'"):
-        FeedForward(12, activation="tanh")
+    with pytest.raises(ValueError, match="Unknown activation 'swish'. Known are: 'relu', 'gelu'"):
+        FeedForward(12, activation="swish")

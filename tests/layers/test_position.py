@@ -94,7 +94,7 @@ def test_rotary_products_depend_on_the_distance_alone():
 
 
 def test_rotary_odd_width():
-    with pytest.raises(ValueError, match="need an even head size, received 5"):
+    with pytest.raises(ValueError, match="need an even number of features.*received 5"):
         RotaryEmbedding()(np.zeros((1, 3, 2, 5), "float32"))
 
 

@@ -3,10 +3,40 @@
 from collections.abc import Mapping
 from typing import Any
 
+from keras_transformer.checkpoints.families.albert import ALBERT
+from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
+from keras_transformer.checkpoints.families.distilbert import DISTILBERT
+from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.gpt import GPT, GPT2
+from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
+from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.t5 import T5
 
-FAMILIES = {family.model_type: family for family in (BERT,)}
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        DISTILBERT,
+        ALBERT,
+        ELECTRA,
+        GPT,
+        GPT2,
+        GPT_NEOX,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        T5,
+        BART,
+        MARIAN,
+    )
+}
 
 
 def get_family(values: Mapping[str, Any]) -> Family:

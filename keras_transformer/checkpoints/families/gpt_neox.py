@@ -1,0 +1,61 @@
+"""GPT-NeoX: Black et al. 2022, https://arxiv.org/abs/2204.06745; Pythia: Biderman et al. 2023.
+
+Attention and feed-forward side by side, and rotary positions on a part of each head.
+"""
+
+from keras_transformer.checkpoints.families.conversions import rotary
+from keras_transformer.checkpoints.families.decoders import decoder_heads, output_matrix
+from keras_transformer.checkpoints.families.family import Family, Field
+from keras_transformer.checkpoints.weights import Names, Weight, dense, fused, layer_norm
+
+_LAYER = "decoder/layer_{i}"
+_THEIRS = "layers.{i}"
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architecture="GPTNeoXModel",
+    fields={
+        "vocab_size": Field("vocabulary_size", 50432),
+        "hidden_size": Field("hidden_dim", 6144),
+        "num_hidden_layers": Field("num_layers", 44),
+        "num_attention_heads": Field("num_heads", 64),
+        "intermediate_size": Field("intermediate_dim", 24576),
+        "hidden_act": Field("activation", "gelu"),
+        "hidden_dropout": Field("dropout", 0.0),
+        "attention_dropout": Field("attention_dropout", 0.0),
+        "max_position_embeddings": Field("max_sequence_length", 2048),
+        "initializer_range": Field("initializer_range", 0.02),
+        "layer_norm_eps": Field("normalization_epsilon", 1e-5),
+        "use_parallel_residual": Field("parallel_residual", True),
+        "attention_bias": Field("attention_bias", True),
+        "tie_word_embeddings": Field("tie_embeddings", False),
+    },
+    constants={"kind": "decoder", "position": "rotary", "normalize_first": True},
+    conversions=(rotary(default_share=0.25, default_head_dim=96),),
+    weights=(
+        Weight("token_embedding/embeddings", "embed_in.weight"),
+        output_matrix("embed_out.weight", "lm_head.weight"),
+        *fused(
+            [f"{_LAYER}/self_attention/{name}" for name in ("query", "key", "value")],
+            f"{_THEIRS}.attention.query_key_value",
+            per_head=True,
+        ),
+        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.attention.dense"),
+        *layer_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.input_layernorm"),
+        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.mlp.dense_h_to_4h"),
+        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.mlp.dense_4h_to_h"),
+        *layer_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.post_attention_layernorm"),
+        *layer_norm("decoder/final_norm", "final_layer_norm"),
+    ),
+    heads=decoder_heads("GPTNeoX"),
+    names=Names(
+        prefixes=("gpt_neox.",),
+        # Masks and angles of older releases; the head of a classifier.
+        ignored=(
+            "layers.*.attention.bias",
+            "layers.*.attention.masked_bias",
+            "layers.*.attention.rotary_emb.inv_freq",
+            "score.*",
+        ),
+    ),
+)

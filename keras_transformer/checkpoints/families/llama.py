@@ -1,0 +1,119 @@
+"""Llama: Touvron et al. 2023, https://arxiv.org/abs/2302.13971, and what is built alike.
+
+Llama 2 and 3, SmolLM, TinyLlama ("llama"), Mistral, Qwen 2 and Qwen 3: rotary positions,
+root-mean-square norms first, gated feed-forward, grouped key/value heads. They differ in biases,
+in the window and in the norms of queries and keys.
+"""
+
+import dataclasses
+
+from keras_transformer.checkpoints.families.conversions import SWITCHED_WINDOW, rotary
+from keras_transformer.checkpoints.families.decoders import decoder_heads, output_matrix
+from keras_transformer.checkpoints.families.family import Family, Field
+from keras_transformer.checkpoints.weights import Names, Weight, dense, rms_norm
+
+_LAYER = "decoder/layer_{i}"
+_THEIRS = "layers.{i}"
+_FIELDS = {
+    "vocab_size": Field("vocabulary_size", 32000),
+    "hidden_size": Field("hidden_dim", 4096),
+    "num_hidden_layers": Field("num_layers", 32),
+    "num_attention_heads": Field("num_heads", 32),
+    "num_key_value_heads": Field("num_key_value_heads", None),
+    "head_dim": Field("head_dim", None),
+    "intermediate_size": Field("intermediate_dim", 11008),
+    "hidden_act": Field("activation", "silu"),
+    "attention_dropout": Field("attention_dropout", 0.0),
+    "max_position_embeddings": Field("max_sequence_length", 2048),
+    "initializer_range": Field("initializer_range", 0.02),
+    "rms_norm_eps": Field("normalization_epsilon", 1e-6),
+    "tie_word_embeddings": Field("tie_embeddings", False),
+}
+_CONSTANTS = {
+    "kind": "decoder",
+    "position": "rotary",
+    "normalization": "rms_norm",
+    "normalize_first": True,
+    "gated": True,
+}
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaModel",
+    fields={
+        **_FIELDS,
+        "attention_bias": Field("attention_bias", False),
+        "mlp_bias": Field("use_bias", False),
+    },
+    constants=_CONSTANTS,
+    conversions=(rotary(),),
+    weights=(
+        Weight("token_embedding/embeddings", "embed_tokens.weight"),
+        output_matrix("lm_head.weight"),
+        *dense(f"{_LAYER}/self_attention/query", f"{_THEIRS}.self_attn.q_proj"),
+        *dense(f"{_LAYER}/self_attention/key", f"{_THEIRS}.self_attn.k_proj"),
+        *dense(f"{_LAYER}/self_attention/value", f"{_THEIRS}.self_attn.v_proj"),
+        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.self_attn.o_proj"),
+        *rms_norm(f"{_LAYER}/self_attention/query_norm", f"{_THEIRS}.self_attn.q_norm"),
+        *rms_norm(f"{_LAYER}/self_attention/key_norm", f"{_THEIRS}.self_attn.k_norm"),
+        *rms_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.input_layernorm"),
+        *dense(f"{_LAYER}/feed_forward/gate", f"{_THEIRS}.mlp.gate_proj"),
+        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.mlp.up_proj"),
+        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.mlp.down_proj"),
+        *rms_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.post_attention_layernorm"),
+        *rms_norm("decoder/final_norm", "norm"),
+    ),
+    heads=decoder_heads("Llama"),
+    names=Names(
+        prefixes=("model.",), ignored=("layers.*.self_attn.rotary_emb.inv_freq", "score.*")
+    ),
+)
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralModel",
+    fields={
+        **_FIELDS,
+        "num_key_value_heads": Field("num_key_value_heads", 8),
+        "intermediate_size": Field("intermediate_dim", 14336),
+        "max_position_embeddings": Field("max_sequence_length", 131072),
+        "sliding_window": Field("window", 4096),
+    },
+    constants={**_CONSTANTS, "use_bias": False},
+    heads=decoder_heads("Mistral"),
+)
+
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen2",
+    architecture="Qwen2Model",
+    fields={
+        **_FIELDS,
+        "vocab_size": Field("vocabulary_size", 151936),
+        "num_key_value_heads": Field("num_key_value_heads", 32),
+        "intermediate_size": Field("intermediate_dim", 22016),
+        "max_position_embeddings": Field("max_sequence_length", 32768),
+    },
+    constants={
+        **_CONSTANTS,
+        "use_bias": False,
+        "attention_bias": True,
+        "attention_output_bias": False,
+    },
+    conversions=(rotary(), SWITCHED_WINDOW),
+    heads=decoder_heads("Qwen2"),
+)
+
+QWEN3 = dataclasses.replace(
+    QWEN2,
+    model_type="qwen3",
+    architecture="Qwen3Model",
+    fields={
+        **QWEN2.fields,
+        "head_dim": Field("head_dim", 128),
+        "attention_bias": Field("attention_bias", False),
+    },
+    constants={**_CONSTANTS, "use_bias": False, "query_key_norm": True},
+    heads=decoder_heads("Qwen3"),
+)

@@ -1,0 +1,141 @@
+"""T5: Raffel et al. 2019, https://arxiv.org/abs/1910.10683; 1.1 and Flan: gated feed-forward.
+
+Relative positions, no biases, root-mean-square norms first, and scores that are not scaled.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.decoders import output_matrix
+from keras_transformer.checkpoints.families.family import (
+    ACTIVATIONS,
+    Conversion,
+    Family,
+    Field,
+    Head,
+    Values,
+)
+from keras_transformer.checkpoints.weights import Names, Weight, dense, rms_norm
+from keras_transformer.config import TransformerConfig
+
+
+def _read_feed_forward(values: Values) -> dict[str, Any]:
+    name = values.get("feed_forward_proj", "relu")
+    parts = name.split("-") if isinstance(name, str) else [None]
+    if parts[-1] not in ACTIVATIONS or parts[:-1] not in ([], ["gated"]):
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(
+            f"feed_forward_proj={name!r} is not supported, only {known}, each also with 'gated-'."
+        )
+    activation = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[parts[-1]]
+    return {"activation": activation, "gated": len(parts) == 2}
+
+
+def _write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    name = names[config.activation]
+    if config.gated:  # their "gated-gelu" is the approximate one
+        name = {"gelu_tanh": "gelu", "gelu": "gelu_python"}.get(config.activation, name)
+    return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
+
+
+def _read_scale(values: Values) -> dict[str, Any]:
+    # Of old, models that shared the embedding scaled the states, and this is how one knows.
+    tied = values.get("tie_word_embeddings") is not False
+    return {"scale_logits": values.get("scale_decoder_outputs", tied), "tie_embeddings": tied}
+
+
+def _write_scale(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "scale_decoder_outputs": config.scale_logits,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _attention(ours: str, theirs: str) -> tuple[Weight, ...]:
+    return (
+        *dense(f"{ours}/query", f"{theirs}.q"),
+        *dense(f"{ours}/key", f"{theirs}.k"),
+        *dense(f"{ours}/value", f"{theirs}.v"),
+        *dense(f"{ours}/output", f"{theirs}.o"),
+    )
+
+
+def _stack(name: str, feed_forward: int) -> tuple[Weight, ...]:
+    """The lines of a stack; `feed_forward` is the place of that sub-layer in a block."""
+    ours, theirs = f"{name}/layer_{{i}}", f"{name}.block.{{i}}.layer"
+    inner = f"{theirs}.{feed_forward}.DenseReluDense"
+    first = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return (
+        Weight(f"{name}/relative_bias/embeddings", first),
+        *_attention(f"{ours}/self_attention", f"{theirs}.0.SelfAttention"),
+        *rms_norm(f"{ours}/self_attention_norm", f"{theirs}.0.layer_norm"),
+        *_feed_forward(f"{ours}/feed_forward", inner),
+        *rms_norm(f"{ours}/feed_forward_norm", f"{theirs}.{feed_forward}.layer_norm"),
+        *rms_norm(f"{name}/final_norm", f"{name}.final_layer_norm"),
+    )
+
+
+def _feed_forward(ours: str, theirs: str) -> tuple[Weight, ...]:
+    wide, gate, plain = (f"{theirs}.{name}.weight" for name in ("wi_1", "wi_0", "wi"))
+    return (
+        Weight(f"{ours}/intermediate/kernel", wide, transpose=True, when=("gated", True)),
+        Weight(f"{ours}/gate/kernel", gate, transpose=True, when=("gated", True)),
+        Weight(f"{ours}/intermediate/kernel", plain, transpose=True, when=("gated", False)),
+        Weight(f"{ours}/output/kernel", f"{theirs}.wo.weight", transpose=True),
+    )
+
+
+_CROSS = "decoder/layer_{i}/cross_attention"
+
+T5 = Family(
+    model_type="t5",
+    architecture="T5Model",
+    fields={
+        "vocab_size": Field("vocabulary_size", 32128),
+        "d_model": Field("hidden_dim", 512),
+        "d_kv": Field("head_dim", 64),
+        "d_ff": Field("intermediate_dim", 2048),
+        "num_layers": Field("num_layers", 6),
+        "num_decoder_layers": Field("num_decoder_layers", None),
+        "num_heads": Field("num_heads", 8),
+        "relative_attention_num_buckets": Field("relative_num_buckets", 32),
+        "relative_attention_max_distance": Field("relative_max_distance", 128),
+        "dropout_rate": Field("dropout", 0.1),
+        "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
+        "n_positions": Field("max_sequence_length", 512),
+    },
+    constants={
+        "kind": "seq2seq",
+        "position": "relative",
+        "score": "dot",
+        "use_bias": False,
+        "normalization": "rms_norm",
+        "normalize_first": True,
+    },
+    conversions=(
+        Conversion(_read_feed_forward, _write_feed_forward),
+        Conversion(_read_scale, _write_scale),
+    ),
+    weights=(
+        Weight(
+            "token_embedding/embeddings",
+            "shared.weight",
+            also=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        ),
+        output_matrix("lm_head.weight"),
+        *_stack("encoder", feed_forward=1),
+        *_stack("decoder", feed_forward=2),
+        *_attention(_CROSS, "decoder.block.{i}.layer.1.EncDecAttention"),
+        *rms_norm(f"{_CROSS}_norm", "decoder.block.{i}.layer.1.layer_norm"),
+    ),
+    heads={
+        "Seq2SeqLM": Head(
+            architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+            values={"start_id": 0},
+        )
+    },
+    names=Names(
+        # A bias that early checkpoints have and that was never used.
+        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+    ),
+)

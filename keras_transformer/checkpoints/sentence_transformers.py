@@ -1,0 +1,128 @@
+"""The files that sentence-transformers puts beside a model: what to do with its states.
+
+Format: `modules.json` lists the steps, each with a folder of its own and the name of its class,
+which is looked up here and never imported.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.checkpoints.files import path_inside, read_json, write_json
+
+MODULES_FILE = "modules.json"
+_LENGTH_FILE = "sentence_bert_config.json"
+_POOLING_FOLDER = "1_Pooling"
+# Their switch for each of our poolings, and their newer name for it.
+_POOLINGS = {
+    "mean": ("pooling_mode_mean_tokens", "mean"),
+    "first": ("pooling_mode_cls_token", "cls"),
+    "max": ("pooling_mode_max_tokens", "max"),
+    "last": ("pooling_mode_lasttoken", "lasttoken"),
+    "mean_sqrt_len": ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+}
+_LIMIT = 64  # steps of a model
+
+
+def read_embedder(folder: Path) -> dict[str, Any] | None:
+    """The task that the files describe: `TextEmbedder` and its values.
+
+    Args:
+        folder: The preset's folder.
+
+    Returns:
+        The values of the task, `None` if there is no `modules.json`.
+
+    Raises:
+        ValueError: If a file is broken, or a step is none that `TextEmbedder` takes.
+    """
+    path = path_inside(folder, MODULES_FILE)
+    if not path.is_file():
+        return None
+    task: dict[str, Any] = {"name": "TextEmbedder", "pooling": "mean", "normalize": False}
+    for step in _steps(path):
+        kind = step["type"].rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            task["pooling"] = _read_pooling(path_inside(folder, f"{step['path']}/config.json"))
+        elif kind == "Normalize":
+            task["normalize"] = True
+        elif kind != "Transformer":
+            raise ValueError(
+                f"{path} has a step {kind!r}, which TextEmbedder does not take: only Transformer, "
+                "Pooling and Normalize."
+            )
+    length = path_inside(folder, _LENGTH_FILE)
+    if length.is_file():
+        longest = read_json(length).get("max_seq_length")
+        if longest is not None and (not isinstance(longest, int) or longest < 1):
+            raise ValueError(f"{length}: max_seq_length must be a number, received {longest!r}.")
+        task["max_length"] = longest
+    return task
+
+
+def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
+    """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does.
+
+    Args:
+        folder: The folder of an exported model.
+        hidden_dim: Width of the vectors.
+        task: The values of the task.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
+    steps = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / MODULES_FILE).write_text(json.dumps(steps, indent=2) + "\n", encoding="utf-8")
+    (folder / _POOLING_FOLDER).mkdir()
+    switches = {names[0]: pooling == task["pooling"] for pooling, names in _POOLINGS.items()}
+    write_json(
+        folder / _POOLING_FOLDER / "config.json",
+        {"word_embedding_dimension": hidden_dim, **switches},
+    )
+    if task.get("max_length") is not None:
+        values = {"max_seq_length": task["max_length"], "do_lower_case": False}
+        write_json(folder / _LENGTH_FILE, values)
+
+
+def _steps(path: Path) -> list[dict[str, str]]:
+    # A list, where `read_json` expects an object: wrapped, so that its checks hold here too.
+    if path.stat().st_size > 2**16:
+        raise ValueError(f"{path} is too large for a list of steps.")
+    try:
+        steps = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(steps, list) or len(steps) > _LIMIT:
+        raise ValueError(f"{path} must hold a list of steps.")
+    for step in steps:
+        if not isinstance(step, dict) or not all(
+            isinstance(step.get(key), str) for key in ("type", "path")
+        ):
+            raise ValueError(f"{path}: a step must have 'type' and 'path', received {step!r}.")
+    if not steps or steps[0]["path"]:
+        raise ValueError(
+            f"{path}: the first step must be the model in the folder itself, with the path ''."
+        )
+    return steps
+
+
+def _read_pooling(path: Path) -> str:
+    values = read_json(path)
+    newer = values.get("pooling_mode")
+    chosen = [
+        ours
+        for ours, (switch, name) in _POOLINGS.items()
+        if values.get(switch) is True or newer == name
+    ]
+    if len(chosen) != 1:
+        raise ValueError(
+            f"{path} must choose one pooling of {', '.join(_POOLINGS)}, and chooses "
+            f"{' and '.join(chosen) or 'none of them'}."
+        )
+    return chosen[0]

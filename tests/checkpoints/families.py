@@ -1,0 +1,270 @@
+"""Small random checkpoints of every family, made by the Transformers library."""
+
+import numpy as np
+
+# Sizes that differ from each other, odd head counts, head sizes that do not divide the width.
+_BERT = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 24,
+}
+_DISTILBERT = {
+    "vocab_size": 61,
+    "dim": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 20,
+    "max_position_embeddings": 24,
+}
+_GPT = {"vocab_size": 61, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 24}
+_LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 20,
+    "max_position_embeddings": 64,
+}
+_NEOX = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
+_T5 = {"vocab_size": 61, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
+_BART = {
+    "vocab_size": 61,
+    "d_model": 12,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 24,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+_WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 8.0,
+    "original_max_position_embeddings": 16,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+# Family: the start of its classes' names, and three configs or more.
+CONFIGS = {
+    "bert": (
+        "Bert",
+        [
+            _BERT,
+            {**_BERT, **_WIDER, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+            {**_BERT, "hidden_act": "mish", "type_vocab_size": 5, "tie_word_embeddings": False},
+        ],
+    ),
+    "roberta": (
+        "Roberta",
+        [
+            {**_BERT, "type_vocab_size": 1},
+            {**_BERT, **_WIDER, "hidden_act": "relu", "pad_token_id": 4},
+            {**_BERT, "hidden_act": "quick_gelu", "tie_word_embeddings": False},
+        ],
+    ),
+    "xlm-roberta": (
+        "XLMRoberta",
+        [_BERT, {**_BERT, **_WIDER, "hidden_act": "tanh"}, {**_BERT, "pad_token_id": 0}],
+    ),
+    "camembert": (
+        "Camembert",
+        [_BERT, {**_BERT, **_WIDER, "hidden_act": "silu"}, {**_BERT, "type_vocab_size": 3}],
+    ),
+    "distilbert": (
+        "DistilBert",
+        [
+            _DISTILBERT,
+            {**_DISTILBERT, "dim": 40, "n_heads": 5, "activation": "relu"},
+            {**_DISTILBERT, "sinusoidal_pos_embds": True, "tie_word_embeddings": False},
+        ],
+    ),
+    "albert": (
+        "Albert",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **_WIDER, "embedding_size": 40, "num_hidden_groups": 2},
+            {**_BERT, "embedding_size": 20, "hidden_act": "relu", "tie_word_embeddings": False},
+        ],
+    ),
+    "electra": (
+        "Electra",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **_WIDER, "embedding_size": 40, "hidden_act": "gelu_new"},
+            {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "openai-gpt": (
+        "OpenAIGPT",
+        [_GPT, {**_GPT, "n_embd": 40, "n_head": 5, "afn": "relu"}, {**_GPT, "afn": "swish"}],
+    ),
+    "gpt2": (
+        "GPT2",
+        [
+            _GPT,
+            {**_GPT, "n_embd": 40, "n_head": 5, "n_inner": 33, "activation_function": "relu"},
+            {**_GPT, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+        ],
+    ),
+    "gpt_neox": (
+        "GPTNeoX",
+        [
+            {**_NEOX, "hidden_size": 24},
+            {**_NEOX, "hidden_size": 40, "num_attention_heads": 5, "use_parallel_residual": False},
+            {
+                **_NEOX,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0},
+                "attention_bias": False,
+                "tie_word_embeddings": True,
+                "hidden_act": "gelu_new",
+            },
+        ],
+    ),
+    "llama": (
+        "Llama",
+        [
+            {**_LLAMA, "rope_parameters": _LLAMA3},
+            {**_LLAMA, "head_dim": 10, "attention_bias": True, "tie_word_embeddings": True},
+            {**_LLAMA, "hidden_act": "gelu", "mlp_bias": True, "rope_parameters": _YARN},
+            {
+                **_LLAMA,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 70.0},
+            },
+        ],
+    ),
+    "mistral": (
+        "Mistral",
+        [
+            {**_LLAMA, "sliding_window": 4},
+            {**_LLAMA, "head_dim": 6, "sliding_window": None, "num_key_value_heads": 3},
+            {**_LLAMA, "hidden_act": "relu", "rms_norm_eps": 1e-3, "tie_word_embeddings": True},
+        ],
+    ),
+    "qwen2": (
+        "Qwen2",
+        [
+            _LLAMA,
+            {**_LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+            {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
+        ],
+    ),
+    "qwen3": (
+        "Qwen3",
+        [
+            {**_LLAMA, "head_dim": 6},
+            {**_LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
+            {**_LLAMA, "head_dim": 4, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "t5": (
+        "T5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            {
+                **_T5,
+                "num_decoder_layers": 1,
+                "feed_forward_proj": "gated-silu",
+                "relative_attention_num_buckets": 8,
+                "relative_attention_max_distance": 9,
+            },
+        ],
+    ),
+    "bart": (
+        "Bart",
+        [
+            _BART,
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        ],
+    ),
+    "marian": (
+        "Marian",
+        [
+            _BART,
+            {**_BART, "scale_embedding": True, "activation_function": "swish"},
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        ],
+    ),
+}
+LANGUAGE_MODELS = {
+    "gpt2": "GPT2LMHeadModel",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
+}
+
+
+def cases(*kinds):
+    """`(model_type, number of the config)` of the families of these kinds, or of all."""
+    from keras_transformer.checkpoints.families import FAMILIES
+
+    assert set(CONFIGS) == set(FAMILIES), "every family has its configs here"
+    return [
+        (model_type, number)
+        for model_type, (_, configs) in CONFIGS.items()
+        for number in range(len(configs))
+        if not kinds or FAMILIES[model_type].constants["kind"] in kinds
+    ]
+
+
+def class_name(model_type, suffix):
+    """The class of the Transformers library, e.g. for the suffix `"Model"` or `"ForMaskedLM"`."""
+    prefix = CONFIGS[model_type][0]
+    if suffix == "LanguageModel":
+        return LANGUAGE_MODELS.get(model_type, f"{prefix}ForCausalLM")
+    return f"{prefix}{suffix}"
+
+
+def make(model_type, number, suffix, seed=0, **values):
+    """A model of the Transformers library, all of whose weights differ."""
+    import torch
+    import transformers
+
+    prefix, configs = CONFIGS[model_type]
+    config = getattr(transformers, f"{prefix}Config")(**configs[number], **values)
+    model = getattr(transformers, class_name(model_type, suffix))(config).eval()
+    # As wide as to tell one activation, epsilon or position from another.
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" in name and model_type == "marian":
+                continue
+            norm = "norm" in name.lower() or "ln_" in name
+            offset = 1.0 if norm and name.endswith("weight") else 0.0
+            noise = torch.randn(parameter.shape, generator=random)
+            parameter.copy_(offset + 0.3 * noise)
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
+    return model
+
+
+def batch(pad_id=0, rows=3, length=9, seed=1, words=61):
+    """Ids `(rows, length)` without the padding's, of rows of several lengths, and their mask."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(5, words, (rows, length)).astype("int32")
+    mask = np.arange(length) < np.array([[length], [length - 4], [2]])[:rows]
+    return np.where(mask, ids, pad_id).astype("int32"), mask

@@ -1,0 +1,218 @@
+"""Every family against the Transformers library: outputs, gradients, and the way back."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import TransformerConfig, export_to_huggingface
+from keras_transformer.checkpoints import backbone_variables, load_backbone
+from keras_transformer.checkpoints.families import FAMILIES, get_family
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from tests.checkpoints import families
+from tests.checkpoints.conftest import assert_same_values
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+def saved(model, folder):
+    """The folder, with the model in it."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    return folder
+
+
+def kind_of(model_type):
+    return FAMILIES[model_type].constants["kind"]
+
+
+def whole(model_type, number, **values):
+    """Their model: the bare one of an encoder, the language model of the other kinds."""
+    suffix = "Model" if kind_of(model_type) == "encoder" else "LanguageModel"
+    return families.make(model_type, number, suffix, **values)
+
+
+def inputs_of(reference):
+    """One batch with padding, as our backbone takes it and as theirs does; the real positions."""
+    pad_id = getattr(reference.config, "pad_token_id", None) or 0
+    ids, mask = families.batch(pad_id)
+    theirs = {"input_ids": ids, "attention_mask": mask}
+    if not reference.config.is_encoder_decoder:
+        ours = {"token_ids": ids, "padding_mask": mask}
+    else:
+        target_ids, target_mask = families.batch(pad_id, length=7, seed=2)
+        theirs |= {"decoder_input_ids": target_ids, "decoder_attention_mask": target_mask}
+        ours = {
+            "encoder_token_ids": ids,
+            "encoder_padding_mask": mask,
+            "decoder_token_ids": target_ids,
+            "decoder_padding_mask": target_mask,
+        }
+        mask = target_mask
+    return ours, {k: torch.tensor(v).long() for k, v in theirs.items()}, mask
+
+
+def outputs_of(backbone, inputs):
+    """What the reference's first output is: states of an encoder, else logits."""
+    states = backbone(inputs)
+    return states if backbone.config.kind == "encoder" else backbone.logits(states)
+
+
+@pytest.mark.parametrize(("model_type", "number"), families.cases())
+def test_same_outputs(tmp_path, model_type, number):
+    reference = whole(model_type, number)
+    backbone = load_backbone(saved(reference, tmp_path))
+    ours, theirs, mask = inputs_of(reference)
+    with torch.no_grad():
+        expected = reference(**theirs)[0].numpy()
+    difference = np.abs(to_numpy(outputs_of(backbone, ours)) - expected)[mask].max()
+    assert difference <= (2e-5 if kind_of(model_type) == "encoder" else 1e-4)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(("model_type", "number"), families.cases())
+def test_export_is_the_way_back(tmp_path, model_type, number):
+    """Transformers loads what we write, all of it, and so do we."""
+    reference = whole(model_type, number)
+    backbone = load_backbone(saved(reference, tmp_path / "theirs"))
+    export_to_huggingface(backbone, tmp_path / "ours")
+    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    assert again.config.model_type == model_type
+    _, theirs, mask = inputs_of(reference)
+    with torch.no_grad():
+        difference = again.eval()(**theirs)[0] - reference(**theirs)[0]
+    assert np.abs(difference.numpy())[mask].max() <= 1e-6
+    back = load_backbone(tmp_path / "ours")
+    assert back.config == backbone.config
+    assert_same_values(back, backbone)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "albert", "gpt2", "llama", "t5", "bart"])
+def test_same_gradients(tmp_path, model_type):
+    """The gradients of a sum of squares, of every weight, by the names of the weight table."""
+    reference = whole(model_type, 0)
+    backbone = load_backbone(saved(reference, tmp_path))
+    ours, theirs, mask = inputs_of(reference)
+    weight = mask[..., None].astype("float32")
+
+    outputs = reference(**theirs)[0]
+    ((outputs**2 * torch.tensor(weight)).sum() / weight.sum()).backward()
+    shares = keras.ops.convert_to_tensor(weight / weight.sum())
+    gradients = _gradients(
+        backbone, lambda: keras.ops.sum(keras.ops.square(outputs_of(backbone, ours)) * shares)
+    )
+    names = dict(reference.named_parameters())
+    family = get_family({"model_type": model_type})
+    canonical = {family.names.canonical(name): parameter for name, parameter in names.items()}
+    from keras_transformer.checkpoints.weights import expand
+
+    compared = 0
+    for line in expand(family.weights, backbone.config):
+        if line.ours not in gradients or line.theirs not in canonical:
+            continue
+        grad = canonical[line.theirs].grad
+        if grad is None:  # of BERT's pooler, which these outputs do not go through
+            assert not np.any(gradients[line.ours])
+        else:
+            expected = line.split(grad.numpy())
+            # Of some, as a key's bias, it is zero but for rounding.
+            bound = 1e-4 * np.abs(expected).max() + 2e-6
+            assert np.abs(gradients[line.ours] - expected).max() <= bound, line.ours
+        compared += 1
+    # Their bias on the logits is a constant.
+    assert compared == len(gradients.keys() - {"output_bias/bias"})
+
+
+def _gradients(backbone, loss):
+    """The gradient of each trained variable, by path."""
+    variables = {
+        path: v for path, v in backbone_variables(backbone).items() if "seed_generator" not in path
+    }
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            value = loss()
+        values = [v.value for v in variables.values()]
+        found = tape.gradient(value, values, unconnected_gradients="zero")
+        return {path: to_numpy(g) for path, g in zip(variables, found, strict=True)}
+    if keras.backend.backend() == "torch":
+        loss().backward()
+        grads = {path: v.value.grad for path, v in variables.items()}
+        return {path: np.zeros(1) if g is None else g.numpy() for path, g in grads.items()}
+    import jax
+
+    def of_values(values):
+        with keras.StatelessScope(list(zip(variables.values(), values, strict=True))):
+            return loss()
+
+    found = jax.grad(of_values)([v.value for v in variables.values()])
+    return {path: np.asarray(g) for path, g in zip(variables, found, strict=True)}
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "llama", "qwen3", "t5", "bart", "marian"])
+def test_greedy_decoding_is_the_same(tmp_path, model_type):
+    """Through the cache, where positions, scales and norms must be those of the whole pass."""
+    from keras_transformer import CausalLM, Seq2SeqLM
+
+    reference = whole(model_type, 0)
+    reference.generation_config.eos_token_id = None
+    reference.generation_config.forced_eos_token_id = None
+    reference.config.eos_token_id = None
+    if model_type == "t5":
+        reference.generation_config.decoder_start_token_id = 0
+    task = Seq2SeqLM if kind_of(model_type) == "seq2seq" else CausalLM
+    model = task.from_preset(saved(reference, tmp_path))
+    ids = families.batch()[0][:1]
+    with torch.no_grad():
+        expected = reference.generate(
+            torch.tensor(ids).long(), max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+    found = model.generate(ids[0].tolist(), max_new_tokens=8)
+    assert found == expected[0, -8:].tolist()
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mamba"}, "'mamba' are not supported"),
+        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "max_window_layers=28 of 32 layers"),
+        ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
+        ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
+        ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
+        ({"model_type": "bart", "encoder_ffn_dim": 8, "decoder_ffn_dim": 16}, "must be equal"),
+        ({"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8}, "two vocabularies"),
+        ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
+        ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
+    ],
+)
+def test_values_that_are_not_computed_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        get_family(values).config(values)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_published_defaults(model_type):
+    """A config that says nothing is that of the library's own class."""
+    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")()
+    said = FAMILIES[model_type].config(published.to_dict())
+    assert isinstance(said, TransformerConfig)
+    assert FAMILIES[model_type].config({}) == said
+
+
+@pytest.mark.backend_independent
+def test_export_to_a_named_family(tmp_path):
+    backbone = load_backbone(saved(whole("xlm-roberta", 0), tmp_path / "theirs"))
+    export_to_huggingface(backbone, tmp_path / "ours", family="roberta")
+    assert load_backbone(tmp_path / "ours").family == "roberta"
+    with pytest.raises(ValueError, match="cannot express position_offset=2, only 0"):
+        export_to_huggingface(backbone, tmp_path / "no", family="bert")
+    with pytest.raises(ValueError, match="no family 'robberta'"):
+        export_to_huggingface(backbone, tmp_path / "no", family="robberta")
+    assert not (tmp_path / "no").exists()
