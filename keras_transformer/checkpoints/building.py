@@ -128,7 +128,7 @@ def load_task(
         named = {"name": task_class.__name__, **values, **chosen}
         head = head_shapes(config, named) if keeps_head else None
         loading.check_weights(source, config, head, task_class.__name__)
-    tokenizer = Tokenizer.from_preset(source) if source.has_tokenizer else None
+    tokenizer = _tokenizer(source, load_weights)
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
     backbone.family = metadata.get("family")
@@ -148,6 +148,22 @@ def load_task(
                 task_class.__name__,
             )
     return task
+
+
+def _tokenizer(source: PresetSource, required: bool) -> Tokenizer | None:
+    """The preset's tokenizer, if it has one; one on the hub that is out of reach if it must."""
+    try:
+        found = source.tokenizer
+    except OSError as error:
+        if required:
+            raise
+        logging.getLogger("keras_transformer").warning(
+            "The tokenizer of %r is not on this machine, and the model takes ids only: %s",
+            source.name,
+            error,
+        )
+        return None
+    return None if found is None else Tokenizer.from_preset(found)
 
 
 def _saved_class(source: PresetSource, saved: dict[str, Any] | None, wanted: type) -> type:

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-JSON_LIMIT = 16 * 2**20
+JSON_LIMIT = 4 * 2**20
+# Lists and objects in one file. Python needs 30 times the size of a text such as "[[],[],[]]".
+_PARTS_LIMIT = 100_000
 _PRESET_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -24,8 +26,9 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is too large, is not strict JSON in UTF-8, nests too deeply, repeats a
-            key in one object, or does not hold an object. The message names the file.
+        ValueError: If it is too large, is not strict JSON in UTF-8, nests too deeply, has too
+            many parts, repeats a key in one object, or does not hold an object. The message names
+            the file.
 
     Example:
     ```python
@@ -43,9 +46,12 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
     size = path.stat().st_size
     if size > limit:
         raise ValueError(f"{path} has {size:,} bytes; a JSON file here may have {limit:,}.")
+    content = path.read_bytes()
+    if content.count(b"[") + content.count(b"{") > _PARTS_LIMIT:
+        raise ValueError(f"{path} has more than {_PARTS_LIMIT:,} lists and objects.")
     try:
         value = json.loads(
-            path.read_bytes().decode("utf-8"),
+            content.decode("utf-8"),
             object_pairs_hook=_unique_keys,
             parse_constant=_no_constant,
         )
@@ -101,12 +107,15 @@ def path_inside(folder: str | os.PathLike, name: str) -> Path:
             "the name must be relative, without '..'."
         )
     path = Path(folder, *parts)
-    root = Path(folder).resolve()
+    try:
+        root, target = Path(folder).resolve(), path.resolve()
+        path.is_file()  # fails, other than `resolve`, on a name that no file can have
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, no text
+        raise ValueError(f"The preset {folder} names the file {name!r}: {error}.") from None
     allowed = [root]
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         # Not resolved again: were `blobs` itself a link, what is behind it would not be inside.
         allowed.append(root.parent.parent / "blobs")
-    target = path.resolve()
     if not any(target.is_relative_to(each) for each in allowed):
         raise ValueError(
             f"{path} is a link to {target}, outside the preset's folder. Copy the file itself into "
@@ -185,8 +194,8 @@ def _holds_preset(folder: Path) -> bool:
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        seen = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {repeated!r} appears twice in one object")
     return values
 

@@ -1,14 +1,19 @@
 """Presets from the Hugging Face hub, through `huggingface_hub` into its cache."""
 
+import contextlib
 import dataclasses
+import errno
+import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 SCHEME = "hf://"
 # Values, texts and tokenizers; the weights only when they are asked for.
-DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "README.md")
+DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "*.spm", "README.md")
 WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_NAME = re.compile(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", re.ASCII)
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,10 @@ class HubName:
     def download(self, patterns: tuple[str, ...]) -> Path:
         """Downloads the files of some patterns, or finds them in the cache.
 
+        A connection that is cut is taken up again where it ended. What arrives must have the size
+        and, for files in large file storage, the SHA-256 that the hub says; what has not, does not
+        stay in the cache.
+
         Args:
             patterns: Which files, as in `huggingface_hub.snapshot_download`.
 
@@ -56,17 +65,26 @@ class HubName:
             The folder of the snapshot in the cache.
 
         Raises:
-            FileNotFoundError: If there is no such repository or revision.
+            ValueError: If the hub would have no repository of this name.
+            FileNotFoundError: If there is no such repository, revision or file.
             PermissionError: If the repository needs an account or an agreement.
-            ConnectionError: If the hub cannot be reached and the files are not cached.
+            ConnectionError: If the hub cannot be reached or does not answer in time, and the files
+                are not cached; or if what it sends is damaged.
+            OSError: If the cache cannot be written.
         """
-        import huggingface_hub
         from huggingface_hub import errors
 
         try:
-            folder = huggingface_hub.snapshot_download(
-                self.repository, revision=self.revision, allow_patterns=list(patterns)
-            )
+            with self._checked_content(), _bounded_waits():
+                return Path(self._snapshot(patterns))
+        except _Damaged as error:
+            raise ConnectionError(
+                f"{error} of {self} arrived damaged: the SHA-256 is not the one that the hub says. "
+                "It was removed from the cache. Try again; if the same happens, look for a proxy "
+                "that changes what passes, or give a local folder."
+            ) from None
+        except errors.HFValidationError as error:
+            raise ValueError(f"{self} cannot be a model on the hub: {error}") from error
         except errors.GatedRepoError as error:
             raise PermissionError(
                 f"{self} is gated. Accept its terms at https://huggingface.co/{self.repository}, "
@@ -83,17 +101,17 @@ class HubName:
                 "spelling; for a private one log in with `hf auth login` or set HF_TOKEN."
             ) from error
         except Exception as error:  # what an HTTP library raises differs between releases
-            if _status(error) in (401, 403):
-                raise PermissionError(
-                    f"The hub refuses access to {self} (HTTP {_status(error)}). Log in with "
-                    "`hf auth login`, or check the token in HF_TOKEN."
-                ) from error
-            raise ConnectionError(
-                f"Could not download {self}, and it is not whole in the cache "
-                f"({type(error).__name__}: {error}). Check the network (and HF_HUB_OFFLINE, "
-                "HF_ENDPOINT) and try again; what was downloaded is kept. Or give a local folder."
-            ) from error
-        return Path(folder)
+            raise self._failure(error) from error
+
+    def files(self) -> list[str]:
+        """The names of all files of the repository, none if the hub does not say."""
+        import huggingface_hub
+
+        try:
+            with _bounded_waits():
+                return huggingface_hub.list_repo_files(self.repository, revision=self.revision)
+        except Exception:  # it is only asked to say more of another failure
+            return []
 
     def cached(self, name: str) -> Path | None:
         """The folder of the snapshot in the cache if the file `name` is in it. No download."""
@@ -102,6 +120,142 @@ class HubName:
         path = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=self.revision)
         return Path(path).parent if isinstance(path, str) else None
 
+    def _snapshot(self, patterns: tuple[str, ...]) -> str:
+        """Downloads, and again if the connection was reset, for which `huggingface_hub` gives up.
 
-def _status(error: Exception) -> int | None:
+        What was merely closed or silent it resumes, and what the hub is too busy for it repeats.
+        """
+        import huggingface_hub
+
+        for tries_left in (2, 1, 0):
+            try:
+                return huggingface_hub.snapshot_download(
+                    self.repository, revision=self.revision, allow_patterns=list(patterns)
+                )
+            except Exception as error:
+                reset = any(type(each).__name__ == "ReadError" for each in _causes(error))
+                if not (reset and tries_left):
+                    raise
+        raise AssertionError  # for type checkers: the last try returned or raised
+
+    @contextlib.contextmanager
+    def _checked_content(self) -> Iterator[None]:
+        """Holds the files that come into the cache meanwhile against their checksums.
+
+        A file of the repository's large file storage, as weights are, lies in the cache under the
+        SHA-256 that its content must have; one that differs is removed. Files kept in git have
+        other names, and so do all where links are not possible.
+        """
+        from huggingface_hub import constants
+
+        cache = Path(constants.HF_HUB_CACHE, f"models--{self.repository.replace('/', '--')}")
+        before = set((cache / "blobs").glob("*"))
+        try:
+            yield
+        finally:  # also if another file failed: the next call takes for good what is there
+            damaged = []
+            for blob in set((cache / "blobs").glob("*")) - before:
+                if _SHA256.fullmatch(blob.name) and _sha256(blob) != blob.name:
+                    links = [
+                        p for p in (cache / "snapshots").rglob("*") if p.resolve() == blob.resolve()
+                    ]
+                    damaged += [path.name for path in links] or [blob.name]
+                    for path in (*links, blob):
+                        path.unlink(missing_ok=True)
+            if damaged:
+                raise _Damaged(", ".join(sorted(damaged)))
+
+    def _failure(self, error: Exception) -> OSError:
+        """The error that says of another what it means and what to do."""
+        from huggingface_hub import constants
+
+        chain = list(_causes(error))
+        status = next(filter(None, map(_status, chain)), None)
+        if status in (401, 403):
+            return PermissionError(
+                f"The hub refuses access to {self} (HTTP {status}). Log in with `hf auth login`, "
+                "or check the token in HF_TOKEN."
+            )
+        if status == 404:
+            return FileNotFoundError(
+                f"The hub lists a file of {self} that it does not have ({error}). Try another "
+                "revision, or tell the model's owner."
+            )
+        if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+            return OSError(
+                f"Could not keep {self} in the cache {constants.HF_HUB_CACHE}: {error}. Free some "
+                "space, or name another folder in HF_HOME."
+            )
+        whole = f"Could not download {self}, and it is not whole in the cache"
+        if constants.HF_HUB_OFFLINE:
+            return ConnectionError(
+                f"{whole} {constants.HF_HUB_CACHE}: HF_HUB_OFFLINE is set. Unset it, or run once "
+                "where there is a network; or give a local folder."
+            )
+        kept = "Files that arrived whole are kept."
+        if status == 429:
+            return ConnectionError(
+                f"{whole}: the hub got too many requests (HTTP 429). Wait some minutes and try "
+                f"again; with a token in HF_TOKEN more are allowed. {kept}"
+            )
+        if status is not None:
+            return ConnectionError(
+                f"{whole}: the hub answers with HTTP {status} ({error}). Try again later; "
+                f"https://status.huggingface.co tells of its troubles. {kept}"
+            )
+        if any("Timeout" in type(each).__name__ for each in chain):
+            return ConnectionError(
+                f"{whole}: the hub did not answer in time. Try again; on a slow network allow more "
+                "seconds in HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT (now "
+                f"{constants.HF_HUB_ETAG_TIMEOUT} and {constants.HF_HUB_DOWNLOAD_TIMEOUT}). {kept}"
+            )
+        return ConnectionError(
+            f"{whole} ({type(error).__name__}: {error}). Check the network (and HF_ENDPOINT) and "
+            f"try again. {kept} Or give a local folder."
+        )
+
+
+class _Damaged(Exception):
+    """The names of files whose content is not what their checksum says."""
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _bounded_waits() -> Iterator[None]:
+    """Lets no request wait for longer than the settings of `huggingface_hub` allow.
+
+    That library asks for a repository's commit and list of files without any limit, so that a
+    server that falls silent would hold the program forever, and repeats others for a minute each.
+    """
+    from huggingface_hub import constants, get_session
+
+    longest = max(constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+    def bound(request):
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {
+            kind: min(asked.get(kind) or longest, longest)
+            for kind in ("connect", "read", "write", "pool")
+        }
+
+    hooks = get_session().event_hooks["request"]
+    hooks.append(bound)
+    try:
+        yield
+    finally:
+        hooks.remove(bound)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)

@@ -1,6 +1,7 @@
 """From a preset to a config, and from its weights into variables."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -71,11 +72,30 @@ def load_config(
         _check_task(task)
         if not isinstance(metadata, dict):
             raise ValueError(f"'metadata' must be an object. Received: {metadata!r}.")
-        return TransformerConfig.from_dict(values.get("backbone")), task, metadata
+        config = TransformerConfig.from_dict(values.get("backbone"))
+        if load_weights and values.get("weights") is not None:
+            config = _published(source, config)
+        return config, task, metadata
     except ValueError as error:
         if str(source.directory) in str(error):
             raise
         raise ValueError(f"{source.file(CONFIG_FILE)}: {error}") from error
+
+
+def _published(source: PresetSource, bundled: TransformerConfig) -> TransformerConfig:
+    """The config that lies with the weights a bundled preset points to: they belong together."""
+    values = source.weights.config
+    config = get_family(values).config(values, source.checkpoint)
+    mine, theirs = bundled.to_dict(), config.to_dict()
+    differing = {n: (mine[n], theirs[n]) for n in mine if mine[n] != theirs[n]}
+    if differing:
+        logging.getLogger("keras_transformer").warning(
+            "The weights of %r come with a config that differs from the bundled one; theirs is "
+            "used: %s.",
+            source.name,
+            ", ".join(f"{name} is {new!r}, not {old!r}" for name, (old, new) in differing.items()),
+        )
+    return config
 
 
 def family_values(source: PresetSource, task: str) -> dict[str, Any]:

@@ -10,22 +10,23 @@ from typing import Any
 
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
-from keras_transformer.checkpoints.safetensors_io import Checkpoint
+from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
+from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
 CONFIG_FILE = "config.json"
 FORMAT = "keras_transformer"
 FORMAT_VERSION = 1
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 _FILES = (
     CONFIG_FILE,
-    *_TOKENIZER_FILES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *TOKENIZER_FILES,
+    *FURTHER_FILES,
 )
 # What a user may call the task of a class.
 TASKS = {
+    "masked_lm": "MaskedLM",
+    "question_answering": "QuestionAnswerer",
     "text_classification": "TextClassifier",
+    "token_classification": "TokenClassifier",
     "causal_lm": "CausalLM",
     "seq2seq_lm": "Seq2SeqLM",
     "text_embedding": "TextEmbedder",
@@ -81,10 +82,22 @@ class PresetSource(os.PathLike):
             )
         return values
 
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether there are tokenizer files."""
-        return any(self.file(name).is_file() for name in _TOKENIZER_FILES)
+    @functools.cached_property
+    def tokenizer(self) -> "PresetSource | None":
+        """The preset whose folder holds the tokenizer's files, `None` if there are none.
+
+        Raises:
+            ConnectionError, FileNotFoundError, PermissionError: If they are on the hub and cannot
+                be downloaded.
+        """
+        if any(self.file(name).is_file() for name in TOKENIZER_FILES):
+            return self
+        pointer = None if self.is_huggingface else self.config.get("weights")
+        if pointer is None:
+            return None
+        folder = self._package_folder(pointer)
+        folder = folder or HubName.parse(pointer["hub"]).download(DESCRIPTION_FILES)
+        return PresetSource(self.name, folder).tokenizer
 
     @property
     def is_huggingface(self) -> bool:
@@ -105,6 +118,8 @@ class PresetSource(os.PathLike):
             return self._weights_elsewhere(pointer)
         if self.hub is not None:
             self.hub.download(WEIGHT_FILES)
+            if not self.local_weights:
+                raise no_weights(self.hub, self.hub.files())
         if self.bundled and not self.local_weights:
             raise FileNotFoundError(
                 f"The preset {self.name!r} is a configuration without weights. Give "
@@ -124,8 +139,8 @@ class PresetSource(os.PathLike):
         folder = self.directory
         pointer = None if self.is_huggingface else self.config.get("weights")
         if pointer is not None:
-            hub = HubName.parse(pointer["hub"])
-            folder = self._package_folder(pointer) or hub.cached(CONFIG_FILE)
+            folder = self._package_folder(pointer)
+            folder = folder or HubName.parse(pointer["hub"]).cached(CONFIG_FILE)
         patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
         return [path for pattern in patterns for path in folder.glob(pattern)] if folder else []
 
@@ -178,8 +193,8 @@ def list_presets(task: str | None = None) -> list[str]:
 
     Args:
         task: Only those that were made for this task: the name of its class, such as
-            `"Seq2SeqLM"`, or `"text_classification"`, `"text_embedding"`, `"causal_lm"`,
-            `"seq2seq_lm"`.
+            `"Seq2SeqLM"`, or `"causal_lm"`, `"masked_lm"`, `"question_answering"`,
+            `"seq2seq_lm"`, `"text_classification"`, `"text_embedding"`, `"token_classification"`.
 
     Returns:
         The sorted names.
@@ -253,22 +268,28 @@ def _find(preset: str | os.PathLike) -> PresetSource:
         folder = hub.download(DESCRIPTION_FILES)
         # The weights come from the commit that the description came from.
         return PresetSource(preset, folder, hub=HubName(hub.repository, folder.name))
-    if preset in list_presets():
+    if _is_bundled(preset):
         return PresetSource(preset, presets_folder() / preset, bundled=True)
     if Path(preset).expanduser().is_dir() and preset:
         return _local(preset)
     raise _unknown(preset)
 
 
+def _is_bundled(name: str) -> bool:
+    if not name.replace("_", "").isalnum():  # such as a path
+        return False
+    return (presets_folder() / name / CONFIG_FILE).is_file()
+
+
 def _local(directory: str) -> PresetSource:
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no directory {directory!r}.")
-    if not any((folder / name).is_file() for name in (CONFIG_FILE, *_TOKENIZER_FILES)):
+    if not any((folder / name).is_file() for name in (CONFIG_FILE, *TOKENIZER_FILES)):
         raise ValueError(
             f"The directory {directory!r} is not a preset. A preset has {CONFIG_FILE} and "
             "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "
-            f"files: {', '.join(_TOKENIZER_FILES)} with merges.txt."
+            f"files: {', '.join(TOKENIZER_FILES)} with merges.txt."
         )
     return PresetSource(directory, folder)
 

@@ -91,11 +91,12 @@ class Checkpoint(Mapping):
             name: The tensor's name in the files.
 
         Returns:
-            An array of the tensor's shape, in its stored type; bfloat16, which NumPy lacks, is
-            widened to float32.
+            An array of the tensor's shape: float64 if it is stored so, else float32, to which
+            NumPy widens half floats faster than the backends do.
 
         Raises:
-            ValueError: If the tensor is not of a floating type, or holds NaN or infinity.
+            ValueError: If the tensor is not of a floating type, or holds NaN or infinity (in
+                float32).
         """
         info = self[name]
         if info.dtype not in _FLOATS:
@@ -108,8 +109,12 @@ class Checkpoint(Mapping):
         if array.size != count:
             raise ValueError(f"{info.path} ends within the tensor {name!r}; it changed meanwhile.")
         if info.dtype == "BF16":  # the upper half of a float32
-            array = (array.astype("<u4") << 16).view("<f4")
+            array = array.astype("<u4")
+            array <<= 16  # in place: no second copy
+            array = array.view("<f4")
         _check_finite(array, name, info.path)
+        if info.dtype == "F16":
+            array = array.astype("<f4")
         return array.reshape(info.shape)
 
     def same(self, first: str, second: str) -> bool:
@@ -249,12 +254,23 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
 
 
 def _check_finite(array: np.ndarray, name: str, path: Path) -> None:
-    # Minimum and maximum carry NaN and infinity and, unlike np.isfinite, need no memory.
-    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+    if array.size and not _all_finite(array):
         raise ValueError(
             f"The tensor {name!r} of {path} holds NaN or infinity, as {array.dtype}. Weights must "
             "be finite: the file is damaged, or training diverged."
         )
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    if array.dtype != np.float16:
+        # Minimum and maximum carry NaN and infinity and, unlike np.isfinite, need no memory.
+        largest = np.finfo(np.float32).max
+        return bool(array.min() >= -largest and array.max() <= largest)
+    # Processors do not compare half floats, and NumPy takes 30 times as long; but as integers,
+    # without their signs, what is not finite is largest. A part at a time, for the memory.
+    flat = array.reshape(-1).view(np.uint16)
+    parts = (flat[start : start + 2**20] for start in range(0, flat.size, 2**20))
+    return all((part & 0x7FFF).max() < 0x7C00 for part in parts)
 
 
 def no_weights(place: object, names: Iterable[str]) -> Exception:

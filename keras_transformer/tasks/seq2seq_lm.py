@@ -22,6 +22,7 @@ class Seq2SeqLM(LanguageModel):
         tokenizer: `Tokenizer` of both sides, or None to take and return ids.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
             without one its padding.
+        end_ids: list of int, any of which ends a target. Defaults to the tokenizer's end.
         name: str.
 
     Call arguments:
@@ -49,9 +50,10 @@ class Seq2SeqLM(LanguageModel):
         backbone: Backbone,
         tokenizer: Tokenizer | None = None,
         start_id: int | None = None,
+        end_ids: list[int] | None = None,
         name: str | None = None,
     ):
-        super().__init__(backbone, tokenizer, name=name)
+        super().__init__(backbone, tokenizer, end_ids, name=name)
         if start_id is None and tokenizer is not None:
             start_id = tokenizer.start_id
         self.start_id = self.pad_id if start_id is None else start_id
@@ -128,4 +130,4 @@ class Seq2SeqLM(LanguageModel):
             )
 
     def task_values(self) -> dict:
-        return {"start_id": self.start_id}
+        return {**super().task_values(), "start_id": self.start_id}

@@ -24,14 +24,7 @@ from keras_transformer.checkpoints.shapes import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
 
-WITHOUT_WEIGHTS = (
-    "gpt2_base_en",
-    "gpt2_extra_large_en",
-    "gpt2_large_en",
-    "gpt2_medium_en",
-    "transformer_base",
-    "transformer_big",
-)
+WITHOUT_WEIGHTS = ("transformer_base", "transformer_big")  # and those of GPT-3
 
 
 def test_bundled_presets_are_listed_by_task():
@@ -53,11 +46,11 @@ def test_every_bundled_preset_is_complete(name):
     source = resolve_preset(name)
     card = source.file("README.md").read_text()
     assert metadata["license"] in card and f"{metadata['parameters']:,}" in card
-    if source.has_tokenizer:
+    if source.file("tokenizer.json").is_file():
         assert source.file("tokenizer_config.json").is_file()
         assert config.vocabulary_size == Tokenizer.from_preset(name).vocabulary_size
-    if name in WITHOUT_WEIGHTS:
-        assert "no weights" in card
+    if name in WITHOUT_WEIGHTS or name.startswith("gpt3_"):
+        assert "load_weights=False" in card
         with pytest.raises(FileNotFoundError, match=f"{name}' is a configuration without weights"):
             load_backbone(name)
 
@@ -65,6 +58,7 @@ def test_every_bundled_preset_is_complete(name):
 @pytest.mark.parametrize("name", list_presets())
 def test_every_bundled_preset_builds_without_weights(name):
     sizes = {"vocabulary_size": 13, "hidden_dim": 16, "num_heads": 4, "intermediate_dim": 8}
+    sizes |= {"num_key_value_heads": 2, "rotary_dim": None}
     layers = {"num_layers": 1, "max_sequence_length": 8}
     backbone = load_backbone(name, load_weights=False, **sizes, **layers)
     config, _, _ = load_config(name, load_weights=False)

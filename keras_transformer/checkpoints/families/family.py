@@ -234,9 +234,25 @@ class Family:
         if name in _GENERATING and values.get("eos_token_id") is not None:
             ends = values["eos_token_id"]
             task["end_ids"] = _token_ids("eos_token_id", ends if isinstance(ends, list) else [ends])
-        start = values.get("decoder_start_token_id")
-        if name == "Seq2SeqLM" and start is not None:
+        if name == "Seq2SeqLM" and values.get("decoder_start_token_id") is not None:
+            start = values["decoder_start_token_id"]
             (task["start_id"],) = _token_ids("decoder_start_token_id", [start])
+        return self._within_vocabulary(task, values)
+
+    def _within_vocabulary(self, task: dict[str, Any], values: Values) -> dict[str, Any]:
+        """Without token ids that the vocabulary lacks: small models keep the published ones."""
+        theirs, field = next(
+            (name, field) for name, field in self.fields.items() if field.ours == "vocabulary_size"
+        )
+        size = values.get(theirs, field.default)
+        if not isinstance(size, int):
+            return task
+        if "end_ids" in task:
+            task["end_ids"] = [i for i in task["end_ids"] if i < size]
+            if not task["end_ids"]:
+                del task["end_ids"]
+        if task.get("start_id", 0) >= size:
+            del task["start_id"]
         return task
 
     def _published_task(self, config: TransformerConfig, task: Values) -> dict[str, Any]:

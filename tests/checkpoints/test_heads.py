@@ -1,0 +1,113 @@
+"""The heads of every family: loaded, equal to the Transformers library's, and written back."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import export_to_huggingface, tasks
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from tests.checkpoints import families
+from tests.checkpoints.conftest import assert_same_values
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SUFFIXES = {
+    "MaskedLM": "ForMaskedLM",
+    "TextClassifier": "ForSequenceClassification",
+    "TokenClassifier": "ForTokenClassification",
+    "QuestionAnswerer": "ForQuestionAnswering",
+}
+# GPT's classifier scores the state of the last token, like the others, through a class that
+# refuses to be made without a padding id.
+CASES = [
+    (model_type, task)
+    for model_type, family in FAMILIES.items()
+    for task in SUFFIXES
+    if task in family.heads
+]
+LABELS = {0: "O", 1: "B-PER", 2: "I-PER"}
+
+
+def made(model_type, task, folder, number=0):
+    """A checkpoint with a head, and the ids that it is asked about."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    values = {"id2label": LABELS} if task.endswith("Classifier") else {}
+    padding = families.CONFIGS[model_type][1][number].get("pad_token_id")
+    if FAMILIES[model_type].constants["kind"] == "decoder":
+        values["pad_token_id"] = 3
+    model = families.make(model_type, number, SUFFIXES[task], **values)
+    model.save_pretrained(folder)
+    return model, families.batch(model.config.pad_token_id if padding is None else padding)
+
+
+def logits_of(model, ids, mask):
+    """Their logits, `(rows, length, 2)` of a question answerer."""
+    with torch.no_grad():
+        outputs = model(
+            input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()
+        )
+    if "start_logits" in outputs:
+        return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).numpy()
+    return outputs.logits.numpy()
+
+
+@pytest.mark.parametrize(("model_type", "task"), CASES)
+def test_same_logits(tmp_path, model_type, task, caplog):
+    reference, (ids, mask) = made(model_type, task, tmp_path)
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        model = kt.Task.from_preset(tmp_path)
+    assert type(model) is getattr(tasks, task)
+    assert not [r for r in caplog.records if r.name == "keras_transformer"]
+    if task.endswith("Classifier"):
+        assert model.labels == list(LABELS.values())
+    outputs = to_numpy(model({"token_ids": ids, "padding_mask": mask}))
+    difference = np.abs(outputs - logits_of(reference, ids, mask))
+    assert difference[mask if difference.ndim == 3 else slice(None)].max() <= 1e-4
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(("model_type", "task"), CASES)
+def test_heads_are_written_back(tmp_path, model_type, task):
+    reference, (ids, mask) = made(model_type, task, tmp_path / "theirs", number=1)
+    model = kt.Task.from_preset(tmp_path / "theirs")
+    export_to_huggingface(model, tmp_path / "ours")
+    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"] and not info["mismatched_keys"], info
+    assert again.config.model_type == model_type
+    if task.endswith("Classifier"):
+        assert again.config.id2label == LABELS
+    again.config.pad_token_id = reference.config.pad_token_id
+    np.testing.assert_allclose(
+        logits_of(again.eval(), ids, mask), logits_of(reference, ids, mask), atol=1e-6
+    )
+    back = kt.Task.from_preset(tmp_path / "ours")
+    assert type(back) is type(model) and back.backbone.config == model.backbone.config
+    assert_same_values(back, model)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
+def test_a_head_that_is_not_there_is_fresh_and_said(tmp_path, model_type, caplog):
+    made(model_type, "MaskedLM", tmp_path)
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        model = kt.TextClassifier.from_preset(tmp_path, num_classes=4)
+    assert "no weights for this head of TextClassifier" in caplog.text
+    # What the family's classifiers have before their output.
+    expected = {"bert": None, "roberta": "tanh", "electra": "gelu"}[model_type]
+    assert model.hidden_activation == expected
+
+
+@pytest.mark.backend_independent
+def test_own_format_keeps_every_head(tmp_path):
+    for task in SUFFIXES:
+        made("roberta", task, tmp_path / task)
+        model = kt.Task.from_preset(tmp_path / task)
+        model.save_to_preset(tmp_path / f"{task}-saved")
+        back = kt.Task.from_preset(tmp_path / f"{task}-saved")
+        assert type(back) is type(model) and back.backbone.family == "roberta"
+        assert_same_values(back, model)

@@ -1,0 +1,106 @@
+"""The bundled presets of published models: sizes as published, and nothing but values."""
+
+import json
+import math
+
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import load_config, resolve_preset, variable_shapes
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.hub import HubName
+from keras_transformer.checkpoints.presets import TASKS
+
+pytestmark = pytest.mark.backend_independent
+
+# From the papers and model cards, in millions: what anybody can look up.
+SAID = {
+    "albert_base_en": 12,
+    "bart_base_en": 140,
+    "bart_large_en": 400,
+    "bert_base_en_uncased": 110,
+    "bert_large_en_uncased": 340,
+    "distilbert_base_en_uncased": 66,
+    "electra_small_en": 14,
+    "gpt2_extra_large_en": 1558,
+    "gpt3_175b_en": 175_000,
+    "gpt_base_en": 117,
+    "gpt_neox_20b_en": 20_000,
+    "llama2_7b_en": 7_000,
+    "mistral_7b_en": 7_300,
+    "pythia_1_4b_en": 1_400,
+    "qwen3_0_6b": 600,
+    "roberta_base_en": 125,
+    "t5_small_multi": 60,
+    "t5_11b_multi": 11_000,
+    "xlm_roberta_base_multi": 270,
+}
+
+
+def published():
+    """The presets that belong to a family, with their config and metadata."""
+    for name in kt.list_presets():
+        config, task, metadata = load_config(name, load_weights=False)
+        if metadata.get("family") in FAMILIES:
+            yield name, config, task, metadata
+
+
+def test_every_published_preset_says_where_it_is_from():
+    presets = list(published())
+    assert len(presets) > 90
+    assert {metadata["family"] for *_, metadata in presets} == set(FAMILIES) - {"camembert"}
+    for name, _, task, metadata in presets:
+        assert metadata["license"] and metadata["description"].endswith("."), name
+        assert metadata["source"].startswith("hf://"), name
+        pointer = resolve_preset(name).config.get("weights")
+        if pointer is not None:
+            hub = HubName.parse(pointer["hub"])
+            assert metadata["source"] == f"hf://{hub.repository}", name
+            assert hub.revision == metadata.get("revision", "main"), name
+        assert task is None or task["name"] in TASKS.values(), name
+        card = (resolve_preset(name).directory / "README.md").read_text(encoding="utf-8")
+        assert f"{metadata['parameters']:,}" in card, name
+
+
+def test_the_numbers_of_parameters_that_are_said():
+    for name, millions in SAID.items():
+        config, _, metadata = load_config(name, load_weights=False)
+        count = sum(map(math.prod, variable_shapes(config).values()))
+        assert count == metadata["parameters"], name
+        assert count == pytest.approx(millions * 1e6, rel=0.07), name
+
+
+def test_sizes_are_those_of_the_transformers_library():
+    """Its own classes, of our config exported, have as many parameters; none is allocated."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    for name, config, _, metadata in published():
+        family = FAMILIES[metadata["family"]]
+        task = {"decoder": {"name": "CausalLM"}, "seq2seq": {"name": "Seq2SeqLM"}}
+        values = family.published_config(config, task.get(config.kind))
+        theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(values)))
+        with torch.device("meta"):
+            model = getattr(transformers, values["architectures"][0])(theirs)
+        # The angles of Marian's positions are stored there as if they were weights.
+        count = sum(
+            parameter.numel()
+            for path, parameter in model.named_parameters()
+            if not (metadata["family"] == "marian" and "embed_positions" in path)
+        )
+        if config.kind == "encoder" and family.pooler and not config.pooler:
+            count -= config.hidden_dim * (config.hidden_dim + 1)
+        if metadata["family"] == "t5" and not config.tie_embeddings:  # it always ties
+            count += config.vocabulary_size * config.hidden_dim
+        if config.output_bias:  # a constant there
+            count += config.vocabulary_size
+        assert count == metadata["parameters"], name
+
+
+def test_presets_of_a_task():
+    assert "distilbert_base_en_uncased_sst2" in kt.list_presets(task="text_classification")
+    assert kt.list_presets(task="token_classification") == ["bert_base_en_ner"]
+    assert kt.list_presets(task="question_answering") == ["distilbert_base_en_cased_squad"]
+    assert "roberta_base_en" in kt.list_presets(task="MaskedLM")
+    assert set(kt.list_presets(task="causal_lm")) >= {"gpt2_base_en", "llama3_8b_en"}
+    labels = load_config("bert_base_en_ner", load_weights=False)[1]["labels"]
+    assert labels[0] == "O" and "B-PER" in labels
