@@ -10,10 +10,13 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     CausalLM,
+    MaskedLM,
+    QuestionAnswerer,
     Seq2SeqLM,
     Task,
     TextClassifier,
     TextEmbedder,
+    TokenClassifier,
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
@@ -22,10 +25,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Backbone",
     "CausalLM",
+    "MaskedLM",
+    "QuestionAnswerer",
     "Seq2SeqLM",
     "Task",
     "TextClassifier",
     "TextEmbedder",
+    "TokenClassifier",
     "Tokenizer",
     "TransformerConfig",
     "data",

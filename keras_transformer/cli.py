@@ -142,10 +142,20 @@ def _parser() -> argparse.ArgumentParser:
         "info",
         _info,
         "print what a preset is: architecture, parameters, sizes",
-        f"Prints the architecture of a preset, its parameters by part, and its sizes.\n\n{_PRESET}",
-        "example:\n  keras-transformer info minilm_l6_en\n",
+        "Prints the architecture of a preset, its parameters by part, and the memory that it "
+        f"takes: the weights, and the keys and values kept in generation.\n\n{_PRESET}",
+        "examples:\n  keras-transformer info minilm_l6_en\n"
+        "  keras-transformer info llama3_8b_en --length 8192 --batch 4\n",
     )
     info.add_argument("preset", metavar="PRESET")
+    info.add_argument(
+        "--length", type=_positive, metavar="N",
+        help="tokens of a sequence, for the size of the cache (default: the model's longest)",
+    )  # fmt: skip
+    info.add_argument(
+        "--batch", type=_positive, default=1, metavar="N",
+        help="sequences generated together (default %(default)s)",
+    )  # fmt: skip
 
     classify = command(
         "classify", _classify, "print the label of texts", _CLASSIFY, _CLASSIFY_EXAMPLES
@@ -203,6 +213,7 @@ def _where(pointer: dict[str, str] | None) -> str:
 def _info(options) -> None:
     from keras_transformer.checkpoints import load_config, resolve_preset, variable_shapes
     from keras_transformer.checkpoints.shapes import head_shapes
+    from keras_transformer.generation import Cache
 
     source = resolve_preset(options.preset)
     config, task, metadata = load_config(source, load_weights=False)
@@ -234,11 +245,26 @@ def _info(options) -> None:
     rows = [(f"  {part}", f"{count:,}", f"{count / total:.1%}") for part, count in parts.items()]
     _print_table([*rows, ("  all", f"{total:,}", "")], right=(1, 2))
 
-    print("\nsize")
-    sizes = [("  in float32", _size(4 * total)), ("  in float16, bfloat16", _size(2 * total))]
+    print("\nmemory")
+    rows = [("", *_ITEM_SIZES), _sizes("  weights", total)]
+    if config.kind != "encoder":
+        length = options.length or config.max_sequence_length
+        source = length if config.kind == "seq2seq" else 0
+        count = Cache.count_bytes(config, options.batch, length, source, itemsize=1)
+        tokens = f"{length:,} tokens" + (" of source and of target" if source else "")
+        rows.append(_sizes(f"  keys and values, {options.batch} x {tokens}", count))
+    _print_table(rows, right=(1, 2, 3))
     if files:
-        sizes.append(("  weights on disk", _size(sum(path.stat().st_size for path in files))))
-    _print_table(sizes, right=(1,))
+        print(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
+
+
+# Bytes of a number.
+_ITEM_SIZES = {"float32": 4, "float16, bfloat16": 2, "int8": 1}
+
+
+def _sizes(label: str, count: int) -> tuple[str, ...]:
+    """A row of the table of memory, for so many numbers."""
+    return (label, *(_size(count * itemsize) for itemsize in _ITEM_SIZES.values()))
 
 
 def _part(path: str) -> str:

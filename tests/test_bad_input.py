@@ -154,9 +154,14 @@ def test_parts_that_do_not_belong_together():
     words, bpe = tokenizer(lowercase=True), tokenizer("bpe", add_prefix_space=True)
     encoder = kt.models.Encoder(config("encoder", words))
     decoder = kt.models.Decoder(config("decoder", words))
+    seq2seq = kt.models.Seq2Seq(config("seq2seq", words))
     check("CausalLM needs a backbone of kind 'decoder', received 'encoder'", kt.CausalLM, encoder)
     check("Seq2SeqLM needs.*'seq2seq', received 'decoder'", kt.Seq2SeqLM, decoder)
-    check("TextEmbedder needs a backbone of kind 'encoder'", kt.TextEmbedder, decoder)
+    check(
+        "TextEmbedder needs.*'encoder' or 'decoder', received 'seq2seq'", kt.TextEmbedder, seq2seq
+    )
+    check("`end_ids` must be a list of token ids", kt.CausalLM, decoder, words, end_ids=["</s>"])
+    check("`end_ids` holds ids from 500", kt.CausalLM, decoder, words, end_ids=[500])
     check("needs a backbone.*received <class 'str'>", kt.CausalLM, "gpt2")
     check(f"The tokenizer has {bpe.vocabulary_size} tokens.*only", kt.CausalLM, decoder, bpe)
     check("`tokenizer` must be a Tokenizer or None, received 'bert'", kt.CausalLM, decoder, "bert")
@@ -170,7 +175,6 @@ def test_parts_that_do_not_belong_together():
         "`labels` must differ from each other", kt.TextClassifier, encoder, words, labels=["a", "a"]
     )
     check("`labels` must be a list of strings", kt.TextClassifier, encoder, words, labels="ab")
-    seq2seq = kt.models.Seq2Seq(config("seq2seq", words))
     check("`start_id` holds ids from 500", kt.Seq2SeqLM, seq2seq, words, start_id=500)
     check("`start_id` must be a token id, received '<s>'", kt.Seq2SeqLM, seq2seq, start_id="<s>")
 

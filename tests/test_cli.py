@@ -131,10 +131,26 @@ def test_info_counts_the_parameters_by_part(run):
     code, out, _ = run("info", "minilm_l6_en")
     assert code == 0
     assert re.search(r"hidden_dim +384\n", out)
-    parts = out[out.index("\nparameters\n") : out.index("\nsize\n")]
+    parts = out[out.index("\nparameters\n") : out.index("\nmemory\n")]
     *counts, total = (int(n.replace(",", "")) for n in re.findall(r"  ([\d,]+)(?:  |\n)", parts))
     assert sum(counts) == total == 22_713_216
-    assert re.search(r"in float32 +90\.9 MB", out)
+    assert re.search(
+        r"float32 +float16, bfloat16 +int8\n +weights +90\.9 MB +45\.4 MB +22\.7 MB", out
+    )
+    assert "keys and values" not in out  # an encoder keeps none
+
+
+@pytest.mark.backend_independent
+def test_info_counts_the_cache(run):
+    """Llama 3 has 32 layers with 8 key/value heads of 128: 131,072 numbers a token and side."""
+    code, out, _ = run("info", "llama3_8b_en", "--length", "4096", "--batch", "2")
+    assert code == 0
+    bytes_of_one = 2 * 32 * 8 * 128 * 2 * 4096
+    row = re.search(r"keys and values, 2 x 4,096 tokens +([\d.]+) GB +([\d.]+) GB", out)
+    assert [float(x) for x in row.groups()] == [
+        round(bytes_of_one * itemsize / 1e9, 1) for itemsize in (4, 2)
+    ]
+    assert run("info", "llama3_8b_en", "--length", "0")[0] == 2
 
 
 def test_info_of_a_folder_with_a_head(run, folder):

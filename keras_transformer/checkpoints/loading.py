@@ -66,7 +66,8 @@ def load_config(
         if source.is_huggingface:
             family = get_family(values)
             config = family.config(values, source.checkpoint if load_weights else None)
-            task = family.task(_with_generation(source)) or read_embedder(source.directory)
+            task = family.task(_with_generation(source))
+            task = task or read_embedder(source.directory, config.max_sequence_length)
             return config, task, {"family": family.model_type, "source": source.name}
         task, metadata = values.get("task"), values.get("metadata", {})
         _check_task(task)

@@ -24,11 +24,12 @@ _POOLINGS = {
 _LIMIT = 64  # steps of a model
 
 
-def read_embedder(folder: Path) -> dict[str, Any] | None:
+def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
     """The task that the files describe: `TextEmbedder` and its values.
 
     Args:
         folder: The preset's folder.
+        longest: The longest sequence that the model takes.
 
     Returns:
         The values of the task, `None` if there is no `modules.json`.
@@ -53,10 +54,10 @@ def read_embedder(folder: Path) -> dict[str, Any] | None:
             )
     length = path_inside(folder, _LENGTH_FILE)
     if length.is_file():
-        longest = read_json(length).get("max_seq_length")
-        if longest is not None and (not isinstance(longest, int) or longest < 1):
-            raise ValueError(f"{length}: max_seq_length must be a number, received {longest!r}.")
-        task["max_length"] = longest
+        said = read_json(length).get("max_seq_length")
+        if said is not None and (not isinstance(said, int) or said < 1):
+            raise ValueError(f"{length}: max_seq_length must be a number, received {said!r}.")
+        task["max_length"] = None if said is None else min(said, longest)
     return task
 
 

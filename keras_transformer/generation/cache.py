@@ -71,6 +71,22 @@ class Cache(NamedTuple):
             end=ops.zeros((), "int32"),
         )
 
+    @staticmethod
+    def count_bytes(config, rows: int, slots: int, source: int = 0, itemsize: int = 4) -> int:
+        """What the keys and values of a cache take, in bytes.
+
+        Args:
+            config: `TransformerConfig` of a decoder or seq2seq.
+            rows: int, sequences decoded together.
+            slots: int, tokens of each.
+            source: int, tokens of the encoder's input, for seq2seq.
+            itemsize: int, bytes of a number: 4 for float32, 2 for float16 and bfloat16.
+        """
+        layers = config.num_decoder_layers or config.num_layers
+        tokens = slots + (source if config.kind == "seq2seq" else 0)
+        of_a_token = 2 * config.num_key_value_heads * config.head_dim
+        return layers * rows * tokens * of_a_token * itemsize
+
     def reserve(self, inputs, mask) -> "Cache":
         """Slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
 

@@ -17,6 +17,7 @@ class CausalLM(LanguageModel):
     Args:
         backbone: a decoder.
         tokenizer: `Tokenizer`, or None to take and return ids.
+        end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
         name: str.
 
     Call arguments:
@@ -49,8 +50,7 @@ class CausalLM(LanguageModel):
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
         """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
-        if y is not None or sample_weight is not None:
-            raise ValueError("CausalLM makes its targets from the texts: give `x` alone.")
+        self._refuse_targets(y, sample_weight)
         tokenizer = self._require_tokenizer()
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
         rows = with_end(tokenizer.encode_batch(text_rows(x)), tokenizer.end_id)

@@ -1,5 +1,8 @@
 """What the two tasks that generate share: the sampler, prompts in batches, text or ids."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import keras
 import numpy as np
 
@@ -7,7 +10,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.generation import samplers
 from keras_transformer.generation.engine import Engine, round_up
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.task import Task, batching, is_text, text_rows
+from keras_transformer.tasks.task import Task, text_rows
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
@@ -18,11 +21,28 @@ class LanguageModel(Task):
     Args:
         backbone: a backbone with a decoder.
         tokenizer: `Tokenizer`, or None to take and return ids.
+        end_ids: list of int, any of which ends a row. Defaults to the tokenizer's end.
         name: str.
     """
 
-    def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
+    predict_options: ClassVar = {"max_buckets": 1}
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer | None = None,
+        end_ids: Sequence[int] | None = None,
+        name: str | None = None,
+    ):
         super().__init__(backbone, tokenizer, name=name)
+        if end_ids is None:
+            end = None if tokenizer is None else tokenizer.end_id
+            end_ids = [] if end is None else [end]
+        elif not isinstance(end_ids, (list, tuple)) or not all(map(_is_int, end_ids)):
+            raise ValueError(f"`end_ids` must be a list of token ids, received {end_ids!r}.")
+        if end_ids:
+            backbone.check_ids(end_ids=np.asarray(end_ids))
+        self.end_ids = tuple(map(int, end_ids))
         self.engine = Engine(backbone)
         self.built = True
         self.compile(
@@ -42,13 +62,6 @@ class LanguageModel(Task):
 
     def call(self, inputs, training: bool = False):
         return self.backbone.logits(self.backbone(inputs, training=training))
-
-    def predict(self, x, batch_size=None, **kwargs):
-        if is_text(x) and not isinstance(x, str):
-            # The logits of all batches are put in one array: all get the longest length.
-            dataset = self.make_dataset(x, max_buckets=1, **batching(batch_size))
-            return dataset.restore_order(super().predict(dataset, **kwargs))
-        return super().predict(x, batch_size=batch_size, **kwargs)
 
     def generate(
         self,
@@ -126,12 +139,6 @@ class LanguageModel(Task):
         """The id that fills rows after their end."""
         return 0 if self.tokenizer is None else self.tokenizer.pad_id or 0
 
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """The ids that end a row. None without a tokenizer."""
-        end = None if self.tokenizer is None else self.tokenizer.end_id
-        return () if end is None else (end,)
-
     def _prompt_ids(self, prompts) -> tuple[list[list[int]], bool, bool]:
         """Rows of ids, whether they were text, and whether it was one prompt."""
         if isinstance(prompts, str):
@@ -152,6 +159,9 @@ class LanguageModel(Task):
                     raise ValueError(f"`prompts[{place}]` must hold token ids, received {row!r}.")
             return [[int(token) for token in row] for row in rows], False, False
         return self._encode_prompts(text_rows(rows, "prompts")), True, False
+
+    def task_values(self) -> dict:
+        return {"end_ids": list(self.end_ids)}
 
     # What a subclass says of itself.
 

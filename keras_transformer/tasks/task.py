@@ -1,14 +1,16 @@
 """What every task shares: strings in and out of Keras's own verbs, presets, checks."""
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -27,6 +29,9 @@ class Task(keras.Model):
 
     backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
     needs_labels = False  # Whether `fit` on strings needs `y`.
+    # What `predict` adds to the options of `make_dataset`. Outputs for each token need
+    # `max_buckets=1`: those of all batches are put in one array, so all get the longest length.
+    predict_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
         if not isinstance(backbone, Backbone) or backbone.config.kind not in self.backbone_kinds:
@@ -151,7 +156,7 @@ class Task(keras.Model):
             return super().predict(x, batch_size=batch_size, **kwargs)
         if isinstance(x, str):
             raise ValueError("Give a list of strings: predict([text]), not predict(text).")
-        dataset = self.make_dataset(x, **batching(batch_size))
+        dataset = self.make_dataset(x, **self.predict_options, **batching(batch_size))
         return dataset.restore_order(super().predict(dataset, **kwargs))
 
     def _validation(self, data, options: dict):
@@ -208,6 +213,69 @@ class Task(keras.Model):
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # As in the backbone: its blocks are recomputed one by one.
+
+    # Parts that several tasks have.
+
+    def _dense(self, units: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
+        """A linear layer of the head, built."""
+        config = self.backbone.config
+        with one_piece():
+            dense = keras.layers.Dense(
+                units,
+                use_bias=use_bias,
+                kernel_initializer=kernel_initializer(config),
+                name=name,
+                dtype=self.dtype_policy,
+            )
+        dense.build((None, config.hidden_dim))
+        return dense
+
+    def _dropout(self, rate: float) -> keras.layers.Dropout:
+        with one_piece():
+            return keras.layers.Dropout(rate, dtype=self.dtype_policy)
+
+    def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
+        optimizer = keras.optimizers.AdamW(5e-5, weight_decay=0.01)
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
+        self.compile(optimizer=optimizer, loss=loss, **metrics)
+
+    def _columns(self, ids: list, segments: list) -> dict[str, list]:
+        """Rows of ids and of their segments, if the model tells segments apart, by input."""
+        columns = {"token_ids": ids}
+        if self.backbone.config.segment_vocabulary_size > 1:
+            columns["segment_ids"] = segments
+        return columns
+
+    def _dataset(
+        self, columns: dict[str, list], finish: Callable | None = None, **options
+    ) -> BucketedDataset:
+        """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
+
+        def make_batch(arrays, masks):
+            inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
+            inputs["padding_mask"] = masks["token_ids"]
+            return (inputs,) if finish is None else finish(inputs, arrays)
+
+        pad_values = {"token_ids": self._require_tokenizer().pad_id or 0}
+        return BucketedDataset(columns, make_batch, pad_values=pad_values, **options)
+
+    def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
+        """The outputs for each row, without a common length, in the order of the rows.
+
+        `reduce` makes a list with an entry per row of the outputs for one batch, at once: the
+        logits of all batches might not fit in memory.
+        """
+        rows = []
+        for place in range(len(dataset)):
+            outputs = np.asarray(self.predict_on_batch(dataset[place][0]))
+            rows.extend(outputs if reduce is None else reduce(outputs))
+        return dataset.restore_order(rows)
+
+    def _refuse_targets(self, y, sample_weight) -> None:
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                f"{type(self).__name__} makes its targets from the texts: give `x` alone."
+            )
 
     # Presets.
 
@@ -281,6 +349,13 @@ def is_text(x) -> bool:
     if isinstance(x, tuple):
         return len(x) > 0 and all(is_text(part) for part in x)
     return isinstance(x, (str, list))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities, float64, over the last axis of logits of any dtype."""
+    logits = logits.astype("float64")
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict:

@@ -5,20 +5,24 @@ from keras import ops
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.encoder import Encoder
+from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import Task, text_rows
 from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TextEmbedder(Task):
-    """An encoder whose states are pooled to one vector a text.
+    """An encoder or a decoder whose states are pooled to one vector a text.
 
     Args:
-        backbone: an encoder.
+        backbone: an encoder or a decoder.
         tokenizer: `Tokenizer`, or None to take ids only.
-        pooling: `"mean"` over the real tokens, or `"first"` for the state of the first.
+        pooling: over the real tokens `"mean"`, `"max"` (of each feature) or `"mean_sqrt_len"`
+            (their sum, divided by the square root of their number); or the state of the
+            `"first"` or the `"last"` of them.
         normalize: bool, vectors of length 1, whose dot product is the cosine.
+        max_length: int, longer texts are cut to this many tokens. Defaults to the model's
+            `max_sequence_length`, and may not be above it.
         name: str.
 
     Call arguments:
@@ -28,7 +32,8 @@ class TextEmbedder(Task):
         Float `(batch, hidden_dim)`.
 
     Raises:
-        ValueError: for an unknown pooling, or a backbone that is no encoder.
+        ValueError: for an unknown pooling, a `max_length` that the model does not have, or a
+            seq2seq backbone.
 
     Example:
     ```python
@@ -42,34 +47,39 @@ class TextEmbedder(Task):
     Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3.
     """
 
-    backbone_kinds = ("encoder",)
+    backbone_kinds = ("encoder", "decoder")
 
     def __init__(
         self,
-        backbone: Encoder | Backbone,
+        backbone: Backbone,
         tokenizer: Tokenizer | None = None,
         pooling: str = "mean",
         normalize: bool = True,
+        max_length: int | None = None,
         name: str | None = None,
     ):
-        if pooling not in ("mean", "first"):
-            raise ValueError(f"`pooling` must be 'mean' or 'first', received {pooling!r}.")
+        if pooling not in POOLINGS:
+            raise ValueError(
+                f"`pooling` must be one of {', '.join(map(repr, POOLINGS))}, received {pooling!r}."
+            )
         super().__init__(backbone, tokenizer, name=name)
+        limit = backbone.config.max_sequence_length
+        if max_length is not None and not (
+            isinstance(max_length, int) and 1 <= max_length <= limit
+        ):
+            raise ValueError(
+                f"`max_length` must be an integer from 1 to the model's max_sequence_length, "
+                f"{limit}, received {max_length!r}."
+            )
         self.pooling = pooling
         self.normalize = normalize
+        self.max_length = max_length
         self.built = True
 
     def call(self, inputs, training: bool = False):
         states = ops.cast(self.backbone(inputs, training=training), "float32")
-        if self.pooling == "first":
-            pooled = states[:, 0]
-        else:
-            weights = ops.ones(ops.shape(states)[:2], "float32")
-            if inputs.get("padding_mask") is not None:
-                weights = ops.cast(inputs["padding_mask"], "float32")
-            total = ops.sum(states * weights[..., None], axis=1)
-            pooled = total / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
-        return ops.normalize(pooled, axis=-1) if self.normalize else pooled
+        vectors = pool(states, inputs.get("padding_mask"), self.pooling)
+        return ops.normalize(vectors, axis=-1) if self.normalize else vectors
 
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
@@ -78,21 +88,11 @@ class TextEmbedder(Task):
         tokenizer = self._require_tokenizer()
         if y is not None or sample_weight is not None:
             raise ValueError("TextEmbedder has no labels: use `predict`.")
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        limit = self.max_length or self.backbone.config.max_sequence_length
+        max_length = options.pop("max_length", limit)
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
-
-        def make_batch(arrays, masks):
-            batch = {"token_ids": arrays["token_ids"], "padding_mask": masks["token_ids"]}
-            return (batch,)
-
-        return BucketedDataset(
-            {"token_ids": ids},
-            make_batch,
-            pad_values={"token_ids": tokenizer.pad_id or 0},
-            shuffle=shuffle,
-            seed=seed,
-            **options,
-        )
+        return self._dataset({"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
 
     def task_values(self) -> dict:
-        return {"pooling": self.pooling, "normalize": self.normalize}
+        names = ("pooling", "normalize", "max_length")
+        return {name: getattr(self, name) for name in names}

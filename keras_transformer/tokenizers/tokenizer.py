@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
 import tokenizers
 
 from keras_transformer.tokenizers import loading, training
+from keras_transformer.tokenizers.backend import check_texts, copy_backend
 
 
 class Tokenizer:
@@ -44,6 +44,9 @@ class Tokenizer:
     ```
     """
 
+    # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
+    _takes_pieces = False
+
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
@@ -59,7 +62,7 @@ class Tokenizer:
                 "`backend` must be a `tokenizers.Tokenizer`. Received: "
                 f"{type(backend).__name__}. To load files use `Tokenizer.from_files(directory)`."
             )
-        self._backend = _copy(backend)
+        self._backend = copy_backend(backend)
         self._roles = {"pad": pad, "start": start, "end": end, "mask": mask, "unknown": unknown}
         for role, token in self._roles.items():
             if token is not None and self.token_to_id(token) is None:
@@ -138,10 +141,12 @@ class Tokenizer:
         """Loads a folder: ours, or one in the format of Hugging Face.
 
         Args:
-            directory: a folder with `tokenizer.json`, or `vocab.txt` (WordPiece), or
-                `vocab.json` and `merges.txt` (byte-level BPE); the first that exists is read.
-                `tokenizer_config.json` and `special_tokens_map.json`, if there, say which
-                token has which role.
+            directory: a folder with `tokenizer.json`, or the older files of a published class:
+                `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece
+                file (`spiece.model`, `sentencepiece.bpe.model`, `tokenizer.model`), or Marian's
+                `source.spm`, `target.spm` and `vocab.json`. `tokenizer_config.json`,
+                `special_tokens_map.json`, `added_tokens.json` and `config.json`, if there, say
+                which class it is, which tokens are added, and which has which role.
 
         Returns:
             The `Tokenizer`.
@@ -150,6 +155,11 @@ class Tokenizer:
             FileNotFoundError: if the folder has none of these files.
             ValueError: if a file is broken, naming the file and what is wrong.
         """
+        if loading.is_marian(directory):
+            # Lazily: it is a subclass.
+            from keras_transformer.tokenizers.marian import MarianTokenizer
+
+            return MarianTokenizer.from_files(directory)
         backend, roles = loading.read_directory(directory)
         return cls(backend, **roles)
 
@@ -255,16 +265,46 @@ class Tokenizer:
         encodings = self._encode(texts, pairs, special_tokens, max_length)
         return [e.ids for e in encodings], [e.type_ids for e in encodings]
 
+    def encode_batch_with_offsets(
+        self,
+        texts: Sequence[str] | np.ndarray,
+        pairs: Sequence[str] | np.ndarray | None = None,
+    ) -> list[tokenizers.Encoding]:
+        """`encode_batch`, and where in the text each token stands.
+
+        Args: as of `encode_batch`. The special tokens of the template are added, nothing is cut.
+
+        Returns:
+            What the library gives: beside `ids` and `type_ids`, for each token the characters
+            `offsets` of the original text (start and end), `word_ids` (`None` for an added
+            special token) and `sequence_ids` (0 for a token of the text, 1 of its pair, `None`).
+
+        Example:
+
+        ```python
+        from keras_transformer.tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.train(["one two"] * 2, kind="wordpiece", vocabulary_size=300)
+        (encoding,) = tokenizer.encode_batch_with_offsets(["one  two"])
+        assert encoding.offsets[1:3] == [(0, 3), (5, 8)]
+        ```
+        """
+        return self._backend.encode_batch(self._rows(texts, pairs))
+
+    def _rows(self, texts, pairs) -> list:
+        rows = check_texts(texts, "texts")
+        if pairs is None:
+            return rows
+        pairs = check_texts(pairs, "pairs")
+        if len(pairs) != len(rows):
+            raise ValueError(
+                "`texts` and `pairs` must have as many strings. "
+                f"Received: {len(rows)} texts and {len(pairs)} pairs."
+            )
+        return list(zip(rows, pairs, strict=True))
+
     def _encode(self, texts, pairs, special_tokens, max_length) -> list[tokenizers.Encoding]:
-        rows = _check_texts(texts, "texts")
-        if pairs is not None:
-            pairs = _check_texts(pairs, "pairs")
-            if len(pairs) != len(rows):
-                raise ValueError(
-                    "`texts` and `pairs` must have as many strings. "
-                    f"Received: {len(rows)} texts and {len(pairs)} pairs."
-                )
-            rows = list(zip(rows, pairs, strict=True))
+        rows = self._rows(texts, pairs)
         backend = self._backend
         if max_length is not None:
             added = backend.num_special_tokens_to_add(pairs is not None) if special_tokens else 0
@@ -274,9 +314,28 @@ class Tokenizer:
                     f"special tokens. Received: max_length={max_length!r}"
                 )
             # On a copy: the setting would last, and other threads would see it.
-            backend = _copy(backend)
+            backend = copy_backend(backend)
             backend.enable_truncation(int(max_length), strategy="longest_first")
-        return backend.encode_batch_fast(rows, add_special_tokens=special_tokens)
+        return backend.encode_batch_fast(
+            rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
+        )
+
+    def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
+        """The ids of texts that a sequence-to-sequence model is to write, without special tokens.
+
+        They are those of `encode_batch`, except in a tokenizer that segments sources and targets
+        differently, as Marian's does.
+
+        Args:
+            texts: a list, tuple or 1-D NumPy array of strings.
+
+        Returns:
+            One list of ints for each text.
+
+        Raises:
+            ValueError: for what is not a string, with its position.
+        """
+        return self.encode_batch(texts, special_tokens=False)
 
     # Ids to text
 
@@ -347,6 +406,13 @@ class Tokenizer:
         """The token of an id, `None` if the vocabulary lacks it."""
         return self._backend.id_to_token(int(id)) if 0 <= id < self.vocabulary_size else None
 
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of all special tokens, in their order."""
+        added = self._backend.get_added_tokens_decoder().items()
+        ids = {id for id, token in added if token.special}
+        return tuple(sorted((ids | {self._role_id(role) for role in self._roles}) - {None}))
+
     def _role_id(self, role: str) -> int | None:
         token = self._roles[role]
         return None if token is None else self.token_to_id(token)
@@ -402,39 +468,3 @@ class Tokenizer:
         model = type(self._backend.model).__name__
         roles = ", ".join(f"{role}={token!r}" for role, token in self._roles.items() if token)
         return f"Tokenizer({model}, vocabulary_size={self.vocabulary_size}, {roles})"
-
-
-def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A backend of the same parts, without padding and truncation. Costs no new vocabulary."""
-    copy = tokenizers.Tokenizer(backend.model)
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        if getattr(backend, part) is not None:
-            setattr(copy, part, getattr(backend, part))
-    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
-    for special, tokens in groupby(added, key=lambda token: token.special):
-        (copy.add_special_tokens if special else copy.add_tokens)(list(tokens))
-    copy.encode_special_tokens = backend.encode_special_tokens
-    return copy
-
-
-def _check_texts(texts, name: str) -> list[str]:
-    """The texts as a list, refusing with its position what is not a text."""
-    if isinstance(texts, np.ndarray):
-        texts = texts.tolist()
-    if not isinstance(texts, (list, tuple)):
-        raise ValueError(
-            f"`{name}` must be a list, tuple or 1-D NumPy array of strings. "
-            f"Received: {type(texts).__name__}"
-        )
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
-            raise ValueError(
-                f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
-            )
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name}[{index}] is not valid Unicode: {error}") from None
-    return list(texts)

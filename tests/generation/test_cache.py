@@ -83,3 +83,17 @@ def test_encoder_states_are_projected_once():
     assert cache.layers[0]["cross"][0].shape == (1, 3, 4, 4)
     last, _ = model({"decoder_token_ids": target[:, 1:]}, cache)
     np.testing.assert_allclose(last, whole[:, 1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+def test_bytes_are_counted_before_they_are_taken(kind):
+    backbone = make_backbone(kind, num_key_value_heads=2)
+    cache = Cache.create(backbone, rows=3, slots=5)
+    ids = np.ones((3, 2), "int32")
+    inputs = {"token_ids": ids}
+    if kind == "seq2seq":
+        inputs = {"encoder_token_ids": np.ones((3, 7), "int32"), "decoder_token_ids": ids}
+    _, cache = backbone(inputs, cache=cache)
+    arrays = [x for layer in cache.layers for side in layer.values() for x in side]
+    taken = sum(ops.convert_to_numpy(x).nbytes for x in arrays)
+    assert Cache.count_bytes(backbone.config, rows=3, slots=5, source=7) == taken

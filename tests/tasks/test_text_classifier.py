@@ -161,6 +161,77 @@ def test_preset_round_trip(tmp_path, dtype, tolerance):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+def states_of(task, inputs):
+    return keras.ops.convert_to_numpy(task.backbone(inputs))
+
+
+@pytest.mark.parametrize(
+    "module, name, activation",
+    [
+        ("roberta", "RobertaClassificationHead", "tanh"),
+        ("electra", "ElectraClassificationHead", "gelu"),
+    ],
+)
+def test_hidden_layer_of_roberta_and_electra(module, name, activation):
+    """Transformers' head on the same states with the same weights; the pooler is not used."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    words = tokenizer(lowercase=True)
+    backbone = kt.models.Encoder(config("encoder", words, pooler=True))
+    task = randomized(
+        kt.TextClassifier(backbone, words, num_classes=3, hidden_activation=activation)
+    )
+    assert [*task.head] == ["hidden/kernel", "hidden/bias", "output/kernel", "output/bias"]
+    assert task.task_values()["hidden_activation"] == activation
+    settings = transformers.RobertaConfig(hidden_size=16, num_labels=3)
+    settings.summary_activation = activation
+    modeling = getattr(transformers.models, module)
+    head = getattr(getattr(modeling, f"modeling_{module}"), name)(settings).eval()
+    for layer, linear in (("hidden", head.dense), ("output", head.out_proj)):
+        kernel, bias = task.head[f"{layer}/kernel"], task.head[f"{layer}/bias"]
+        linear.weight.data = torch.tensor(keras.ops.convert_to_numpy(kernel).T.copy())
+        linear.bias.data = torch.tensor(keras.ops.convert_to_numpy(bias).copy())
+    inputs = arrays(task)
+    with torch.no_grad():
+        expected = head(torch.tensor(states_of(task, inputs))).numpy()
+    np.testing.assert_allclose(task.predict(inputs, verbose=0), expected, atol=1e-5)
+    np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+
+
+def test_a_decoder_reads_the_last_token():
+    words = tokenizer("bpe", add_prefix_space=True)
+    backbone = kt.models.Decoder(config("decoder", words, position="rotary"))
+    task = randomized(kt.TextClassifier(backbone, words, labels=["bad", "good"]))
+    assert [*task.head] == ["output/kernel"]
+    kernel = keras.ops.convert_to_numpy(task.head["output/kernel"])
+    for text, found in zip(TEXTS[:4], task.predict(TEXTS[:4], verbose=0), strict=True):
+        alone = {"token_ids": np.array([words.encode(text)])}
+        expected = states_of(task, alone)[0, -1] @ kernel
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    ids = np.array([[0, 0, 9, 300, 7], [9, 300, 7, 0, 0], [0, 9, 300, 7, 0]])  # any padding
+    inputs = {"token_ids": ids, "padding_mask": ids != 0}
+    states = states_of(task, inputs)
+    expected = np.stack([states[0, 4], states[1, 2], states[2, 3]]) @ kernel
+    np.testing.assert_allclose(task.predict(inputs, verbose=0), expected, atol=1e-5)
+    assert task.classify(TEXTS[:1])[0][0] in ("bad", "good")
+
+
+def test_a_decoder_learns():
+    words = tokenizer("bpe", add_prefix_space=True)
+    task = kt.TextClassifier(kt.models.Decoder(config("decoder", words)), words, num_classes=2)
+    task.compile(keras.optimizers.Adam(1e-2), task.loss, metrics=["accuracy"])
+    history = task.fit(TEXTS[:6], LABELS[:6], epochs=10, verbose=0).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+
+
+def test_bad_hidden_activation():
+    with pytest.raises(ValueError, match="Unknown activation 'swish2'. Known are: 'relu'"):
+        classifier(num_classes=2, hidden_activation="swish2")
+    words = tokenizer("bpe", add_prefix_space=True)
+    with pytest.raises(ValueError, match="needs a backbone of kind 'encoder' or 'decoder', rec"):
+        kt.TextClassifier(kt.models.Seq2Seq(config("seq2seq", words)), words, num_classes=2)
+
+
 def test_task_from_preset_is_of_the_wanted_kind(tmp_path):
     classifier(num_classes=2).save_to_preset(tmp_path)
     with pytest.raises(ValueError, match="names the task 'TextClassifier'.*CausalLM, Seq2SeqLM"):

@@ -1,0 +1,286 @@
+"""Words that are missing."""
+
+from typing import ClassVar, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.embedding import VocabularyBias
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.remat import one_piece
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.pooling import states_at
+from keras_transformer.tasks.spans import character_spans
+from keras_transformer.tasks.task import Task, batching, softmax, text_rows
+from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
+
+
+class Filling(NamedTuple):
+    """What may stand in place of a mask.
+
+    Attributes:
+        token: str, as it is written in a text.
+        token_id: int.
+        score: float, its probability.
+        text: str, the text with it in place of the mask.
+    """
+
+    token: str
+    token_id: int
+    score: float
+    text: str
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MaskedLM(Task):
+    """An encoder that tells which token is hidden behind a mask, from both sides of it.
+
+    The head is a dense layer, an activation, a normalization, the token embedding as output
+    projection, and a bias for each token.
+
+    `fit` hides tokens of each text: `mask_rate` of them, at least one, none of them special. Of
+    these 80 % become the mask token, 10 % a random token, 10 % stay; which ones is drawn anew in
+    every epoch, but for `shuffle=False`. The loss is that of the hidden tokens alone, and logits
+    are computed for them alone.
+
+    Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
+
+    Args:
+        backbone: an encoder.
+        tokenizer: `Tokenizer` with a mask token, or None to take ids only.
+        hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
+        mask_rate: float, share of the tokens that `fit` hides.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`;
+            and optionally `mask_positions`, int `(batch, count)`, the tokens to predict.
+
+    Returns:
+        Logits, float `(batch, length, vocabulary_size)`, or with `mask_positions`
+        `(batch, count, vocabulary_size)`.
+
+    Raises:
+        ValueError: for an unknown activation, a rate out of range, a backbone that is no encoder.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    texts = ["a man rides a bike .", "two dogs run on the grass ."] * 8
+    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64,
+    )
+    lm = kt.MaskedLM(kt.models.Encoder(config), tokenizer)
+    lm.fit(texts, epochs=1, verbose=0)
+    best, second = lm.fill_mask("a man rides a [MASK] .", top_k=2)
+    assert best.score >= second.score and best.text.startswith("a man rides a")
+    ```
+
+    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1.
+    """
+
+    backbone_kinds = ("encoder",)
+    predict_options: ClassVar = {"max_buckets": 1, "masked": False}
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer | None = None,
+        hidden_activation: str | None = None,
+        mask_rate: float = 0.15,
+        name: str | None = None,
+    ):
+        super().__init__(backbone, tokenizer, name=name)
+        if isinstance(mask_rate, bool) or not isinstance(mask_rate, float) or not 0 < mask_rate < 1:
+            raise ValueError(
+                f"`mask_rate` must be a number between 0 and 1, received {mask_rate!r}."
+            )
+        config = backbone.config
+        self.hidden_activation = hidden_activation
+        self.mask_rate = mask_rate
+        self.activation = get_activation(hidden_activation or config.activation)
+        self.transform_dense = self._dense(config.embedding_dim, "transform")
+        with one_piece():
+            self.transform_norm = make_normalization(
+                "layer_norm",
+                config.normalization_epsilon,
+                name="transform_norm",
+                dtype=self.dtype_policy,
+            )
+            self.output_bias = VocabularyBias(
+                config.vocabulary_size, name="output_bias", dtype=self.dtype_policy
+            )
+        self.transform_norm.build((None, None, config.embedding_dim))
+        self.output_bias.build((None, None, config.vocabulary_size))
+        self.built = True
+        self._compile_for_fine_tuning(
+            TokenCrossEntropy(), weighted_metrics=[Perplexity(), TokenAccuracy()]
+        )
+
+    @property
+    def number_of_targets(self) -> int:
+        return self.backbone.config.vocabulary_size
+
+    def call(self, inputs, training: bool = False):
+        states = self.backbone(inputs, training=training)
+        if inputs.get("mask_positions") is not None:
+            states = states_at(states, inputs["mask_positions"])
+        states = self.transform_norm(self.activation(self.transform_dense(states)))
+        return self.output_bias(self.backbone.logits(states))
+
+    def make_dataset(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        shuffle: bool = False,
+        seed: int = 0,
+        masked: bool = True,
+        **options,
+    ) -> BucketedDataset:
+        """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
+
+        Args: as of `Task.make_dataset`, but no `y`; `masked=False` for the texts as they are.
+            What is hidden depends on `seed`, the batch and, with `shuffle`, the epoch: each epoch
+            of `fit` learns other tokens, and `evaluate` always asks for the same.
+        """
+        self._refuse_targets(y, sample_weight)
+        tokenizer = self._require_tokenizer()
+        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        texts = text_rows(x)
+        ids, segments = tokenizer.encode_batch_with_segments(texts, max_length=max_length)
+        options |= {"shuffle": shuffle, "seed": seed}
+        if not masked:
+            return self._dataset(self._columns(ids, segments), **options)
+        self._require_mask()
+        ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
+
+        def finish(inputs, arrays):
+            # By epoch and first row: a batch fetched twice, or by another thread, is the same.
+            epoch = dataset.epoch if shuffle else 0
+            random = np.random.default_rng((seed, epoch, arrays["row"][0]))
+            return self._hide_tokens(inputs, ordinary, random)
+
+        values = {"row": np.arange(len(ids))}
+        dataset = self._dataset(self._columns(ids, segments), finish, values=values, **options)
+        return dataset
+
+    def _hide_tokens(self, inputs: dict, ordinary: np.ndarray, random: np.random.Generator):
+        """The inputs with some tokens hidden, these tokens, and which of them count."""
+        ids = inputs["token_ids"]
+        eligible = inputs["padding_mask"] & ~np.isin(ids, self.tokenizer.special_ids)
+        numbers = eligible.sum(axis=1)
+        # At most the share of a whole row: all batches of a bucket have one shape.
+        hidden = np.where(numbers, np.maximum(np.rint(self.mask_rate * numbers), 1), 0)
+        count = max(round(self.mask_rate * ids.shape[1]), 1)
+        chances = np.where(eligible, random.random(ids.shape), -1.0)
+        positions = np.argsort(-chances, axis=1)[:, :count].astype("int32")
+        weights = (np.arange(count) < hidden[:, None]).astype("float32")
+
+        targets = np.take_along_axis(ids, positions, axis=1)
+        replaced = random.choice(ordinary, positions.shape)
+        fate = random.random(positions.shape)
+        replaced = np.where(fate < 0.8, self.tokenizer.mask_id, replaced)
+        kept = (fate >= 0.9) | (weights == 0)
+        masked = ids.copy()
+        np.put_along_axis(masked, positions, np.where(kept, targets, replaced).astype("int32"), 1)
+        return {**inputs, "token_ids": masked, "mask_positions": positions}, targets, weights
+
+    def _require_mask(self) -> str:
+        """The mask token."""
+        mask_id = self._require_tokenizer().mask_id
+        if mask_id is None:
+            raise ValueError(
+                "The tokenizer has no mask token. Load the one that belongs to the model, or give "
+                "`Tokenizer(..., mask=...)` the token that hides another."
+            )
+        return self.tokenizer.id_to_token(mask_id)
+
+    def fill_mask(self, texts, top_k: int = 5, batch_size: int | None = None) -> list:
+        """The likeliest tokens in place of each mask token.
+
+        Args:
+            texts: a string or a list of strings, each with the tokenizer's mask token in it.
+            top_k: int, number of fillings of a mask.
+            batch_size: int, texts computed together. Defaults to 32.
+
+        Returns:
+            For each text a list of `Filling`, the likeliest first; for a text with several masks
+            a list of such lists, where other masks stay masks in `Filling.text`. For a string
+            in place of a list, what belongs to it alone.
+
+        Raises:
+            ValueError: for a text without a mask, or longer than the model's longest sequence.
+        """
+        mask = self._require_mask()
+        if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
+            raise ValueError(f"`top_k` must be an integer of at least 1, received {top_k!r}.")
+        rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
+        encodings = self.tokenizer.encode_batch_with_offsets(rows)
+        places = [np.flatnonzero(np.equal(e.ids, self.tokenizer.mask_id)) for e in encodings]
+        limit = self.backbone.config.max_sequence_length
+        for i, encoding in enumerate(encodings):
+            if not len(places[i]):
+                raise ValueError(
+                    f"`texts[{i}]` has no {mask!r}, the mask token of this model: {rows[i]!r}"
+                )
+            if len(encoding) > limit:
+                raise ValueError(
+                    f"`texts[{i}]` has {len(encoding)} tokens, and the model takes {limit} at "
+                    "most. Shorten it."
+                )
+        positions = np.zeros((len(rows), max(map(len, places))), "int32")
+        for row, found in zip(positions, places, strict=True):
+            row[: len(found)] = found
+
+        def finish(inputs, arrays):
+            return ({**inputs, "mask_positions": arrays["mask_positions"]},)
+
+        def best(logits):
+            scores = softmax(logits)
+            ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
+            return list(zip(ids, np.take_along_axis(scores, ids, axis=-1), strict=True))
+
+        dataset = self._dataset(
+            self._columns([e.ids for e in encodings], [e.type_ids for e in encodings]),
+            finish,
+            values={"mask_positions": positions},
+            **batching(batch_size),
+        )
+        results = []
+        for i, (ids, scores) in enumerate(self._row_outputs(dataset, best)):
+            fillings = [
+                self._fillings(rows[i], encodings[i], place, ids[j].tolist(), scores[j].tolist())
+                for j, place in enumerate(places[i])
+            ]
+            results.append(fillings[0] if len(fillings) == 1 else fillings)
+        return results[0] if isinstance(texts, str) else results
+
+    def _fillings(self, text, encoding, place, ids, scores) -> list[Filling]:
+        """The fillings of the mask at a place among the tokens of a text."""
+        decode = self.tokenizer.decode_batch
+        start, end = character_spans(text, encoding)[place]
+        before = encoding.ids[:place]
+        wholes = decode([before, *([*before, token_id] for token_id in ids)])
+        prefix = wholes.pop(0)
+        fillings = []
+        for token_id, score, whole, token in zip(
+            ids, scores, wholes, decode([[token_id] for token_id in ids]), strict=True
+        ):
+            token = token or self.tokenizer.id_to_token(token_id)  # Special ones decode to nothing.
+            # What the decoder adds to the text before says whether the token goes on with a word.
+            piece = whole[len(prefix) :] if whole.startswith(prefix) else f" {token}"
+            joined = piece and not (prefix[-1:] or " ").isspace() and not piece[0].isspace()
+            left = text[:start].rstrip() if joined else text[:start]
+            filled = left + (piece.strip() or token.strip()) + text[end:]
+            fillings.append(Filling(token, token_id, score, filled))
+        return fillings
+
+    def task_values(self) -> dict:
+        return {"hidden_activation": self.hidden_activation, "mask_rate": self.mask_rate}

@@ -1,0 +1,379 @@
+"""Answers that stand in a text."""
+
+from typing import ClassVar, NamedTuple
+
+import keras
+import numpy as np
+import tokenizers
+from keras import ops
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.position import sequence_positions
+from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.tasks.spans import character_spans, rows_of, windows
+from keras_transformer.tasks.task import Task, batching, softmax, text_rows
+from keras_transformer.tokenizers import Tokenizer
+
+
+class Answer(NamedTuple):
+    """A stretch of a context.
+
+    Attributes:
+        text: str, the characters as they are in the context; empty for no answer.
+        score: float, the probability of its first token times that of its last.
+        start, end: int, their places: `context[start:end]`.
+    """
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SpanCrossEntropy(keras.losses.Loss):
+    """The mean of two cross-entropies over the positions: of the first and of the last token.
+
+    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`. Computed in float32.
+
+    Args:
+        reduction, name: as in `keras.losses.Loss`.
+
+    Source: Devlin et al. 2018, "BERT", section 4.2.
+    """
+
+    def __init__(self, reduction="sum_over_batch_size", name: str = "span_cross_entropy"):
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+
+    def call(self, y_true, y_pred):
+        logits = ops.cast(y_pred, "float32")
+        targets = ops.expand_dims(ops.cast(y_true, "int32"), 1)
+        is_target = ops.equal(ops.expand_dims(sequence_positions(logits), -1), targets)
+        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=1)
+        return ops.mean(ops.logsumexp(logits, axis=1) - picked, axis=-1)
+
+
+def exact_match(y_true, y_pred):
+    """Whether both positions `(batch, 2)` are where the logits `(batch, length, 2)` are highest."""
+    right = ops.equal(ops.argmax(y_pred, axis=1), ops.cast(y_true, "int32"))
+    return ops.cast(ops.all(right, axis=-1), "float32")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SpanAccuracy(keras.metrics.MeanMetricWrapper):
+    """The share of rows whose first and last token are both found.
+
+    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`.
+
+    Args:
+        name, dtype: as in `keras.metrics.Metric`.
+    """
+
+    def __init__(self, name: str = "accuracy", dtype=None):
+        super().__init__(exact_match, name=name, dtype=dtype)
+
+    def get_config(self) -> dict:
+        return {"name": self.name, "dtype": self.dtype}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class QuestionAnswerer(Task):
+    """An encoder that marks where in a context the answer to a question starts and ends.
+
+    `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
+    characters `(start, end)` of the answer in its context, or `(start, text)`, or None if it is
+    not there: then the first token is to be marked. A context too long for the model is learned
+    from in overlapping windows; one without the whole answer counts as without answer.
+
+    Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
+    share of exact matches; `compile` changes that.
+
+    Args:
+        backbone: an encoder.
+        tokenizer: `Tokenizer`, or None to take ids only.
+        dropout: float, rate on the states.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
+
+    Returns:
+        Float32 `(batch, length, 2)`: a start and an end logit for each token. They are -1e9 at
+        padding, which so has no probability.
+
+    Raises:
+        ValueError: for a backbone that is no encoder.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    questions = ["who rides a bike ?", "where do dogs run ?"]
+    contexts = ["a man rides a bike .", "two dogs run on the grass ."]
+    tokenizer = kt.Tokenizer.train(questions + contexts, kind="wordpiece", vocabulary_size=100)
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64, segment_vocabulary_size=2,
+    )
+    answerer = kt.QuestionAnswerer(kt.models.Encoder(config), tokenizer)
+    answerer.fit((questions, contexts), [(0, 5), (13, "on the grass")], epochs=1, verbose=0)
+    answer = answerer.answer(questions[0], contexts[0])
+    assert answer.text == contexts[0][answer.start : answer.end]
+    ```
+
+    Source: Devlin et al. 2018, "BERT", sections 4.2 and 4.3.
+    """
+
+    backbone_kinds = ("encoder",)
+    needs_labels = True
+    predict_options: ClassVar = {"max_buckets": 1}
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer | None = None,
+        dropout: float = 0.0,
+        name: str | None = None,
+    ):
+        super().__init__(backbone, tokenizer, name=name)
+        self.dropout = dropout
+        self.dropout_layer = self._dropout(dropout)
+        self.output_dense = self._dense(2, "output")
+        self.built = True
+        self._compile_for_fine_tuning(SpanCrossEntropy(), metrics=[SpanAccuracy()])
+
+    def call(self, inputs, training: bool = False):
+        states = self.backbone(inputs, training=training)
+        logits = self.output_dense(self.dropout_layer(states, training=training))
+        mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
+        return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
+
+    def make_dataset(
+        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
+    ) -> BucketedDataset:
+        """Pairs of question and context as batches. See `Task.make_dataset`.
+
+        With `y` a long context gives several rows, without it one row, cut at the end.
+        """
+        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        questions, contexts = _pairs(x)
+        encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
+        chosen = _windows(encodings, max_length)
+        options |= {"shuffle": shuffle, "seed": seed}
+        if y is None:
+            firsts = dict(reversed(chosen))
+            chosen = [(i, firsts[i]) for i in range(len(encodings))]
+            return self._dataset(self._columns(*rows_of(encodings, chosen)), **options)
+
+        rows = y.tolist() if isinstance(y, np.ndarray) else y
+        if not isinstance(rows, (list, tuple)) or len(rows) != len(contexts):
+            number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
+            raise ValueError(
+                f"`y` must be a list with an answer, or None, for each of the {len(contexts)} "
+                f"pairs, received {number}."
+            )
+        answers = [
+            _answer_tokens(row, context, encoding, f"y[{i}]")
+            for i, (row, context, encoding) in enumerate(
+                zip(rows, contexts, encodings, strict=True)
+            )
+        ]
+        targets = np.zeros((len(chosen), 2), "int32")
+        for target, (i, places) in zip(targets, chosen, strict=True):
+            if answers[i] is not None and np.isin(answers[i], places).all():
+                target[:] = np.searchsorted(places, answers[i])
+        values = {"targets": targets}
+        if sample_weight is not None:
+            weights = np.asarray(sample_weight, "float32")
+            if weights.shape != (len(contexts),):
+                raise ValueError(
+                    f"`sample_weight` must be one number a pair, {len(contexts)} in all, received "
+                    f"shape {weights.shape}."
+                )
+            values["weights"] = weights[[i for i, _ in chosen]]
+
+        def finish(inputs, arrays):
+            return inputs, *(arrays[name] for name in values)
+
+        columns = self._columns(*rows_of(encodings, chosen))
+        return self._dataset(columns, finish, values=values, **options)
+
+    def answer(
+        self,
+        questions,
+        contexts,
+        top_k: int = 1,
+        max_answer_tokens: int = 15,
+        allow_no_answer: bool = False,
+        batch_size: int | None = None,
+    ):
+        """The likeliest answers to questions, each a stretch of its context.
+
+        The score of a stretch is the probability of its first token as start times that of its
+        last as end, among the tokens of the context and the first of the row, which stands for
+        no answer. A context too long for the model is read in overlapping windows, and the best
+        of all windows counts.
+
+        Args:
+            questions: a string, or a list of strings.
+            contexts: likewise. One context serves a list of questions, and the other way round.
+            top_k: int, number of answers to a question.
+            max_answer_tokens: int, the longest answer.
+            allow_no_answer: bool, whether no answer, an `Answer` without text, is one of them.
+            batch_size: int, pairs or windows computed together. Defaults to 32.
+
+        Returns:
+            For each pair an `Answer`; with a `top_k` above 1 a list of them, the likeliest first,
+            and fewer where there are not so many. If both are strings, what belongs to them alone.
+
+        Raises:
+            ValueError: for texts that do not pair up, or a context without any token.
+        """
+        for name, value in {"top_k": top_k, "max_answer_tokens": max_answer_tokens}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+        alone = isinstance(questions, str) and isinstance(contexts, str)
+        if isinstance(questions, str):
+            questions = [questions] * (1 if alone else len(text_rows(contexts, "contexts")))
+        if isinstance(contexts, str):
+            contexts = [contexts] * len(text_rows(questions, "questions"))
+        questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
+        encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
+        chosen = _windows(encodings, self.backbone.config.max_sequence_length)
+        dataset = self._dataset(self._columns(*rows_of(encodings, chosen)), **batching(batch_size))
+        found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
+        no_answer = np.ones(len(encodings))
+        for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
+            inside = np.equal(encodings[i].sequence_ids, 1)[places]
+            spans = np.asarray(character_spans(contexts[i], encodings[i]))[places[inside]]
+            no_score, scores = _span_scores(logits[: len(places)], inside, max_answer_tokens)
+            no_answer[i] = min(no_answer[i], no_score)
+            for stretch, score in _best_stretches(scores, spans, contexts[i], top_k).items():
+                found[i][stretch] = max(score, found[i].get(stretch, 0.0))
+        results = []
+        for context, stretches, no_score in zip(contexts, found, no_answer, strict=True):
+            answers = [
+                Answer(context[start:end], score, start, end)
+                for (start, end), score in stretches.items()
+            ]
+            if allow_no_answer:
+                answers.append(Answer("", float(no_score), 0, 0))
+            answers = sorted(answers, key=lambda answer: -answer.score)[:top_k]
+            results.append(answers if top_k > 1 else answers[0])
+        return results[0] if alone else results
+
+    def task_values(self) -> dict:
+        return {"dropout": self.dropout}
+
+
+def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:
+    if not isinstance(x, tuple) or len(x) != 2:
+        raise ValueError(
+            "QuestionAnswerer takes a tuple of two lists, (questions, contexts), received "
+            f"{len(x)} texts in a {type(x).__name__}."
+        )
+    questions, contexts = (text_rows(part, name) for part, name in zip(x, names, strict=True))
+    if len(questions) != len(contexts):
+        raise ValueError(
+            f"Received {len(questions)} questions and {len(contexts)} contexts: give one for each."
+        )
+    for i, context in enumerate(contexts):
+        if not context.strip():
+            raise ValueError(f"`{names[1]}[{i}]` is empty: there is nothing to answer from.")
+    return questions, contexts
+
+
+def _windows(encodings: list[tokenizers.Encoding], max_length: int) -> list[tuple[int, np.ndarray]]:
+    """The windows of all pairs, each with the number of its pair."""
+    chosen = []
+    for i, encoding in enumerate(encodings):
+        number = encoding.sequence_ids.count(1)
+        if not number:
+            raise ValueError(f"The tokenizer finds no token in the context of pair {i}.")
+        if len(encoding) - number >= max_length:
+            raise ValueError(
+                f"The question of pair {i} takes {len(encoding) - number} of {max_length} tokens: "
+                "there is no room for its context. Shorten it."
+            )
+        chosen += [(i, places) for places in windows(encoding, 1, max_length)]
+    return chosen
+
+
+def _answer_tokens(
+    answer, context: str, encoding: tokenizers.Encoding, place: str
+) -> tuple[int, int] | None:
+    """The first and the last token of an answer, None for none."""
+    if answer is None:
+        return None
+    if not isinstance(answer, (list, tuple)) or list(map(type, answer)) not in (
+        [int, int],
+        [int, str],
+    ):
+        raise ValueError(
+            f"`{place}` must be None, (start, end) or (start, text), in characters of the context, "
+            f"received {answer!r}."
+        )
+    start, end = answer
+    if isinstance(end, str):
+        found = context[max(start, 0) : max(start, 0) + len(end)]
+        if found != end:
+            raise ValueError(
+                f"`{place}`: the context has {found!r} at {start}, and the answer is {end!r}."
+            )
+        end = start + len(end)
+    if not 0 <= start < end <= len(context):
+        raise ValueError(
+            f"`{place}` must be within the context, which has {len(context)} characters, received "
+            f"{answer!r}."
+        )
+    spans = character_spans(context, encoding)
+    tokens = [
+        token
+        for token, side in enumerate(encoding.sequence_ids)
+        if side == 1 and spans[token][0] < end and start < spans[token][1]
+    ]
+    if not tokens:
+        raise ValueError(f"`{place}` must hold a token, received {context[start:end]!r}.")
+    return tokens[0], tokens[-1]
+
+
+def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
+    """The probabilities of no answer, and of each stretch of the context.
+
+    Args:
+        logits: float `(tokens, 2)`.
+        inside: bool `(tokens,)`, the context.
+        max_answer_tokens: int.
+
+    Returns:
+        Float, and float `(context, max_answer_tokens)`: the score of the stretch that starts at a
+        token and goes on for so many more; -1 where that is beyond the context.
+    """
+    allowed = inside.copy()
+    allowed[0] = True
+    start, end = softmax(np.where(allowed, logits.T, -np.inf))
+    no_score = 0.0 if inside[0] else float(start[0] * end[0])
+    start, end = start[inside], end[inside]
+    lengths = min(max_answer_tokens, len(end))
+    ends = np.pad(end, (0, lengths - 1))
+    scores = start[:, None] * np.lib.stride_tricks.sliding_window_view(ends, lengths)
+    beyond = np.add.outer(np.arange(len(end)), np.arange(lengths)) >= len(end)
+    return no_score, np.where(beyond, -1.0, scores)
+
+
+def _best_stretches(
+    scores: np.ndarray, spans: np.ndarray, context: str, top_k: int
+) -> dict[tuple[int, int], float]:
+    """The characters of the likeliest stretches, which differ from each other, and their scores."""
+    best: dict[tuple[int, int], float] = {}
+    for place in np.argsort(-scores, axis=None, kind="stable"):
+        first, more = np.unravel_index(place, scores.shape)
+        score = float(scores[first, more])
+        if score < 0 or len(best) == top_k:
+            break
+        start, end = int(spans[first, 0]), int(spans[first + more, 1])
+        text = context[start:end]
+        if text and not text.isspace():  # A token at either end may be white space.
+            start += len(text) - len(text.lstrip())
+            best.setdefault((start, start + len(text.strip())), score)
+    return best

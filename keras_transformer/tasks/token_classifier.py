@@ -1,0 +1,278 @@
+"""Classes of words: named entities, parts of speech."""
+
+from typing import ClassVar, NamedTuple
+
+import keras
+import numpy as np
+import tokenizers
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.classifier import Classifier
+from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
+from keras_transformer.tasks.task import batching, softmax, text_rows
+from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
+
+OUTSIDE = "O"
+
+
+class Entity(NamedTuple):
+    """A stretch of a text.
+
+    Attributes:
+        label: str, without the prefix `B-` or `I-`.
+        text: str, the characters as they are in the text.
+        start, end: int, their places: `text[start:end]`.
+        score: float, the mean of the probabilities of its words' labels.
+    """
+
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenClassifier(Classifier):
+    """An encoder with a linear layer on every state. Returns logits for each token.
+
+    A word has the label of its first token; the others have no weight in `fit`. Words are those
+    that the tokenizer splits a text into before it spells them in tokens.
+
+    `fit` takes, as `x`, lists of words with, as `y`, lists of their labels; or texts with lists of
+    `(start, end, label)`, the characters of each entity. The latter needs `labels` with `"O"` and
+    with `B-` and `I-` before each entity's label.
+
+    Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
+
+    Args:
+        backbone: an encoder.
+        tokenizer: `Tokenizer`, or None to take ids only.
+        num_classes: int. Defaults to the number of `labels`.
+        labels: list of class names, in the order of the class numbers. Labels may then be
+            given by name too.
+        dropout: float, rate on the states. Defaults to the backbone's.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
+
+    Returns:
+        Float `(batch, length, num_classes)`.
+
+    Raises:
+        ValueError: for fewer than two classes, labels that disagree with `num_classes`, a
+            backbone that is no encoder.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    words = [["Anna", "lives", "in", "New", "York"], ["I", "met", "Anna"]]
+    labels = [["B-PER", "O", "O", "B-LOC", "I-LOC"], ["O", "O", "B-PER"]]
+    texts = [" ".join(row) for row in words]
+    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64,
+    )
+    names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    classifier = kt.TokenClassifier(kt.models.Encoder(config), tokenizer, labels=names)
+    classifier.fit(words, labels, epochs=1, verbose=0)
+    for entity in classifier.recognize("I met Anna in New York"):
+        assert entity.text == "I met Anna in New York"[entity.start : entity.end]
+    ```
+
+    Source: Devlin et al. 2018, "BERT", section 5.3.
+    """
+
+    backbone_kinds = ("encoder",)
+    predict_options: ClassVar = {"max_buckets": 1}
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer | None = None,
+        num_classes: int | None = None,
+        labels: list[str] | None = None,
+        dropout: float | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+        self.output_dense = self._dense(self.num_classes, "output")
+        self.built = True
+        self._compile_for_fine_tuning(TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
+
+    def call(self, inputs, training: bool = False):
+        states = self.backbone(inputs, training=training)
+        return self.output_dense(self.dropout_layer(states, training=training))
+
+    def make_dataset(
+        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
+    ) -> BucketedDataset:
+        """Words with labels, or texts with entities, as batches. See `Task.make_dataset`."""
+        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        texts, words = _texts_and_words(x)
+        encodings = self._require_tokenizer().encode_batch_with_offsets(texts)
+        chosen = [(i, windows(e, 0, max_length)[0]) for i, e in enumerate(encodings)]
+        columns = self._columns(*rows_of(encodings, chosen))
+        options |= {"shuffle": shuffle, "seed": seed}
+        if y is None:
+            return self._dataset(columns, **options)
+
+        rows = y.tolist() if isinstance(y, np.ndarray) else y
+        if not isinstance(rows, (list, tuple)) or len(rows) != len(texts):
+            number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
+            raise ValueError(
+                f"`y` must be a list with a list of labels for each of the {len(texts)} texts, "
+                f"received {number}."
+            )
+        columns["labels"], columns["counts"] = [], []
+        for i, places in chosen:
+            if words is None:
+                found = words_of(texts[i], encodings[i])
+                labels = self._labels_of_spans(texts[i], found, rows[i], f" of `y[{i}]`")
+            else:
+                found = _first_tokens(words[i], texts[i], encodings[i])
+                labels = self._class_numbers(rows[i], len(found), "word", f" of `y[{i}]`")
+            targets = np.full(len(encodings[i]), -1)
+            for word, label in zip(found, labels, strict=True):
+                if word is not None:
+                    targets[word.token] = label
+            columns["labels"].append(np.maximum(targets, 0)[places].tolist())
+            columns["counts"].append((targets >= 0)[places].tolist())
+        row_weights = np.ones(len(texts)) if sample_weight is None else sample_weight
+
+        def finish(inputs, arrays):
+            weights = arrays["counts"] * arrays["row_weights"][:, None]
+            return inputs, arrays["labels"], weights.astype("float32")
+
+        values = {"row_weights": np.asarray(row_weights, "float32")}
+        return self._dataset(columns, finish, values=values, **options)
+
+    def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> np.ndarray:
+        """The label of each word of a text, given the entities' characters."""
+        if self.labels is None:
+            raise ValueError(
+                "Entities as (start, end, label) need a task with `labels`: 'O', and each label "
+                "with 'B-' and with 'I-' before it."
+            )
+        if not isinstance(spans, (list, tuple)):
+            raise ValueError(f"The entities{place} must be a list, received {spans!r}.")
+        names = [OUTSIDE] * len(words)
+        for span in spans:
+            if not isinstance(span, (list, tuple)) or list(map(type, span)) != [int, int, str]:
+                raise ValueError(
+                    f"An entity{place} must be (start, end, label), received {span!r}. Labels of "
+                    "words need lists of words as `x`."
+                )
+            start, end, label = span
+            if not 0 <= start < end <= len(text):
+                raise ValueError(
+                    f"The entity {span!r}{place} is not within its text, which has {len(text)} "
+                    "characters."
+                )
+            inside = [i for i, word in enumerate(words) if word.start < end and start < word.end]
+            if any(names[i] != OUTSIDE for i in inside):
+                raise ValueError(f"The entity {span!r}{place} overlaps another one.")
+            for number, i in enumerate(inside):
+                names[i] = f"I-{label}" if number else f"B-{label}"
+        return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
+
+    def recognize(self, texts, batch_size: int | None = None) -> list:
+        """The entities of texts: neighbouring words of one label that is not `"O"`.
+
+        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` goes on
+        with one of the same label; labels without a prefix go on too. Texts longer than the model
+        takes are read in overlapping windows.
+
+        Args:
+            texts: a string or a list of strings.
+            batch_size: int, texts or windows computed together. Defaults to 32.
+
+        Returns:
+            For each text a list of `Entity`; for a string in place of a list, its own.
+
+        Example: see the class.
+        """
+        rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
+        encodings = self._require_tokenizer().encode_batch_with_offsets(rows)
+        limit = self.backbone.config.max_sequence_length
+        chosen = [(i, w) for i, e in enumerate(encodings) for w in windows(e, 0, limit)]
+        dataset = self._dataset(self._columns(*rows_of(encodings, chosen)), **batching(batch_size))
+        probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
+        margins = [np.full(len(e), -1) for e in encodings]
+        for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
+            # A token that is in two windows counts where it has more text around it.
+            margin = np.minimum(np.arange(len(places)), np.arange(len(places))[::-1])
+            better = margin > margins[i][places]
+            margins[i][places[better]] = margin[better]
+            probabilities[i][places[better]] = softmax(logits[: len(places)][better])
+        results = [
+            self._entities(text, words_of(text, encoding), found)
+            for text, encoding, found in zip(rows, encodings, probabilities, strict=True)
+        ]
+        return results[0] if isinstance(texts, str) else results
+
+    def _entities(self, text: str, words: list[Word], probabilities) -> list[Entity]:
+        groups: list[tuple[str, list[Word]]] = []
+        before = None
+        for word in words:
+            name = self.label_names[probabilities[word.token].argmax()]
+            label = name[2:] if name.startswith(("B-", "I-")) else name
+            if label == before and not name.startswith("B-"):
+                groups[-1][1].append(word)
+            else:
+                groups.append((label, [word]))
+            before = label
+        return [
+            Entity(
+                label,
+                text[group[0].start : group[-1].end],
+                group[0].start,
+                group[-1].end,
+                float(np.mean([probabilities[word.token].max() for word in group])),
+            )
+            for label, group in groups
+            if label != OUTSIDE
+        ]
+
+
+def _texts_and_words(x) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
+    """Texts, and the characters of each given word, None where texts were given whole."""
+    rows = x.tolist() if isinstance(x, np.ndarray) else x
+    several = isinstance(rows, (list, tuple)) and len(rows) > 0
+    if not several or not isinstance(rows[0], (list, tuple, np.ndarray)):
+        return text_rows(rows), None
+    texts, words = [], []
+    for i, row in enumerate(rows):
+        if not isinstance(row, (list, tuple, np.ndarray)):
+            raise ValueError(
+                f"`x[0]` is a list of words, but `x[{i}]` is not, received {str(row)[:60]!r} of "
+                f"type {type(row).__name__}."
+            )
+        # Joined, words are spelled as in a text; alone, some tokenizers spell them otherwise.
+        row = text_rows(row, f"x[{i}]")
+        starts = np.cumsum([0, *(len(word) + 1 for word in row)]).tolist()
+        words.append([(start, start + len(word)) for start, word in zip(starts, row, strict=False)])
+        texts.append(" ".join(row))
+    return texts, words
+
+
+def _first_tokens(
+    words: list[tuple[int, int]], text: str, encoding: tokenizers.Encoding
+) -> list[Word | None]:
+    """For each given word of a text the first token that starts in it, None if no token does."""
+    spans = character_spans(text, encoding)
+    tokens = [i for i, number in enumerate(encoding.word_ids) if number is not None]
+    found: list[Word | None] = []
+    next_token = 0
+    for start, end in words:
+        while next_token < len(tokens) and spans[tokens[next_token]][0] < start:
+            next_token += 1
+        token = tokens[next_token] if next_token < len(tokens) else None
+        inside = token is not None and spans[token][0] < end
+        found.append(Word(token, start, end) if inside else None)
+    return found

@@ -1,0 +1,42 @@
+"""The Rust tokenizer that does the work: a copy of it, and checks of what it is given."""
+
+from itertools import groupby
+
+import numpy as np
+import tokenizers
+
+
+def copy_backend(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A backend of the same parts, without padding and truncation. Costs no new vocabulary."""
+    copy = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if getattr(backend, part) is not None:
+            setattr(copy, part, getattr(backend, part))
+    added = [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
+    for special, tokens in groupby(added, key=lambda token: token.special):
+        (copy.add_special_tokens if special else copy.add_tokens)(list(tokens))
+    copy.encode_special_tokens = backend.encode_special_tokens
+    return copy
+
+
+def check_texts(texts, name: str) -> list[str]:
+    """The texts as a list, refusing with its position what is not a text."""
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, (list, tuple)):
+        raise ValueError(
+            f"`{name}` must be a list, tuple or 1-D NumPy array of strings. "
+            f"Received: {type(texts).__name__}"
+        )
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
+            raise ValueError(
+                f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
+            )
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{name}[{index}] is not valid Unicode: {error}") from None
+    return list(texts)
