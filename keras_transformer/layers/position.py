@@ -121,7 +121,7 @@ class LearnedPosition(Rematerializable, Embedding):
     def _checked(self, inputs, positions):
         """The positions to look up, if there is a vector for each."""
         length, longest = inputs.shape[1], self.input_dim - self.offset
-        if length is not None and length > longest:
+        if isinstance(length, int) and length > longest:  # on JAX it may be symbolic
             raise ValueError(
                 f"The sequence has {length} tokens, but there are learned positions for "
                 f"{longest} only. Truncate the input, or raise `max_sequence_length`."

@@ -24,11 +24,24 @@ def test_states_are_unchanged_by_what_comes_after():
 @pytest.mark.parametrize(
     "values",
     [{"position": p} for p in POSITIONS]
-    + [{"window": 2, "position": "rotary", "num_key_value_heads": 1}],
+    + [
+        {"window": 2, "position": "rotary", "num_key_value_heads": 1},
+        {"position": "learned", "position_offset": 2, "num_layers": 3, "num_layer_groups": 2},
+        {
+            "position": "rotary",
+            "rotary_dim": 2,
+            "rotary_scaling": "yarn",
+            "rotary_factor": 4.0,
+            "normalize_first": True,
+            "parallel_residual": True,
+            "query_key_norm": True,
+            "output_bias": True,
+        },
+    ],
 )
 def test_cached_equals_uncached_also_behind_padding(values):
     """Three tokens, the second row has two; then token by token, each row on its own position."""
-    backbone = small_backbone("decoder", num_layers=1, **values)
+    backbone = small_backbone("decoder", **{"num_layers": 1, **values})
     rows = [IDS[:1], np.array([[4, 6, 9, 2]], "int32")]
     expected = [numpy(backbone({"token_ids": row}))[0] for row in rows]
     prompt = np.concatenate([rows[0][:, :3], [[4, 6, 0]]])

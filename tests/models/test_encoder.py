@@ -1,5 +1,6 @@
 """The encoder backbone: segments, packing, pooling."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -52,3 +53,16 @@ def test_both_directions():
     changed[0, 4] = 1
     before, after = (backbone({"token_ids": x, "padding_mask": PADDING}) for x in (IDS, changed))
     assert differs(before[0, :1], after[0, :1])
+
+
+def test_any_length_in_a_functional_model():
+    """Lengths that are not known yet, as they are for every layer of Keras."""
+    backbone = small_backbone("encoder", position="learned", position_offset=2)
+    inputs = {
+        name: keras.Input((None,), dtype=dtype, name=name)
+        for name, dtype in (("token_ids", "int32"), ("padding_mask", "bool"))
+    }
+    model = keras.Model(inputs, keras.layers.Dense(3)(backbone(inputs)[:, 0]))
+    ids = np.ones((2, 5), "int32")
+    batch = {"token_ids": ids, "padding_mask": ids > 0}
+    assert model.predict(batch, verbose=0).shape == (2, 3)
