@@ -75,6 +75,13 @@ class Backbone(keras.Model):
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
 
+    def compute_output_spec(self, inputs, cache=None, training=None):
+        # Stated, not traced: a length that is not known yet has no place among learned positions.
+        if cache is not None:
+            return super().compute_output_spec(inputs, cache=cache, training=training)
+        shape = (*inputs[self.id_inputs[-1]].shape, self.config.hidden_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
     @property
     def stacks(self) -> list[Stack]:
         """The stacks of blocks, in the order of the forward pass."""

@@ -81,7 +81,7 @@ class Seq2SeqLM(LanguageModel):
                 f"Received {len(sources)} sources and {len(targets)} targets: give one for each."
             )
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
-        encoded = tokenizer.encode_batch(targets, special_tokens=False)
+        encoded = tokenizer.encode_targets(targets)
         targets = with_end([row[: max_length - 1] for row in encoded], tokenizer.end_id)
 
         def make_batch(arrays, masks):

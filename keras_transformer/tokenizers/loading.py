@@ -1,20 +1,37 @@
 """Tokenizer files: read the published formats, write `tokenizer.json`.
 
-Only JSON values and text are read, from fixed names in one folder. Nothing is imported or
-executed, and no path found in a file is followed.
+Only JSON values, text and SentencePiece's files are read, from fixed names in one folder.
+Nothing is imported or executed, and no path found in a file is followed.
 """
 
+import base64
+import contextlib
+import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers
 
-from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
-
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
+from keras_transformer.tokenizers.folder import (
+    CONFIG_FILE,
+    MARIAN_FILES,
+    OUR_MARK,
+    TOKENIZER_FILE,
+    Folder,
+    read_json_object,
+    read_text,
+)
+from keras_transformer.tokenizers.preparing import Settings, start_and_end
+from keras_transformer.tokenizers.published import CLASSES, GENERIC_CLASSES, Published
+from keras_transformer.tokenizers.sentencepiece import (
+    SPACE,
+    charsmap_normalizers,
+    space_decoder,
+)
+from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 
 # A role and the names that published files have for it, the more telling first.
 _PUBLISHED_KEYS = {
@@ -24,7 +41,7 @@ _PUBLISHED_KEYS = {
     "mask": ("mask_token",),
     "unknown": ("unk_token",),
 }
-# Used when no file says which token has the role.
+# Used when no file says which token has which role.
 _WELL_KNOWN = {
     "pad": ("<pad>", "[PAD]"),
     "start": ("<s>", "[CLS]", "<|endoftext|>"),
@@ -32,12 +49,18 @@ _WELL_KNOWN = {
     "mask": ("<mask>", "[MASK]"),
     "unknown": ("<unk>", "[UNK]"),
 }
+# What "clean_up_tokenization_spaces" asks for in decoded text, in this order.
+_CLEAN_UP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
 
 
 def read_directory(
     directory: str | os.PathLike,
 ) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
-    """Reads `tokenizer.json`, else `vocab.txt`, else `vocab.json` and `merges.txt`.
+    """Reads `tokenizer.json`, else the older files of a published class.
 
     Args:
         directory: the folder.
@@ -49,23 +72,20 @@ def read_directory(
         FileNotFoundError: if the folder has none of these files.
         ValueError: if a file is broken, naming the file and what is wrong.
     """
-    directory = Path(directory)
-    config = _read_json_object(directory / CONFIG_FILE)
-    if (directory / TOKENIZER_FILE).is_file():
-        backend = _read_tokenizer_json(directory / TOKENIZER_FILE)
-    elif (directory / "vocab.txt").is_file():
-        backend = _read_vocab_txt(directory / "vocab.txt", config)
-    elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        backend = _read_vocab_and_merges(directory, config)
+    folder = Folder(directory)
+    if folder.tokenizer_json is None:
+        backend, settings = _read_older_files(folder)
     else:
-        raise FileNotFoundError(
-            f"No tokenizer in {str(directory)!r}"
-            f"{'' if directory.is_dir() else ' (which is not a folder)'}. Looked for "
-            "tokenizer.json, then vocab.txt, then vocab.json with merges.txt."
-        )
-    return backend, _roles(
-        backend, config, _read_json_object(directory / "special_tokens_map.json")
-    )
+        backend, settings = _read_tokenizer_json(folder)
+    if settings.flag("clean_up_tokenization_spaces", False):
+        _clean_up(backend)
+    named = folder.names_tokens or any(settings.tokens.values())
+    return backend, read_roles(backend, settings, guess=not named)
+
+
+def is_marian(directory: str | os.PathLike) -> bool:
+    """Whether a folder has the files of Marian's tokenizer, see `MarianTokenizer`."""
+    return Path(directory, MARIAN_FILES[0]).is_file() and Folder(directory).is_marian
 
 
 def write_directory(
@@ -78,144 +98,255 @@ def write_directory(
     # A role without a token is written as null, so that reading does not guess one.
     for role, keys in _PUBLISHED_KEYS.items():
         config.update(dict.fromkeys(keys, roles[role]))
-    _write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
-    _write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    config.update(OUR_MARK)
+    write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
+    write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Writes beside the target and renames: a reader sees the old file or the whole new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As `write_text`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _read_text(path: Path) -> str:
+@contextlib.contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Turns what the library raises for broken values into a ValueError of this message."""
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not UTF-8 text: {error}") from None
+        yield
+    except BaseException as error:
+        # Its own failures are plain `Exception`s, TypeErrors and OverflowErrors of conversion,
+        # or panics of its Rust code, which are no `Exception`s.
+        known = type(error) is Exception or isinstance(error, (TypeError, OverflowError))
+        if not known and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{message}: {error}") from None
 
 
-def _read_json_object(path: Path) -> dict:
-    """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{str(path)!r} must hold a JSON object, but holds a {type(value).__name__}."
-        )
-    return value
+# tokenizer.json
 
 
-def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    text = _read_text(path)
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
+def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
+    path = folder.path / TOKENIZER_FILE
+    with refusing(
+        f"{str(path)!r} is not a usable tokenizer.json. It may be truncated or written by "
+        "another version of the `tokenizers` library; fetch it again"
+    ):
+        backend = tokenizers.Tokenizer.from_str(folder.tokenizer_json)
+        charsmap = _charsmap(backend, path)
+        listed = folder.listed_tokens()
+        if not folder.lists_added:
+            listed |= backend.get_added_tokens_decoder()
+        cls = CLASSES.get(folder.class_name)
+        if cls is not None and isinstance(backend.model, cls.model):
+            settings = folder.settings(path, cls.tokens, charsmap)
+            model = backend.model
+            for name, value in cls.options(settings).items():
+                setattr(model, name, value)
+            backend = _build(cls, model, folder, settings, listed, template=backend.post_processor)
+        else:
+            settings = folder.settings(path, {}, charsmap)
+            folder.add_tokens(backend, listed, settings.tokens, folder.further_tokens() or [])
         # Some faults show only in use, such as a template whose token has no id.
         backend.encode("a", "b")
-    except BaseException as error:
-        # The library's own failures are plain `Exception`s, or panics of its Rust code,
-        # which are no `Exception`s.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(
-            f"{str(path)!r} is not a usable tokenizer.json: {error}. It may be truncated or "
-            "written by another version of the `tokenizers` library; fetch it again."
-        ) from None
-    return backend
+    return backend, settings
 
 
-def _read_vocab_txt(path: Path, config: dict) -> tokenizers.Tokenizer:
-    """BERT's format: one token a line, its id is the line number."""
-    lines = _read_text(path).removesuffix("\n").split("\n")
-    vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines)}
-    tokens = {
-        role: _content(config.get(key)) or BERT_ROLES[role]
-        for role, key in (
-            ("pad", "pad_token"),
-            ("unknown", "unk_token"),
-            ("start", "cls_token"),
-            ("end", "sep_token"),
-            ("mask", "mask_token"),
-        )
-    }
-    for role in ("unknown", "start", "end"):
-        if tokens[role] not in vocabulary:
+def _charsmap(backend: tokenizers.Tokenizer, path: Path) -> bytes:
+    """SentencePiece's compiled rules in a normalizer, which are checked."""
+    if backend.normalizer is None:
+        return b""
+    found, parts = b"", [json.loads(backend.normalizer.__getstate__())]
+    while parts:
+        part = parts.pop()
+        parts += part.get("normalizers", ())
+        if part["type"] == "Precompiled":
+            found = base64.b64decode(part["precompiled_charsmap"])
+            charsmap_normalizers(found, repr(str(path)))
+    return found
+
+
+# The older files
+
+
+def _read_older_files(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
+    name = folder.class_name
+    if name not in CLASSES or not _files(folder, CLASSES[name]):
+        guess = _guess_class(folder)
+        if name not in CLASSES and name not in GENERIC_CLASSES:
             raise ValueError(
-                f"{str(path)!r} is not a WordPiece vocabulary: it has no token "
-                f"{tokens[role]!r} ({len(vocabulary)} lines read). Its form is one token a line."
+                f"The tokenizer in {str(folder.path)!r} is a {name!r}, which has rules of its own "
+                "that its older files do not tell. Give a tokenizer.json too, as `save_pretrained` "
+                "of Transformers 5 writes."
             )
-    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=tokens["unknown"]))
-    backend.normalizer = normalizers.BertNormalizer(
-        lowercase=config.get("do_lower_case", True),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
+        name = guess
+    if name is None:
+        return _read_generic_pieces(folder)
+    cls = CLASSES[name]
+    files = _files(folder, cls)
+    where = " and ".join(repr(str(folder.path / file)) for file in files)
+    with refusing(f"{where}: not a usable {cls.model.__name__} vocabulary"):
+        listed, more = folder.listed_tokens(), []
+        settings = folder.settings(folder.path / files[0], cls.tokens)
+        if cls.from_pieces is not None:
+            pieces = parse_sentencepiece(folder.path / files[0])
+            model, more = cls.from_pieces(pieces, settings), pieces.added_tokens()
+            settings = dataclasses.replace(settings, charsmap=pieces.charsmap)
+        elif cls.model is models.BPE:
+            vocabulary, merges = _read_vocab_and_merges(folder.path)
+            model = models.BPE(vocabulary, merges, **cls.options(settings))
+        else:
+            model = models.WordPiece(_read_vocab_txt(folder.path), **cls.options(settings))
+        return _build(cls, model, folder, settings, listed, more), settings
+
+
+def _files(folder: Folder, cls: Published) -> tuple[str, ...]:
+    """The files of a class that are there, none if one is missing."""
+    choices = [cls.files]
+    if cls.from_pieces is not None:
+        choices.append(("tokenizer.model",))
+    return next((files for files in choices if folder.has(*files)), ())
+
+
+def _guess_class(folder: Folder) -> str | None:
+    """The class of files of which nothing says what they are."""
+    if folder.has("vocab.txt"):
+        return "BertTokenizer"
+    if folder.has("vocab.json", "merges.txt"):
+        vocabulary = read_json_object(folder.path / "vocab.json")
+        if any(token.endswith("</w>") for token in vocabulary):
+            return "OpenAIGPTTokenizer"
+        return "RobertaTokenizer" if {"<s>", "</s>"} <= vocabulary.keys() else "GPT2Tokenizer"
+    if folder.has("spiece.model"):
+        pieces = parse_sentencepiece(folder.path / "spiece.model").pieces
+        return "AlbertTokenizer" if "[CLS]" in pieces else "T5Tokenizer"
+    if folder.has("sentencepiece.bpe.model"):
+        return "XLMRobertaTokenizer"
+    if folder.has("tokenizer.model"):
+        return None
+    path = folder.path
+    raise FileNotFoundError(
+        f"No tokenizer in {str(path)!r}{'' if path.is_dir() else ' (which is not a folder)'}. "
+        "Looked for tokenizer.json, then vocab.txt, then vocab.json with merges.txt, then "
+        "spiece.model, sentencepiece.bpe.model and tokenizer.model, and for Marian's source.spm "
+        "with target.spm and vocab.json."
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.add_special_tokens([token for token in tokens.values() if token in vocabulary])
-    set_template(backend, TEMPLATES["bert"], tokens["start"], tokens["end"])
-    return backend
 
 
-def _read_vocab_and_merges(directory: Path, config: dict) -> tokenizers.Tokenizer:
-    """GPT-2's format of byte-level BPE, with RoBERTa's template if it has RoBERTa's tokens."""
-    vocab_path, merges_path = directory / "vocab.json", directory / "merges.txt"
-    vocabulary = _read_json_object(vocab_path)
-    if any(token.endswith("</w>") for token in vocabulary):
-        raise ValueError(
-            f"{str(vocab_path)!r} is not byte-level BPE: its words end in '</w>'. "
-            "Give the model's tokenizer.json instead."
+def _read_generic_pieces(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
+    """A `tokenizer.model` of no class that has rules of its own, such as Mistral's.
+
+    Transformers 5.23 puts no space before the text here, whatever the file says (release 4 read
+    it as Llama's). For the same ids, neither do we; a `tokenizer.json` has its own rules.
+    """
+    path = folder.path / "tokenizer.model"
+    pieces = parse_sentencepiece(path)
+    names = {name: pieces.pieces[i] for name, i in pieces.special_ids.items() if i >= 0}
+    settings = folder.settings(
+        path, {f"{name}_token": token for name, token in names.items()}, pieces.charsmap
+    )
+    listed = folder.listed_tokens()
+    with refusing(f"{str(path)!r} is not a usable SentencePiece vocabulary"):
+        if pieces.kind == "unigram":
+            model = models.Unigram(pieces.scored, pieces.special_ids["unk"], pieces.byte_fallback)
+        else:
+            model = models.BPE(
+                pieces.vocabulary,
+                pieces.merges(),
+                unk_token=names["unk"],
+                fuse_unk=True,
+                byte_fallback=pieces.byte_fallback,
+            )
+        backend = tokenizers.Tokenizer(model)
+        backend.normalizer = normalizers.Sequence(
+            [
+                *charsmap_normalizers(pieces.charsmap, repr(str(path))),
+                normalizers.Replace(" ", SPACE),
+            ]
         )
+        backend.decoder = space_decoder(strip=False)
+        more = folder.further_tokens()
+        more = pieces.added_tokens() if more is None else more
+        folder.add_tokens(backend, listed, settings.tokens, more)
+        start_and_end(backend, settings)
+    return backend, settings
+
+
+def _read_vocab_txt(directory: Path) -> dict[str, int]:
+    """BERT's format: one token a line, its id is the line number."""
+    lines = read_text(directory / "vocab.txt").removesuffix("\n").split("\n")
+    return {line.rstrip("\r"): index for index, line in enumerate(lines)}
+
+
+def _read_vocab_and_merges(directory: Path) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    """The format of GPT and GPT-2."""
+    vocabulary = read_json_object(directory / "vocab.json")
     # The first line is a version; a merge may itself start with '#'.
-    lines = _read_text(merges_path).removesuffix("\n").split("\n")
-    merges = [tuple(line.split(" ")) for line in lines if not line.startswith("#version") and line]
-    try:
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    except Exception as error:
-        raise ValueError(
-            f"{str(vocab_path)!r} and {str(merges_path)!r} are not a usable BPE vocabulary: {error}"
-        ) from None
-    prefix = bool(config.get("add_prefix_space", False))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    backend.decoder = decoders.ByteLevel()
-    specials = [
-        # RoBERTa's mask takes the space before it along.
-        AddedToken(token, lstrip=token == "<mask>", normalized=False)
-        for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
-        if token in vocabulary
-    ]
-    backend.add_special_tokens(specials)
-    if "<s>" in vocabulary and "</s>" in vocabulary:
-        backend.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>",
-            pair="<s> $A </s> </s> $B </s>",
-            special_tokens=[(token, vocabulary[token]) for token in ("<s>", "</s>")],
-        )
+    lines = read_text(directory / "merges.txt").split("\n")
+    lines = [line.rstrip("\r") for line in lines if not line.startswith("#version")]
+    return vocabulary, [tuple(line.split(" ")) for line in lines if line]
+
+
+# All of a class
+
+
+def _build(
+    cls: Published,
+    model: models.Model,
+    folder: Folder,
+    settings: Settings,
+    listed: dict[int, AddedToken],
+    more: list[AddedToken] | None = None,
+    template=None,
+) -> tokenizers.Tokenizer:
+    """A backend of a published class.
+
+    Args:
+        cls: the class.
+        model: the vocabulary.
+        folder: what the files say.
+        settings: their values.
+        listed: the added tokens by id.
+        more: the added tokens of a SentencePiece file.
+        template: the post-processor of a `tokenizer.json`, `None` if there is none.
+    """
+    backend = tokenizers.Tokenizer(model)
+    cls.prepare(backend, settings)
+    further = folder.further_tokens()
+    if further is None:
+        further = [*(more or ()), *cls.further(settings)]
+    folder.add_tokens(backend, listed, settings.tokens, further)
+    settings.needed(backend, *cls.needs)
+    if template is not None and not cls.own_template:
+        backend.post_processor = template
+    else:
+        (cls.template or start_and_end)(backend, settings)
     return backend
 
 
-def _content(token) -> str | None:
-    """The text of a special token, which files give as a string or as an object."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+def _clean_up(backend: tokenizers.Tokenizer) -> None:
+    """Takes the spaces before punctuation away in decoding, except for BPE, as Transformers."""
+    if backend.decoder is not None and not isinstance(backend.model, models.BPE):
+        steps = [decoders.Replace(old, new) for old, new in _CLEAN_UP]
+        backend.decoder = decoders.Sequence([backend.decoder, decoders.Fuse(), *steps])
 
 
-def _roles(backend: tokenizers.Tokenizer, *sources: dict) -> dict[str, str | None]:
-    """Which token has which role: what the files say, else well-known names."""
+def read_roles(
+    backend: tokenizers.Tokenizer, settings: Settings, guess: bool = False
+) -> dict[str, str | None]:
+    """Which token has which role: what the files and the class say, else well-known names."""
     roles = {}
     for role, keys in _PUBLISHED_KEYS.items():
-        sayings = [[source[key] for key in keys if key in source] for source in sources]
-        said = next((saying for saying in sayings if saying), _WELL_KNOWN[role])
-        tokens = (_content(token) for token in said)
+        tokens = _WELL_KNOWN[role] if guess else [settings.tokens[key] for key in keys]
         # A file may name a token that its vocabulary lacks: then no embedding row has it.
         roles[role] = next((t for t in tokens if t and backend.token_to_id(t) is not None), None)
     return roles

@@ -92,7 +92,10 @@ def set_template(
     """Makes the backend add `start` and `end` around one text and around a pair."""
     if template is None:
         return
-    single, pair = (form.format(start=start, end=end) for form in template)
+    # In parts, since a token may have a space.
+    single, pair = (
+        [part.format(start=start, end=end) for part in form.split()] for form in template
+    )
     used = [token for token in dict.fromkeys([start, end]) if token in single]
     backend.post_processor = processors.TemplateProcessing(
         single=single,

@@ -1,0 +1,307 @@
+"""SentencePiece's files (`.model`, `.spm`), read without its library.
+
+The few fields that are needed are taken from the protobuf by hand: bounded, and without a
+dependency. What is read is checked, since the Rust library trusts what it is given.
+
+Source: the fields are those of `sentencepiece_model.proto`, the table of normalization rules is
+a trie of Darts-clone.
+"""
+
+import dataclasses
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken
+
+# The types of pieces.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_KINDS = {1: "unigram", 2: "bpe"}
+# Ten times the largest published file; a piece is a word or a few.
+_MAX_FILE = 50_000_000
+_MAX_PIECE = 512
+# The bits of a unit of the trie that must equal a byte for a step along it.
+_LABEL = 0x800000FF
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePieceModel:
+    """The content of a SentencePiece file.
+
+    Args:
+        kind: `"unigram"` or `"bpe"`.
+        pieces: the pieces, their ids being their places.
+        scores: their log probabilities (unigram) or minus their ranks (BPE).
+        types: their types: `NORMAL`, `CONTROL` and so on.
+        byte_fallback: whether unknown characters are spelled in bytes.
+        special_ids: the ids of `"unk"`, `"bos"` and `"eos"`, -1 for one that is not used.
+        charsmap: the compiled rules of Unicode normalization, empty for none.
+        add_dummy_prefix: whether a space is put before a text.
+        remove_extra_whitespaces: whether spaces are stripped at the ends and joined inside.
+        data: the file itself.
+    """
+
+    kind: str
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    byte_fallback: bool
+    special_ids: dict[str, int]
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    data: bytes = dataclasses.field(repr=False)
+
+    @property
+    def scored(self) -> list[tuple[str, float]]:
+        """The pieces with their scores."""
+        return list(zip(self.pieces, self.scores, strict=True))
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every piece."""
+        return {piece: index for index, piece in enumerate(self.pieces)}
+
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges of BPE, which the file leaves implicit: every split into two pieces."""
+        known = set(self.pieces)
+        return [
+            (piece[:place], piece[place:])
+            for piece in self.pieces
+            for place in range(1, len(piece))
+            if piece[:place] in known and piece[place:] in known
+        ]
+
+    def added_tokens(self) -> list[AddedToken]:
+        """Control symbols, which are special, and user defined ones, which are not."""
+        return [
+            AddedToken(piece, normalized=False, special=type == CONTROL)
+            for piece, type in zip(self.pieces, self.types, strict=True)
+            if type in (CONTROL, USER_DEFINED)
+        ]
+
+
+def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
+    """Reads and checks a SentencePiece file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    if path.stat().st_size > _MAX_FILE:
+        raise ValueError(
+            f"{str(path)!r} has {path.stat().st_size} bytes, more than any SentencePiece file "
+            f"({_MAX_FILE}). Is it something else?"
+        )
+    try:
+        return _parse(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} is not a usable SentencePiece file: {error}. It may be truncated, or "
+            "of another format (such as tiktoken's); fetch it again, or give a tokenizer.json."
+        ) from None
+
+
+class Charsmap:
+    """SentencePiece's compiled rules of normalization: strings and what replaces them.
+
+    At each place of a text the longest rule that fits is applied. (The library's `Precompiled`
+    looks at whole graphemes instead, and differs for rare sequences of combining characters.)
+
+    Args:
+        data: the size of a double-array trie, the trie, and the replacements.
+
+    Raises:
+        ValueError: if the data are broken.
+    """
+
+    def __init__(self, data: bytes):
+        size = struct.unpack("<I", data[:4])[0] if len(data) >= 4 else -1
+        if size < 4 or size % 4 or size > len(data) - 4:
+            raise ValueError("the compiled rules are truncated")
+        units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
+        self._replacements = data[4 + size :]
+        self._replacements.decode()  # UnicodeDecodeError is a ValueError
+        # No step of a search may lead out of the trie, no rule out of the replacements.
+        targets = np.arange(len(units)) ^ _offset(units)
+        inner = units >> 31 == 0
+        leaves = targets[inner & (units >> 8 & 1 == 1)]
+        if (targets[inner] | 0xFF).max(initial=0) >= len(units):
+            raise ValueError("the compiled rules lead out of their table")
+        starts = units[leaves] & 0x7FFFFFFF
+        ends = np.frombuffer(self._replacements + b"\0", np.uint8)
+        if (starts >= len(ends)).any() or (ends[starts] >> 6 == 0b10).any():
+            raise ValueError("the compiled rules have wrong replacements")
+        self._units = units.tolist()
+        # Most of a text: ASCII that no rule of ASCII alone is about, where no mark follows.
+        plain = bytes(byte for byte in range(128) if not self._has_ascii_rule(byte))
+        self._plain = re.compile(b"[%s]+(?![\x80-\xff])" % re.escape(plain) if plain else b"(?!)")
+
+    def normalize(self, text: str) -> str:
+        """The text with the rules applied."""
+        data, place, parts = text.encode(), 0, []
+        while place < len(data):
+            plain = self._plain.match(data, place)
+            if plain:
+                parts.append(plain[0])
+                place = plain.end()
+                continue
+            end, replacement = self._longest(data, place)
+            if end == place:  # no rule: the character stays
+                end += 1
+                while end < len(data) and data[end] >> 6 == 0b10:
+                    end += 1
+                replacement = data[place:end]
+            parts.append(replacement)
+            place = end
+        return b"".join(parts).decode()
+
+    def _has_ascii_rule(self, byte: int) -> bool:
+        """Whether a rule starts with this byte and is one character or goes on in ASCII."""
+        node = _offset(self._units[0]) ^ byte
+        unit = self._units[node]
+        if unit & _LABEL != byte:
+            return False
+        node ^= _offset(unit)
+        return unit >> 8 & 1 or any(self._units[node ^ b] & _LABEL == b for b in range(1, 128))
+
+    def _longest(self, data: bytes, place: int) -> tuple[int, bytes]:
+        units, found, replacement = self._units, place, b""
+        node = _offset(units[0])
+        for index in range(place, len(data)):
+            node ^= data[index]
+            unit = units[node]
+            if unit & _LABEL != data[index]:
+                break
+            node ^= _offset(unit)
+            if unit >> 8 & 1:
+                start = units[node] & 0x7FFFFFFF
+                found = index + 1
+                replacement = self._replacements[start:].partition(b"\0")[0]
+        return found, replacement
+
+
+def _offset(unit):
+    return unit >> 10 << ((unit & 0x200) >> 6)
+
+
+def _parse(data: bytes) -> SentencePieceModel:
+    pieces, scores, types = [], [], []
+    trainer, normalizer = {}, {}
+    for field, value in _fields(data):
+        if field == 1:
+            piece = dict(_fields(_typed(value, bytes)))
+            pieces.append(_typed(piece.get(1, b""), bytes).decode())
+            scores.append(_float(piece.get(2, b"\0\0\0\0")))
+            types.append(_typed(piece.get(3, NORMAL), int))
+        elif field == 2:
+            trainer = dict(_fields(_typed(value, bytes)))
+        elif field == 3:
+            normalizer = dict(_fields(_typed(value, bytes)))
+    special_ids = {
+        name: _signed(_typed(trainer.get(field, default), int))
+        for name, field, default in (("unk", 40, 0), ("bos", 41, 1), ("eos", 42, 2))
+    }
+    # A file may name a start that it has no piece for.
+    for name in ("bos", "eos"):
+        if not 0 <= special_ids[name] < len(pieces) or types[special_ids[name]] != CONTROL:
+            special_ids[name] = -1
+    model = SentencePieceModel(
+        kind=_KINDS.get(_typed(trainer.get(3, 1), int), ""),
+        pieces=pieces,
+        scores=scores,
+        types=types,
+        byte_fallback=bool(trainer.get(35, 0)),
+        special_ids=special_ids,
+        charsmap=_typed(normalizer.get(2, b""), bytes),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        data=data,
+    )
+    _check(model)
+    return model
+
+
+def _check(model: SentencePieceModel) -> None:
+    if not model.pieces:
+        raise ValueError("it has no pieces")
+    if not model.kind:
+        raise ValueError("it is neither of the unigram nor of the BPE kind")
+    if len(set(model.pieces)) != len(model.pieces):
+        raise ValueError("a piece is there twice")
+    longest = max(map(len, model.pieces))
+    if longest > _MAX_PIECE or not all(model.pieces):
+        raise ValueError(f"a piece is empty or longer than {_MAX_PIECE} characters ({longest})")
+    if not all(map(math.isfinite, model.scores)):
+        raise ValueError("a score is not a finite number")
+    if not 0 <= model.special_ids["unk"] < len(model.pieces):
+        raise ValueError(
+            f"its unknown piece has the id {model.special_ids['unk']}, and it has "
+            f"{len(model.pieces)} pieces"
+        )
+    if model.byte_fallback:
+        missing = {f"<0x{byte:02X}>" for byte in range(256)} - set(model.pieces)
+        if missing:
+            raise ValueError(f"it spells in bytes, and lacks the piece {min(missing)}")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: number, and value (bytes if it is not a varint)."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        field, wire_type = key >> 3, key & 7
+        if wire_type == 0:
+            value, place = _varint(data, place)
+        else:
+            if wire_type == 2:
+                length, place = _varint(data, place)
+            else:
+                length = {1: 8, 5: 4}.get(wire_type, -1)
+            if field == 0 or not 0 <= length <= len(data) - place:
+                raise ValueError(f"the data end or break at byte {place} of {len(data)}")
+            value = data[place : place + length]
+            place += length
+        yield field, value
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(data):
+            break
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise ValueError(f"the data end or break at byte {place} of {len(data)}")
+
+
+def _typed(value, expected: type):
+    if not isinstance(value, expected):
+        raise ValueError("a field has an unexpected type")
+    return value
+
+
+def _float(value) -> float:
+    if not isinstance(value, bytes) or len(value) != 4:
+        raise ValueError("a score has an unexpected type")
+    return struct.unpack("<f", value)[0]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

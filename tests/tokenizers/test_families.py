@@ -1,0 +1,224 @@
+"""Every published family: its files, older and newer, against Transformers on the same files."""
+
+import json
+
+import pytest
+
+from keras_transformer.tokenizers import Tokenizer
+from tests.tokenizers.folders import (
+    FAMILIES,
+    REAL,
+    albert,
+    bert,
+    gpt,
+    gpt2,
+    marian,
+    roberta,
+    t5,
+    transformers,
+    write_json,
+    xlm_roberta,
+)
+from tests.tokenizers.nasty import NASTY
+
+pytestmark = pytest.mark.backend_independent
+
+ROLES = ("pad", "start", "end", "mask", "unknown")
+TEXTS = REAL + NASTY
+
+
+def assert_same(ours: Tokenizer, theirs, texts: list[str]) -> None:
+    assert ours.encode_batch(texts) == theirs(texts)["input_ids"]
+    plain = theirs(texts, add_special_tokens=False)["input_ids"]
+    assert ours.encode_batch(texts, special_tokens=False) == plain
+    pairs = texts[::-1]
+    expected = theirs(texts, pairs, return_token_type_ids=True)
+    ids, segments = ours.encode_batch_with_segments(texts, pairs)
+    assert (ids, segments) == (expected["input_ids"], expected["token_type_ids"])
+    assert ours.decode_batch(plain) == theirs.batch_decode(plain, skip_special_tokens=True)
+    roles = {
+        "pad": theirs.pad_token,
+        "start": theirs.bos_token or theirs.cls_token,
+        "end": theirs.eos_token or theirs.sep_token,
+        "mask": theirs.mask_token,
+        "unknown": theirs.unk_token,
+    }
+    assert {role: ours._roles[role] for role in ROLES} == roles
+    assert ours.vocabulary_size == max(theirs.get_vocab().values()) + 1
+
+
+@pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
+def test_ids_equal_transformers(make, tmp_path):
+    make(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    assert_same(ours, theirs, TEXTS)
+    # And what either saves of it, which has a tokenizer.json.
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        (folder / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+        loaded = Tokenizer.from_files(folder)
+        assert_same(loaded, transformers.AutoTokenizer.from_pretrained(folder), NASTY)
+    # Theirs forgets Llama's "legacy".
+    assert loaded.encode_batch(NASTY) == ours.encode_batch(NASTY)
+    assert loaded._roles == ours._roles
+
+
+@pytest.mark.parametrize(
+    "make", [bert, roberta, gpt2, gpt, albert, xlm_roberta, t5], ids=lambda make: make.__name__
+)
+def test_files_that_nothing_is_said_about(make, tmp_path):
+    make(tmp_path)
+    texts = [text for text in NASTY if "<mask>" not in text]  # XLM-RoBERTa's has options
+    expected = Tokenizer.from_files(tmp_path)
+    for name in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    loaded = Tokenizer.from_files(tmp_path)
+    assert loaded.encode_batch(texts, texts) == expected.encode_batch(texts, texts)
+    assert loaded._roles == expected._roles
+
+
+def test_a_token_without_an_embedding_is_not_added(tmp_path):
+    gpt2(tmp_path)
+    size = len(json.loads((tmp_path / "vocab.json").read_text()))
+    write_json(tmp_path, "tokenizer_config.json", {"pad_token": "[PAD]", "mask_token": "<mask>"})
+    for room, names in ((0, []), (1, ["[PAD]"]), (2, ["[PAD]", "<mask>"])):
+        write_json(tmp_path, "config.json", {"model_type": "gpt2", "vocab_size": size + room})
+        loaded = Tokenizer.from_files(tmp_path)
+        assert loaded.vocabulary_size == size + room
+        added = [token for token in (loaded._roles["pad"], loaded._roles["mask"]) if token]
+        assert added == names
+
+
+def test_special_tokens_with_spaces(tmp_path):
+    t5(tmp_path)
+    write_json(tmp_path, "config.json", {"model_type": "t5", "vocab_size": 2000})
+    write_json(tmp_path, "tokenizer_config.json", {"eos_token": "the end"})
+    loaded = Tokenizer.from_files(tmp_path)
+    assert loaded.encode("a")[-1] == loaded.end_id == loaded.token_to_id("the end")
+
+
+def test_files_that_contradict_each_other(tmp_path):
+    gpt2(tmp_path)
+    write_json(tmp_path, "added_tokens.json", {"<new>": 5})
+    with pytest.raises(ValueError, match=r"'<new>' with the id 5, but in the vocabulary it has"):
+        Tokenizer.from_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": "yes"}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"99999999999": "a"}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"1": 5}}),
+        ("tokenizer_config.json", {"additional_special_tokens": 5}),
+        ("tokenizer_config.json", {"additional_special_tokens": [5]}),
+        ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer", "extra_ids": 10**12}),
+        ("added_tokens.json", {"a": "b"}),
+        ("added_tokens.json", []),
+        ("special_tokens_map.json", {"cls_token": "not there"}),
+        ("config.json", "text"),
+    ],
+)
+def test_values_of_a_wrong_kind(name, values, tmp_path):
+    (t5 if "extra_ids" in values else bert)(tmp_path)
+    write_json(tmp_path, name, values)
+    with pytest.raises(ValueError, match=r"\.json|must be|not a WordPiece"):
+        Tokenizer.from_files(tmp_path)
+
+
+def test_a_class_with_other_rules(tmp_path):
+    bert(tmp_path)
+    write_json(tmp_path, "tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"})
+    with pytest.raises(ValueError, match="is a 'BertJapaneseTokenizer', which has rules"):
+        Tokenizer.from_files(tmp_path)
+    # Its tokenizer.json tells them.
+    trained = Tokenizer.train(REAL, vocabulary_size=400)
+    trained._backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.from_files(tmp_path).encode_batch(NASTY) == trained.encode_batch(NASTY)
+
+
+def test_a_deeply_nested_file(tmp_path):
+    bert(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match=r"tokenizer_config.json' is not valid JSON"):
+        Tokenizer.from_files(tmp_path)
+
+
+# Marian, whose tokenizer is Python code over the SentencePiece library
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        {"user_defined_symbols": ["(", "–", "&amp;"], "model_type": "unigram"},
+        {"model_type": "bpe", "byte_fallback": True},
+    ],
+    ids=["usual", "identity", "user defined", "bpe"],
+)
+@pytest.mark.filterwarnings("ignore:Recommended")
+def test_marian_equals_transformers(options, tmp_path):
+    marian(tmp_path, **options)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    texts = [
+        *TEXTS,
+        *(f">>fra<< {text}" for text in TEXTS),
+        *(">>fra<<", ">>fra<<a", " >>fra<< a", ">>xxx<< a", ">>a b", "a</s>>>deu<< b", ">><<x"),
+        *("äöüß ÄÖÜ ẞ", "日äöß本ß", "<unk>>>fra<< b <pad></s>", "＜／ｓ＞ ＜pad＞"),
+    ]
+    assert ours.encode_batch(texts) == theirs(texts)["input_ids"]
+    plain = theirs(texts, add_special_tokens=False)["input_ids"]
+    assert ours.encode_batch(texts, special_tokens=False) == plain
+    pairs = texts[::-1]
+    assert ours.encode_batch(texts, pairs) == theirs(texts, pairs)["input_ids"]
+    targets = theirs(text_target=texts, add_special_tokens=False)["input_ids"]
+    assert ours.encode_targets(texts) == targets
+    assert targets != plain
+    for ids in (plain, targets):
+        assert ours.decode_batch(ids) == theirs.batch_decode(ids, skip_special_tokens=True)
+    assert (ours.pad_id, ours.end_id, ours.unknown_id) == (len(theirs) - 1, 0, 1)
+    assert ours.start_id is ours.mask_id is None
+    assert ours.vocabulary_size == len(theirs)
+
+    ours.save(tmp_path / "saved")
+    loaded = Tokenizer.from_files(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert type(again) is type(theirs)
+    assert loaded.encode_batch(texts) == ours.encode_batch(texts) == again(texts)["input_ids"]
+    assert loaded.encode_targets(texts) == targets
+    assert loaded._roles == ours._roles
+
+
+def test_marian_alone(tmp_path):
+    marian(tmp_path)
+    ours = Tokenizer.from_files(tmp_path)
+    rows = ours.encode_batch(["a man rides a bike"] * 2, max_length=3)
+    assert rows == [[*ours.encode("a man rides a bike")[:2], ours.end_id]] * 2
+    assert ours.encode_batch([]) == ours.encode_targets([]) == []
+    with pytest.raises(ValueError, match="no places in the original text"):
+        ours.encode_batch_with_offsets(["a"])
+    with pytest.raises(ValueError, match="does not support Marian"):
+        ours.to_tensorflow()
+    with pytest.raises(ValueError, match=r"texts\[1\] must be a string"):
+        ours.encode_targets(["a", 1])
+    # Without its config it is the files that tell.
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    assert Tokenizer.from_files(tmp_path).encode_batch(NASTY) == ours.encode_batch(NASTY)
+    write_json(tmp_path, "tokenizer_config.json", {"separate_vocabs": True})
+    with pytest.raises(ValueError, match="a vocabulary for each side"):
+        Tokenizer.from_files(tmp_path)
+    write_json(tmp_path, "tokenizer_config.json", {})
+    (tmp_path / "target.spm").write_bytes(b"\x0b")
+    with pytest.raises(ValueError, match=r"target.spm' is not a usable"):
+        Tokenizer.from_files(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"a": -1}')
+    with pytest.raises(ValueError, match=r"vocab.json' is not a usable"):
+        Tokenizer.from_files(tmp_path)
