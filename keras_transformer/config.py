@@ -206,7 +206,9 @@ class TransformerConfig:
     def _derived(self) -> dict[str, Any]:
         """The values that follow from others when they are not given."""
         return {
-            "head_dim": self.hidden_dim // self.num_heads,
+            "head_dim": (
+                None if self.hidden_dim % self.num_heads else self.hidden_dim // self.num_heads
+            ),
             "num_key_value_heads": self.num_heads,
             "num_decoder_layers": self.num_layers if self.kind == "seq2seq" else None,
             "num_layer_groups": self.num_layers,

@@ -9,7 +9,9 @@ from typing import Any
 import keras
 
 from keras_transformer.checkpoints.families import FAMILIES, get_family
+from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import read_json
+from keras_transformer.checkpoints.keras_hub import find_family
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
 from keras_transformer.checkpoints.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.shapes import variable_shapes
@@ -64,7 +66,7 @@ def load_config(
     values = source.config
     try:
         if source.is_huggingface:
-            family = get_family(values)
+            family = _family(source)
             config = family.config(values, source.checkpoint if load_weights else None)
             task = family.task(_with_generation(source))
             task = task or read_embedder(source.directory, config.max_sequence_length)
@@ -110,11 +112,16 @@ def family_values(source: PresetSource, task: str) -> dict[str, Any]:
         The options, none if the preset is of no known family.
     """
     if source.is_huggingface:
-        return get_family(source.config).task_values(task, _with_generation(source))
+        return _family(source).task_values(task, _with_generation(source))
     metadata = source.config.get("metadata")
     name = metadata.get("family") if isinstance(metadata, dict) else None
     family = FAMILIES.get(name) if isinstance(name, str) else None
     return family.task_values(task) if family else {}
+
+
+def _family(source: PresetSource) -> Family:
+    """The family of a preset in a published format."""
+    return (find_family if source.is_keras_hub else get_family)(source.config)
 
 
 def _with_generation(source: PresetSource) -> dict[str, Any]:
@@ -245,7 +252,7 @@ def _plan(
     checkpoint, weights = source.checkpoint, source.weights
     where = str(checkpoint.folder)
     if weights.is_huggingface:
-        family = get_family(weights.config)
+        family = _family(weights)
         lines, names = expand(family.weights, config), family.names
         head_lines = family.heads[task].weights if task in family.heads else ()
         required = False

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from keras_transformer.checkpoints import keras_hub
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
@@ -68,6 +69,8 @@ class PresetSource(os.PathLike):
                 "be made from it."
             )
         values = read_json(path)
+        if keras_hub.is_preset(values):
+            return keras_hub.read_config(self.directory, values)
         if "format" not in values:
             if "model_type" not in values:
                 raise ValueError(
@@ -101,8 +104,13 @@ class PresetSource(os.PathLike):
 
     @property
     def is_huggingface(self) -> bool:
-        """Whether the config is of Hugging Face's format."""
+        """Whether the config is of Hugging Face's format, or of KerasHub's."""
         return "format" not in self.config
+
+    @property
+    def is_keras_hub(self) -> bool:
+        """Whether the config is of KerasHub's format."""
+        return keras_hub.is_preset(self.config)
 
     @functools.cached_property
     def weights(self) -> "PresetSource":
@@ -131,7 +139,8 @@ class PresetSource(os.PathLike):
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
         """The headers of the weights, see `Checkpoint`."""
-        return Checkpoint(self.weights.directory)
+        kind = keras_hub.KerasHubCheckpoint if self.weights.is_keras_hub else Checkpoint
+        return kind(self.weights.directory)
 
     @property
     def local_weights(self) -> list[Path]:
@@ -142,6 +151,8 @@ class PresetSource(os.PathLike):
             folder = self._package_folder(pointer)
             folder = folder or HubName.parse(pointer["hub"]).cached(CONFIG_FILE)
         patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
+        if self.is_keras_hub:
+            patterns = ["*.weights.h5"]
         return [path for pattern in patterns for path in folder.glob(pattern)] if folder else []
 
     def _package_folder(self, pointer: dict[str, str]) -> Path | None:

@@ -46,6 +46,10 @@ class Weight:
     outside: bool = False
     groups: int = 1
 
+    def of(self, config: TransformerConfig) -> "Weight":
+        """The line for a config."""
+        return dataclasses.replace(self, groups=config.num_heads) if self.per_head else self
+
     def at(self, i: int) -> "Weight":
         """The line of layer `i`."""
         ours, theirs = (name.replace("{i}", str(i)) for name in (self.ours, self.theirs))
@@ -161,8 +165,7 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     for weight in table:
         if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
             continue
-        if weight.per_head:
-            weight = dataclasses.replace(weight, groups=config.num_heads)
+        weight = weight.of(config)
         if "{i}" in weight.ours:
             depth = stack_depth(config, weight.ours.split("/")[0])
             lines.extend(weight.at(i) for i in range(depth))

@@ -52,6 +52,7 @@ class MaskedLM(Task):
         backbone: an encoder.
         tokenizer: `Tokenizer` with a mask token, or None to take ids only.
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
+        normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.
         name: str.
 
@@ -93,6 +94,7 @@ class MaskedLM(Task):
         backbone: Backbone,
         tokenizer: Tokenizer | None = None,
         hidden_activation: str | None = None,
+        normalization_epsilon: float | None = None,
         mask_rate: float = 0.15,
         name: str | None = None,
     ):
@@ -103,13 +105,14 @@ class MaskedLM(Task):
             )
         config = backbone.config
         self.hidden_activation = hidden_activation
+        self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
         self.activation = get_activation(hidden_activation or config.activation)
         self.transform_dense = self._dense(config.embedding_dim, "transform")
         with one_piece():
             self.transform_norm = make_normalization(
                 "layer_norm",
-                config.normalization_epsilon,
+                normalization_epsilon or config.normalization_epsilon,
                 name="transform_norm",
                 dtype=self.dtype_policy,
             )
@@ -283,4 +286,5 @@ class MaskedLM(Task):
         return fillings
 
     def task_values(self) -> dict:
-        return {"hidden_activation": self.hidden_activation, "mask_rate": self.mask_rate}
+        names = ("hidden_activation", "normalization_epsilon", "mask_rate")
+        return {name: getattr(self, name) for name in names}

@@ -77,6 +77,7 @@ def read_directory(
         backend, settings = _read_older_files(folder)
     else:
         backend, settings = _read_tokenizer_json(folder)
+    backend.encode_special_tokens = settings.flag("split_special_tokens", False)
     if settings.flag("clean_up_tokenization_spaces", False):
         _clean_up(backend)
     named = folder.names_tokens or any(settings.tokens.values())
@@ -98,6 +99,8 @@ def write_directory(
     # A role without a token is written as null, so that reading does not guess one.
     for role, keys in _PUBLISHED_KEYS.items():
         config.update(dict.fromkeys(keys, roles[role]))
+    if backend.encode_special_tokens:  # which their file does not keep
+        config["split_special_tokens"] = True
     config.update(OUR_MARK)
     write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
     write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -174,9 +174,13 @@ class Tokenizer:
             The `Tokenizer`.
         """
         # Lazily: presets are a floor above tokenizers.
-        from keras_transformer.checkpoints import resolve_preset
+        from keras_transformer.checkpoints import keras_hub, resolve_preset
 
-        return cls.from_files(resolve_preset(preset))
+        source = resolve_preset(preset)
+        if keras_hub.has_tokenizer(source):
+            backend, roles = keras_hub.read_tokenizer(source)
+            return cls(backend, **roles)
+        return cls.from_files(source)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`.

@@ -65,7 +65,11 @@ def test_other_widths_and_activations():
     backbone = kt.models.Encoder(config("encoder", words, embedding_dim=6))
     task = randomized(kt.MaskedLM(backbone, words, hidden_activation="tanh"))
     assert task.head["transform/kernel"].shape == (16, 6)
-    assert task.task_values() == {"hidden_activation": "tanh", "mask_rate": 0.15}
+    assert task.task_values() == {
+        "hidden_activation": "tanh",
+        "mask_rate": 0.15,
+        "normalization_epsilon": None,
+    }
     states = np.asarray(keras.ops.convert_to_numpy(backbone({"token_ids": np.array([[2, 9, 3]])})))
     head = {name: np.asarray(keras.ops.convert_to_numpy(v)) for name, v in task.head.items()}
     hidden = np.tanh(states @ head["transform/kernel"] + head["transform/bias"])

@@ -16,7 +16,7 @@ def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
     """A number of theirs. ValueError if it is something else."""
     value = values.get(name, default)
     allowed = (int, float) if kind is float else int
-    if not isinstance(value, allowed) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, allowed) or isinstance(value, bool) or not abs(value) < 1e15:
         raise ValueError(f"{name} must be a number, received {value!r}.")
     return value
 

@@ -125,9 +125,8 @@ class Family:
             ours[field.ours] = self.activation(name, value) if field.ours == "activation" else value
         for conversion in self.conversions:
             ours |= conversion.read(values)
-        if tensors is not None:
-            ours |= self._seen_in(tensors, ours)
-        return TransformerConfig.from_dict(ours)
+        config = TransformerConfig.from_dict(ours)
+        return config if tensors is None else config.replace(**self._seen_in(tensors, config))
 
     def activation(self, name: str, value: Any) -> str:
         """Our name for the activation that their value `name` has. ValueError without one."""
@@ -136,7 +135,7 @@ class Family:
             raise ValueError(f"{name}={value!r} is not supported, only {known}.")
         return self.activations[value]
 
-    def _seen_in(self, tensors: Checkpoint, ours: Values) -> dict[str, Any]:
+    def _seen_in(self, tensors: Checkpoint, config: TransformerConfig) -> dict[str, Any]:
         """The values that the checkpoint itself shows."""
         found = {self.names.canonical(name): name for name in tensors}
         seen = {}
@@ -154,7 +153,7 @@ class Family:
             # Without a matrix of its own the output is the embedding. With one, a config that says
             # "tied" is right only if the two are the same.
             tied = mine is None or (
-                ours.get("tie_embeddings", True) and (shared is None or tensors.same(mine, shared))
+                config.tie_embeddings and (shared is None or tensors.same(mine, shared))
             )
             seen["tie_embeddings"] = bool(tied)
         return seen
@@ -267,6 +266,12 @@ class Family:
             raise ValueError(
                 f"A {self.model_type} checkpoint cannot express hidden_activation={mine!r} of "
                 f"{name}, only {its!r}."
+            )
+        epsilon = task.get("normalization_epsilon") or config.normalization_epsilon
+        if epsilon != config.normalization_epsilon:
+            raise ValueError(
+                f"A {self.model_type} checkpoint cannot express normalization_epsilon={epsilon} of "
+                f"{name}, only {config.normalization_epsilon}."
             )
         if name == "TextClassifier" and self.pooler and not its and not config.pooler:
             raise ValueError(

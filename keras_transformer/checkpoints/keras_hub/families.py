@@ -1,0 +1,347 @@
+"""The families in KerasHub's form: the arguments of its backbones, and its weight tables.
+
+The numbers that its classes have built in (epsilons, activations) are in the table at the end.
+Facts are from KerasHub 0.32, `models/*/*_backbone.py` and `models/*/*_classifier.py`.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from keras_transformer.checkpoints.families.encoders import ENCODER
+from keras_transformer.checkpoints.families.family import (
+    Conversion,
+    Family,
+    Field,
+    Head,
+    Values,
+)
+from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.keras_hub.lines import (
+    EMBEDDING_NORM,
+    NAMES,
+    PLAIN_ENCODER,
+    TASK_PREFIX,
+    Line,
+    blocks,
+    dense,
+    layer_norm,
+    t5_attention,
+    t5_stack,
+    two_embeddings,
+)
+from keras_transformer.checkpoints.keras_hub.serialized import (
+    PACKAGES,
+    check_dtype,
+    registered_class,
+    serialized_arguments,
+)
+from keras_transformer.config import TransformerConfig
+
+TASK_FILE = "task.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KerasHubFamily(Family):
+    """A family whose published values are the arguments of a KerasHub backbone.
+
+    Args:
+        more: The arguments that `conversions` read, beside those of `fields`.
+    """
+
+    more: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> set[str]:
+        """The names of the constructor's arguments."""
+        return {*self.fields, *self.more}
+
+    def task(self, values: Values) -> dict[str, Any] | None:
+        saved = values.get("task")
+        if saved is None:
+            return None
+        for name, head in self.heads.items():
+            if saved["class_name"] in head.architectures:
+                theirs = saved["config"]
+                task = {"name": name, **self.task_values(name)}
+                if name == "TextClassifier":  # whose `activation` is not ours: we return logits
+                    task |= {each: theirs.get(each) for each in ("num_classes", "dropout")}
+                if name == "TextEmbedder":
+                    mode = theirs.get("pooling_mode", "mean")
+                    pooling = _POOLINGS.get(mode) if isinstance(mode, str) else None
+                    if pooling is None:
+                        known = ", ".join(map(repr, _POOLINGS))
+                        raise ValueError(
+                            f"pooling_mode={str(mode)[:200]!r} is not supported, only {known}."
+                        )
+                    task |= {"pooling": pooling, "normalize": theirs.get("normalize", True)}
+                return task
+        return None
+
+
+_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+
+
+def find_family(values: Values) -> KerasHubFamily:
+    """The family of a KerasHub config.
+
+    Args:
+        values: The content of a KerasHub `config.json`, or of `read_config`.
+
+    Returns:
+        The family of the backbone that it names.
+
+    Raises:
+        ValueError: If there is none of that name. The message lists those that are known.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints.keras_hub import find_family
+
+    assert find_family({"registered_name": "keras_hub>BertBackbone"}).model_type == "bert"
+    ```
+    """
+    name = registered_class(values)
+    if name not in KERAS_HUB:
+        raise ValueError(
+            f"The KerasHub class {name!r} is not supported. Supported are: "
+            f"{', '.join(sorted(KERAS_HUB))}."
+        )
+    return KERAS_HUB[name]
+
+
+def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
+    """The arguments of a KerasHub backbone, and what is saved of its task.
+
+    Args:
+        folder: The preset's folder, whose `task.json` is read if there is one.
+        values: The content of its `config.json`.
+
+    Returns:
+        The arguments, with `"registered_name"`, and under `"task"` the class and the arguments of
+        the task.
+
+    Raises:
+        ValueError: If the class is not one of those known here, an argument is unknown, or the
+            weights are quantized. The message names the file.
+
+    Example:
+    ```python
+    import tempfile
+    from keras_transformer.checkpoints.keras_hub import find_family, read_config
+
+    sizes = {"vocabulary_size": 9, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
+    values = {
+        "registered_name": "keras_hub>GPT2Backbone",
+        "config": {**sizes, "intermediate_dim": 16, "dtype": "float32"},
+    }
+    arguments = read_config(tempfile.mkdtemp(), values)
+    assert find_family(arguments).config(arguments).max_sequence_length == 1024
+    ```
+    """
+    path = path_inside(folder, "config.json")
+    try:
+        family = find_family(values)
+        arguments = dict(serialized_arguments(values))
+        check_dtype(arguments.pop("dtype", None))
+        for name in ("name", "trainable"):
+            arguments.pop(name, None)
+        unknown = sorted(set(arguments) - family.arguments)
+        missing = [n for n, f in family.fields.items() if f.default is None and n not in arguments]
+        if unknown or missing:
+            raise ValueError(
+                f"The arguments of {registered_class(values)} do not fit: unknown {unknown}, "
+                f"missing {missing}."
+            )
+        arguments["registered_name"] = values["registered_name"]
+        path = path_inside(folder, TASK_FILE)
+        if path.is_file():
+            task = read_json(path)
+            name = registered_class(task)
+            arguments["task"] = {"class_name": name, "config": serialized_arguments(task)}
+        return arguments
+    except ValueError as error:
+        raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def _no_values(config: TransformerConfig) -> dict[str, Any]:
+    """Nothing is written in KerasHub's form."""
+    raise ValueError("KerasHub presets are read, not written.")
+
+
+def _read_head_width(values: Values) -> dict[str, Any]:
+    # A remainder of the division is left out there.
+    width, heads = values.get("hidden_dim"), values.get("num_heads")
+    if not isinstance(width, int) or not isinstance(heads, int) or not 1 <= heads <= width:
+        raise ValueError(
+            f"num_heads and hidden_dim must be integers, from 1 to the width, not {heads!r} and "
+            f"{width!r}."
+        )
+    return {"head_dim": width // heads}
+
+
+def _read_dropout(values: Values) -> dict[str, Any]:
+    return {"attention_dropout": values.get("dropout", 0.1)}
+
+
+_CONVERSIONS = (Conversion(_read_head_width, _no_values), Conversion(_read_dropout, _no_values))
+_FIELDS = {
+    "vocabulary_size": Field("vocabulary_size", None),
+    "num_layers": Field("num_layers", None),
+    "num_heads": Field("num_heads", None),
+    "hidden_dim": Field("hidden_dim", None),
+    "intermediate_dim": Field("intermediate_dim", None),
+    "dropout": Field("dropout", 0.1),
+}
+_ENCODER_FIELDS = {**_FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
+_ENCODER = {**ENCODER, "initializer_range": 0.02}
+
+
+def _read_t5(values: Values) -> dict[str, Any]:
+    activation = values.get("activation", "relu")
+    if isinstance(activation, dict) and activation.get("class_name") == "function":
+        activation = activation.get("config")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        known = ", ".join(map(repr, _ACTIVATIONS))
+        raise ValueError(f"activation={str(activation)[:200]!r} is not supported, only {known}.")
+    ours: dict[str, Any] = {"activation": _ACTIVATIONS[activation]}
+    if values.get("key_value_dim"):
+        ours["head_dim"] = values["key_value_dim"]
+    # Tied or not, the output is as T5's: scaled where it is the embedding.
+    return ours | {"scale_logits": values.get("tie_embedding_weights", True)}
+
+
+_ACTIVATIONS = {
+    **{name: name for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "mish")},
+    **{f"{package}>gelu_approximate": "gelu_tanh" for package in PACKAGES},
+}
+
+
+# The heads of KerasHub's tasks
+
+_LINEAR = dense("output", f"{TASK_PREFIX}layers/dense")
+_HIDDEN = (
+    *dense("hidden", f"{TASK_PREFIX}layers/dense"),
+    *dense("output", f"{TASK_PREFIX}layers/dense_1"),
+)
+
+
+def _encoder_heads(name: str, classifier: tuple[Line, ...], hidden: str | None) -> dict[str, Head]:
+    """The tasks of an encoder; `hidden` is the activation of a classifier's hidden layer."""
+    masked = f"{TASK_PREFIX}layers/masked_lm_head"
+    return {
+        "TextClassifier": Head(
+            architectures=(f"{name}TextClassifier", f"{name}Classifier"),
+            weights=classifier,
+            values={"hidden_activation": hidden} if hidden else {},
+        ),
+        "MaskedLM": Head(
+            architectures=(f"{name}MaskedLM",),
+            weights=(
+                *dense("transform", f"{masked}/_intermediate_dense"),
+                *layer_norm("transform_norm", f"{masked}/_intermediate_layer_norm"),
+                Line("output_bias/bias", f"{masked}/vars/0"),
+            ),
+            values={"hidden_activation": "gelu", "normalization_epsilon": 1e-5},
+        ),
+        "TextEmbedder": Head(architectures=(f"{name}TextEmbedder",)),
+    }
+
+
+def _family(model_type: str, name: str, **values: Any) -> KerasHubFamily:
+    values = {"conversions": _CONVERSIONS, "names": NAMES, **values}
+    return KerasHubFamily(model_type=model_type, architecture=f"{name}Backbone", **values)
+
+
+KERAS_HUB: Mapping[str, KerasHubFamily] = {
+    family.architecture: family
+    for family in (
+        _family(
+            "bert",
+            "Bert",
+            fields={**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)},
+            constants={
+                **_ENCODER,
+                "activation": "gelu_tanh",
+                "normalization_epsilon": 1e-12,
+                "pooler": True,
+            },
+            weights=(
+                *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
+                Line("encoder/segment_embedding/embeddings", "layers/embedding/vars/0"),
+                *EMBEDDING_NORM,
+                *blocks("encoder"),
+                *dense("pooler", "layers/dense"),
+            ),
+            heads=_encoder_heads("Bert", _LINEAR, None),
+        ),
+        _family(
+            "distilbert",
+            "DistilBert",
+            fields=_ENCODER_FIELDS,
+            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-12},
+            weights=PLAIN_ENCODER,
+            heads=_encoder_heads("DistilBert", _HIDDEN, "relu"),
+        ),
+        _family(
+            "roberta",
+            "Roberta",
+            fields=_ENCODER_FIELDS,
+            # Positions are counted from 0, other than in RoBERTa's own checkpoints.
+            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-5},
+            weights=PLAIN_ENCODER,
+            heads=_encoder_heads("Roberta", _HIDDEN, "tanh"),
+        ),
+        _family(
+            "gpt2",
+            "GPT2",
+            fields={**_FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
+            constants={
+                "kind": "decoder",
+                "position": "learned",
+                "normalize_first": True,
+                "activation": "gelu_tanh",
+                "normalization_epsilon": 1e-5,
+                "initializer_range": 0.02,
+            },
+            weights=(
+                *two_embeddings("decoder", "reversible_embedding", "position_embedding"),
+                *blocks("decoder"),
+                *layer_norm("decoder/final_norm", "layers/layer_normalization"),
+            ),
+            heads={"CausalLM": Head(architectures=("GPT2CausalLM",))},
+        ),
+        _family(
+            "t5",
+            "T5",
+            fields={
+                **_FIELDS,
+                "use_gated_activation": Field("gated", True),
+                "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
+                "tie_embedding_weights": Field("tie_embeddings", True),
+            },
+            constants={
+                "kind": "seq2seq",
+                "position": "relative",
+                "score": "dot",
+                "use_bias": False,
+                "normalization": "rms_norm",
+                "normalize_first": True,
+            },
+            conversions=(*_CONVERSIONS, Conversion(_read_t5, _no_values)),
+            more=("activation", "key_value_dim"),
+            weights=(
+                Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
+                Line("token_embedding/reverse_embeddings", "layers/reversible_embedding/vars/1"),
+                *t5_stack("encoder", "t5_layer_norm"),
+                *t5_stack("decoder", "t5_layer_norm_1"),
+                *t5_attention(
+                    "decoder/layer_{i}/cross_attention",
+                    "layers/t5_transformer_layer{i}/cross_attention",
+                ),
+            ),
+            heads={"Seq2SeqLM": Head(architectures=("T5Seq2SeqLM",))},
+        ),
+    )
+}

@@ -1,0 +1,344 @@
+"""KerasHub's tokenizers as ours, with the ids that its own give.
+
+A `tokenizer.json` of KerasHub is a serialized Keras object: its class is looked up in the table
+at the end, its arguments are read as values. The vocabulary is in `assets/tokenizer`. What is put
+around a text is what KerasHub's preprocessors put there. Facts are from KerasHub 0.32,
+`tokenizers/*.py` and `models/*/*_tokenizer.py`.
+"""
+
+import dataclasses
+import functools
+import io
+import os
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.keras_hub.serialized import (
+    registered_class,
+    serialized_arguments,
+)
+from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
+from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
+
+TOKENIZER_FILE = "tokenizer.json"
+PREPROCESSOR_FILE = "preprocessor.json"
+ASSETS = "assets/tokenizer"
+_VOCABULARY_LIMIT = 16 * 2**20  # bytes, ten times the largest published one
+
+Roles = dict[str, str | None]
+
+
+def has_tokenizer(folder: str | os.PathLike) -> bool:
+    """Whether a folder has a tokenizer in KerasHub's form."""
+    return path_inside(folder, TOKENIZER_FILE).is_file() and path_inside(folder, ASSETS).is_dir()
+
+
+def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
+    r"""Reads the tokenizer of a KerasHub preset.
+
+    Args:
+        folder: The preset's folder.
+
+    Returns:
+        The backend and the special token of each role, for `Tokenizer(backend, **roles)`.
+
+    Raises:
+        FileNotFoundError: If one of its files is missing.
+        ValueError: If a file is broken, or the tokenizer is of another class than those known
+            here. The message names the file.
+
+    Example:
+    ```python
+    import json, pathlib, tempfile
+    from keras_transformer import Tokenizer
+    from keras_transformer.checkpoints.keras_hub import read_tokenizer
+
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "assets" / "tokenizer").mkdir(parents=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "bike"]
+    (folder / "assets" / "tokenizer" / "vocabulary.txt").write_text("\n".join(words))
+    values = {"registered_name": "keras_hub>BertTokenizer", "config": {"lowercase": True}}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    backend, roles = read_tokenizer(folder)
+    assert Tokenizer(backend, **roles).encode("A bike") == [2, 5, 6, 3]
+    ```
+    """
+    path = path_inside(folder, TOKENIZER_FILE)
+    values = read_json(path)
+    try:
+        name = registered_class(values)
+        if name not in _READERS:
+            raise ValueError(
+                f"The KerasHub class {name!r} is not supported. Supported are: "
+                f"{', '.join(sorted(_READERS))}."
+            )
+        options = _Options(path, serialized_arguments(values))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return _READERS[name](Path(folder), options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The arguments of a serialized object, and the file that they are from."""
+
+    path: Path
+    values: dict[str, Any]
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self._of_type(name, default, bool)
+
+    def text(self, name: str, default: str) -> str:
+        return self._of_type(name, default, str)
+
+    def texts(self, name: str) -> list[str]:
+        value = self.values.get(name)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{self.path}: {name} must be a list of strings, not {value!r}.")
+        return value
+
+    def _of_type(self, name, default, kind):
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
+        return default if value is None else value
+
+
+def _preprocessor(folder: Path) -> _Options | None:
+    """The arguments of the preprocessor that is saved beside the tokenizer."""
+    path = path_inside(folder, PREPROCESSOR_FILE)
+    if not path.is_file():
+        return None
+    try:
+        values = read_json(path)
+        registered_class(values)
+        return _Options(path, serialized_arguments(values))
+    except ValueError as error:
+        raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def _asset(folder: Path, name: str) -> Path:
+    path = path_inside(folder, f"{ASSETS}/{name}")
+    if not path.is_file():
+        raise FileNotFoundError(f"The tokenizer of the preset {folder} has no file {path}.")
+    size = path.stat().st_size
+    if size > _VOCABULARY_LIMIT:
+        raise ValueError(f"{path} has {size:,} bytes; it may have {_VOCABULARY_LIMIT:,}.")
+    return path
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file without the spaces at their ends."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    return [line.rstrip() for line in io.StringIO(text, newline=None)]
+
+
+def _backend(path: Path, make: Callable[[], models.Model]) -> tokenizers.Tokenizer:
+    """A backend with a model of what is in a file; the library's failures name the file."""
+    try:
+        return tokenizers.Tokenizer(make())
+    except BaseException as error:
+        # Failures of its Rust code are plain `Exception`s, or panics, which are none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{path} is not a usable vocabulary: {error}") from None
+
+
+def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Path) -> None:
+    missing = [token for token in tokens if backend.token_to_id(token) is None]
+    if missing:
+        raise ValueError(f"{path} lacks the special tokens {missing} of its class.")
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
+
+
+# WordPiece
+
+# These characters stand for what is done to a text, and do not occur in it: they are control
+# characters, which are taken out before.
+_BREAK, _FILL, _LONG = "\x1f", "\x1e", "\x1d"
+_SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
+_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
+_CJK = "".join(
+    rf"\x{{{first}}}-\x{{{last}}}"
+    for first, last in (
+        ("4E00", "9FFF"),
+        ("3400", "4DBF"),
+        ("20000", "2A6DF"),
+        ("2A700", "2B73F"),
+        ("2B740", "2B81F"),
+        ("2B820", "2CEAF"),
+        ("F900", "FAFF"),
+        ("2F800", "2FA1F"),
+    )
+)
+_MOST_BYTES = 100  # of a word, longer ones are unknown
+
+
+def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """BERT's tokenizer: the words are split off first, and folded one by one."""
+    path = _asset(folder, "vocabulary.txt")
+    vocabulary = {token: index for index, token in enumerate(_lines(path))}
+    roles: Roles = {**BERT_ROLES, "unknown": options.text("oov_token", "[UNK]")}
+    if roles["unknown"] not in vocabulary:
+        raise ValueError(f"{path} has no token {roles['unknown']!r}, its token for the unknown.")
+    prefix = options.text("suffix_indicator", "##")
+    backend = _backend(
+        path,
+        lambda: models.WordPiece(
+            vocabulary, unk_token=roles["unknown"], continuing_subword_prefix=prefix
+        ),
+    )
+    splits = options.flag("split", True)
+    steps = []
+    if options.flag("strip_accents", False):
+        steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
+    if splits:
+        kept = f"[{_PUNCTUATION}{_CJK if options.flag('split_on_cjk', True) else ''}]"
+        steps += [
+            normalizers.Replace(Regex(_SPACES), _BREAK),
+            # Not at the very start, where the library cannot insert.
+            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
+        ]
+    if options.flag("lowercase", False):
+        steps += _case_fold(set().union(*vocabulary))
+    backend.normalizer = normalizers.Sequence(steps + _long_words())
+    backend.pre_tokenizer = pre_tokenizers.Split(_BREAK, behavior="removed")
+    backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
+    special = [BERT_ROLES[role] for role in ("start", "end", "pad", "mask")]
+    _add_specials(backend, special + options.texts("special_tokens"), path)
+    backend.encode_special_tokens = not (
+        splits and options.flag("special_tokens_in_strings", False)
+    )
+    set_template(backend, TEMPLATES["bert"], BERT_ROLES["start"], BERT_ROLES["end"])
+    return backend, roles
+
+
+def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
+    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`.
+
+    Args:
+        alphabet: the characters of the vocabulary. What folds to others need not be folded: its
+            word is unknown.
+    """
+    steps = [normalizers.NFKC(), normalizers.Lowercase()]
+    for character in _folded_otherwise():
+        folded = unicodedata.normalize("NFKC", character.casefold())
+        if character in alphabet or alphabet.issuperset(folded):
+            steps.append(normalizers.Replace(character, folded))
+    invisible = Regex(r"\p{Default_Ignorable_Code_Point}")
+    return [*steps, normalizers.NFKC(), normalizers.Replace(invisible, "")]
+
+
+@functools.cache
+def _folded_otherwise() -> list[str]:
+    """The characters that are lowercase, and that case folding changes all the same."""
+    return [
+        character
+        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
+        if character.lower() == character != character.casefold()
+        and unicodedata.is_normalized("NFKC", character)
+        and unicodedata.normalize("NFKC", character.casefold()) != character
+    ]
+
+
+def _long_words() -> list[normalizers.Normalizer]:
+    """Makes words of too many bytes unknown. The library counts characters.
+
+    Characters of several bytes are filled up to as many characters, and emptied again.
+    """
+    word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
+    fills = [
+        normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
+        for first in ("80", "800", "10000")
+    ]
+    return [
+        *fills,
+        normalizers.Replace(Regex(word), _LONG),
+        normalizers.Replace(_FILL, ""),
+    ]
+
+
+# Byte-level BPE
+
+
+def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> tokenizers.Tokenizer:
+    path, merges_path = (_asset(folder, name) for name in ("vocabulary.json", "merges.txt"))
+    vocabulary = read_json(path, _VOCABULARY_LIMIT)
+    if not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
+        raise ValueError(f"{path} must give every token a number of at least 0.")
+    merges = []
+    for line in _lines(merges_path):
+        if "#version:" in line:
+            continue
+        pair = tuple(line.split(" "))
+        if len(pair) != 2:
+            raise ValueError(f"{merges_path} must have two tokens a line, not {line!r}.")
+        merges.append(pair)
+    backend = _backend(path, lambda: models.BPE(vocabulary, merges))
+    # KerasHub's tokenizer does not split a text into words first when it is called. (It does so
+    # as part of a TensorFlow graph. The ids differ for few texts, such as "'save".)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=options.flag("add_prefix_space", False), use_regex=False
+    )
+    backend.decoder = decoders.ByteLevel()
+    _add_specials(
+        backend, [*dict.fromkeys([*special, *options.texts("unsplittable_tokens")])], path
+    )
+    return backend
+
+
+def _roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>", "mask": "<mask>"}
+    backend = _byte_pair(folder, options, list(roles.values()))
+    template = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
+    set_template(backend, template, roles["start"], roles["end"])
+    return backend, roles
+
+
+def _gpt2(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    token = "<|endoftext|>"
+    backend = _byte_pair(folder, options, [token])
+    preprocessor = _preprocessor(folder)
+    # The end is not put behind a text to go on with; a task that trains puts it there.
+    if preprocessor is not None and preprocessor.flag("add_start_token", True):
+        set_template(backend, ("{start} $A", "{start} $A $B"), token, token)
+    return backend, {"start": token, "end": token}
+
+
+# SentencePiece
+
+
+def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    for name in ("add_bos", "add_eos"):
+        if options.flag(name, False):
+            raise ValueError(f"{options.path}: {name}=True is not supported, only False.")
+    path = _asset(folder, "vocabulary.spm")
+    backend = read_sentencepiece(path)
+    end, pad = "</s>", "<pad>"
+    _add_specials(backend, [end, pad], path)
+    preprocessor = _preprocessor(folder) or _Options(options.path, {})
+    if preprocessor.flag("add_end_token", True):
+        starts = preprocessor.flag("add_start_token", False)
+        set_template(backend, TEMPLATES["start_end" if starts else "end"], end, end)
+    # No start: the decoder starts from the padding, as T5's does.
+    unknown = None if backend.token_to_id("<unk>") is None else "<unk>"
+    return backend, {"end": end, "pad": pad, "unknown": unknown}
+
+
+_READERS = {
+    "BertTokenizer": _word_piece,
+    "DistilBertTokenizer": _word_piece,
+    "RobertaTokenizer": _roberta,
+    "GPT2Tokenizer": _gpt2,
+    "T5Tokenizer": _t5,
+}

@@ -1,0 +1,171 @@
+"""Tokenizers of KerasHub presets, against KerasHub's own, called as a user calls them."""
+
+import functools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.tokenizers import Tokenizer
+from tests.tokenizers.nasty import NASTY
+
+pytestmark = pytest.mark.backend_independent
+
+TEXTS = ["a man rides a bike .", "It wasn't bad; it's the BEST film since 1999!", "x", ""]
+
+
+@pytest.fixture(scope="session")
+def hub():
+    return pytest.importorskip("keras_hub")
+
+
+def random_texts(number=150):
+    """Texts of characters whose case, width or composition is not simple."""
+    rng = random.Random(0)
+    blocks = [(9, 14), (32, 591), (0x300, 0x530), (0x1E00, 0x2070), (0x3000, 0x3100), (0x4E00,) * 2]
+    characters = [chr(code) for first, last in blocks for code in range(first, last + 1)]
+    characters += list("ꭰᎠᲀﬁﬀﷺ\ufe0f\u3164🙂👨‍👩‍👧①㎏")
+    return ["".join(rng.choices(characters, k=rng.randrange(1, 20))) for _ in range(number)]
+
+
+ALL_TEXTS = [*NASTY, *TEXTS, *random_texts()]
+LONG = ["a" * 100, "a" * 101, "é" * 50, "é" * 51, "ไ" * 33, "ไ" * 34, "a" * 49 + "é" * 26]
+
+
+@functools.cache
+def word_pieces():
+    """A vocabulary of BERT's kind: all characters of the texts, and some longer pieces."""
+    texts = [*ALL_TEXTS, *LONG]
+    tokenizer = Tokenizer.train(texts * 2, kind="wordpiece", vocabulary_size=6000)
+    return sorted(tokenizer.get_vocabulary(), key=tokenizer.get_vocabulary().get)
+
+
+@functools.cache
+def byte_pairs():
+    """A vocabulary and merges of GPT-2's and RoBERTa's kind."""
+    special = ["<pad>", "<mask>", "<|endoftext|>"]
+    tokenizer = Tokenizer.train(
+        [*NASTY, *TEXTS] * 2, special_tokens=special, vocabulary_size=900, add_prefix_space=False
+    )
+    values = json.loads(tokenizer._backend.to_str())["model"]
+    return {"vocabulary": values["vocab"], "merges": [" ".join(m) for m in values["merges"]]}
+
+
+def assert_same_ids(mine, theirs, texts):
+    rows = mine.encode_batch(texts, special_tokens=False)
+    for text, row in zip(texts, rows, strict=True):
+        assert row == [int(i) for i in np.ravel(theirs(text))], ascii(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lowercase": True},
+        {"lowercase": True, "strip_accents": True, "special_tokens_in_strings": True},
+        {"strip_accents": True, "suffix_indicator": "@@"},
+    ],
+    ids=str,
+)
+def test_ids_of_bert(tmp_path, hub, options):
+    theirs = hub.models.BertTokenizer(vocabulary=word_pieces(), **options)
+    theirs.save_to_preset(tmp_path)
+    mine = Tokenizer.from_preset(tmp_path)
+    assert_same_ids(mine, theirs, [*ALL_TEXTS, *LONG, "the [MASK] of [mask] [CLS]x[SEP]"])
+    assert mine.get_vocabulary().keys() == set(theirs.get_vocabulary())
+    pad, unknown, start, end, mask = (f"[{n}]" for n in ("PAD", "UNK", "CLS", "SEP", "MASK"))
+    roles = (mine.pad_id, mine.unknown_id, mine.start_id, mine.end_id, mine.mask_id)
+    assert roles == tuple(theirs.token_to_id(t) for t in (pad, unknown, start, end, mask))
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("Roberta", {}),
+        ("GPT2", {}),
+        ("GPT2", {"add_prefix_space": True, "unsplittable_tokens": ["<|endoftext|>", "it"]}),
+    ],
+    ids=["roberta", "gpt2", "gpt2-options"],
+)
+def test_ids_of_byte_pairs(tmp_path, hub, name, options):
+    theirs = getattr(hub.models, f"{name}Tokenizer")(**byte_pairs(), **options)
+    theirs.save_to_preset(tmp_path)
+    mine = Tokenizer.from_preset(tmp_path)
+    assert_same_ids(mine, theirs, [*ALL_TEXTS, "a <mask> b</s>", "x<|endoftext|>y", "'save"])
+    assert mine.decode(mine.encode(" Gänse 🙂")) == " Gänse 🙂"
+
+
+def test_ids_of_t5(tmp_path, hub):
+    pieces = pytest.importorskip("sentencepiece")
+    path = tmp_path / "spm"
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter([t for t in [*NASTY, *TEXTS] if "\x00" not in t] * 3),
+        model_prefix=str(path),
+        vocab_size=600,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    theirs = hub.models.T5Tokenizer(proto=path.with_name("spm.model").read_bytes())
+    theirs.save_to_preset(tmp_path / "preset")
+    mine = Tokenizer.from_preset(tmp_path / "preset")
+    assert_same_ids(mine, theirs, [*TEXTS, " naïve  café ½ 東京 🙂 "])
+    assert mine.encode("a bike") == [*(int(i) for i in theirs("a bike")), 1]
+    assert (mine.pad_id, mine.end_id, mine.start_id, mine.unknown_id) == (0, 1, None, 2)
+
+
+def test_what_is_put_around_a_text(tmp_path, hub):
+    models = hub.models
+    first, second = ["It's a bike .", "x"], ["a man", "b b"]
+
+    def compare(name, preprocessor, pairs=None):
+        preprocessor.save_to_preset(tmp_path / name)
+        mine = Tokenizer.from_preset(tmp_path / name)
+        theirs = preprocessor(x=first if pairs is None else (first, pairs))
+        rows, segments = mine.encode_batch_with_segments(first, pairs)
+        for i, row in enumerate(rows):
+            length = int(np.sum(to_numpy(theirs["padding_mask"])[i]))
+            assert row == to_numpy(theirs["token_ids"])[i, :length].tolist()
+            if "segment_ids" in theirs:
+                assert segments[i] == to_numpy(theirs["segment_ids"])[i, :length].tolist()
+
+    bert = models.BertTextClassifierPreprocessor(
+        models.BertTokenizer(vocabulary=word_pieces()), sequence_length=40
+    )
+    compare("bert", bert)
+    compare("bert_pairs", bert, second)
+    roberta = models.RobertaTextClassifierPreprocessor(
+        models.RobertaTokenizer(**byte_pairs()), sequence_length=40
+    )
+    compare("roberta_pairs", roberta, second)
+    for starts in (True, False):
+        gpt2 = models.GPT2CausalLMPreprocessor(
+            models.GPT2Tokenizer(**byte_pairs()), sequence_length=40, add_start_token=starts
+        )
+        gpt2.save_to_preset(tmp_path / f"gpt2_{starts}")
+        mine = Tokenizer.from_preset(tmp_path / f"gpt2_{starts}")
+        added = [mine.start_id] if starts else []
+        assert mine.encode("a man") == added + [int(i) for i in gpt2.tokenizer("a man")]
+
+
+def test_saving_keeps_the_ids(tmp_path, hub):
+    theirs = hub.models.BertTokenizer(vocabulary=word_pieces(), lowercase=True)
+    theirs.save_to_preset(tmp_path / "theirs")
+    mine = Tokenizer.from_preset(tmp_path / "theirs")
+    mine.save(tmp_path / "ours")
+    texts = [*ALL_TEXTS, *LONG, "the [MASK] of [CLS]"]
+    assert Tokenizer.from_files(tmp_path / "ours").encode_batch(texts) == mine.encode_batch(texts)
+
+
+def test_places_in_the_text(tmp_path, hub):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "strasse", "bike", ",", "fi"]
+    hub.models.BertTokenizer(vocabulary=words, lowercase=True).save_to_preset(tmp_path)
+    text = "Straße,  ﬁ BIKE"
+    (encoding,) = Tokenizer.from_preset(tmp_path).encode_batch_with_offsets([text])
+    parts = [text[start:end] for start, end in encoding.offsets[1:-1]]
+    assert parts == ["Straße", ",", "ﬁ", "BIKE"]
