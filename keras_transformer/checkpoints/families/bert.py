@@ -5,6 +5,7 @@ Also what is BERT with other training: MiniLM, sentence-transformers models, BER
 
 from keras_transformer.checkpoints.families.encoders import (
     BERT_FIELDS,
+    BERT_REQUIRED,
     ENCODER,
     bert_embeddings,
     bert_layers,
@@ -19,11 +20,7 @@ BERT = Family(
     architecture="BertModel",
     fields=BERT_FIELDS,
     constants=ENCODER,
-    required={
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    },
+    required=BERT_REQUIRED,
     weights=(
         *bert_embeddings("cls.predictions.decoder.weight"),
         *bert_layers(),

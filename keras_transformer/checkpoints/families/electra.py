@@ -6,6 +6,7 @@ discriminators, which tell replaced tokens, are loaded as backbones for other ta
 
 from keras_transformer.checkpoints.families.encoders import (
     BERT_FIELDS,
+    BERT_REQUIRED,
     ENCODER,
     bert_embeddings,
     bert_layers,
@@ -26,11 +27,7 @@ ELECTRA = Family(
         "intermediate_size": Field("intermediate_dim", 1024),
     },
     constants=ENCODER,
-    required={
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    },
+    required=BERT_REQUIRED,
     weights=(
         *bert_embeddings("generator_lm_head.weight"),
         *dense("encoder/embedding_projection", "embeddings_project"),

@@ -31,6 +31,12 @@ BERT_FIELDS = {
     "tie_word_embeddings": Field("tie_embeddings", True),
 }
 
+BERT_REQUIRED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+
 
 def bert_embeddings(output: str) -> tuple[Weight, ...]:
     """The embeddings of BERT.

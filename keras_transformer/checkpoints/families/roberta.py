@@ -8,6 +8,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.encoders import (
     BERT_FIELDS,
+    BERT_REQUIRED,
     ENCODER,
     bert_embeddings,
     bert_layers,
@@ -45,11 +46,7 @@ def _family(model_type: str, prefix: str, vocabulary_size: int = 30522) -> Famil
         | {"vocab_size": Field("vocabulary_size", vocabulary_size)},
         constants=ENCODER,
         conversions=(Conversion(_read_positions, _write_positions),),
-        required={
-            "position_embedding_type": "absolute",
-            "is_decoder": False,
-            "add_cross_attention": False,
-        },
+        required=BERT_REQUIRED,
         weights=(
             *bert_embeddings("lm_head.decoder.weight"),
             *bert_layers(),
