@@ -40,6 +40,14 @@ _AT_LEAST_ONE = (
     "relative_max_distance",
 )
 _AT_LEAST_ZERO = ("segment_vocabulary_size", "position_offset", "position_padding_id")
+# What is compared with ids and positions, and unlike sizes is not held against the weights.
+_BELOW_INT32 = (
+    "max_sequence_length",
+    "window",
+    "relative_max_distance",
+    "rotary_original_length",
+    "position_padding_id",
+)
 _RATES = ("dropout", "attention_dropout")
 _CHOICES = {
     "kind": KINDS,
@@ -235,6 +243,10 @@ class TransformerConfig:
                 )
 
     def _check_ranges(self):
+        for name in _BELOW_INT32:
+            value = getattr(self, name)
+            if value is not None and value >= 2**31:
+                raise ValueError(f"`{name}` must be below 2**31, received {value}.")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -246,8 +258,11 @@ class TransformerConfig:
                 )
         for name in _POSITIVE:
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"`{name}` must be a positive number, received {value}.")
+            if value is not None and not 1e-30 <= value <= 1e30:  # float32 counts no further
+                raise ValueError(
+                    f"`{name}` must be a positive number, received {value}. It may be from 1e-30 "
+                    "to 1e30."
+                )
         for name in _AT_LEAST_ZERO:
             value = getattr(self, name)
             if value is not None and value < 0:

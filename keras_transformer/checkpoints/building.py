@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -126,18 +127,20 @@ def load_task(
         values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
     if load_weights:
         named = {"name": task_class.__name__, **values, **chosen}
-        head = head_shapes(config, named) if keeps_head else None
+        with _naming(source, values):
+            head = head_shapes(config, named) if keeps_head else None
         loading.check_weights(source, config, head, task_class.__name__)
     tokenizer = _tokenizer(source, load_weights)
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
     backbone.family = metadata.get("family")
-    try:
-        task = task_class(backbone, tokenizer, **{**values, **chosen})
-    except TypeError as error:  # values of other types, from the file or from the caller
-        raise ValueError(
-            f"The values { ({**values, **chosen}) } do not fit {task_class.__name__}: {error}"
-        ) from error
+    with _naming(source, values):
+        try:
+            task = task_class(backbone, tokenizer, **{**values, **chosen})
+        except TypeError as error:  # values of other types, from the file or from the caller
+            raise ValueError(
+                f"The values { ({**values, **chosen}) } do not fit {task_class.__name__}: {error}"
+            ) from error
     if load_weights:
         head = task.head if keeps_head else None
         report = loading.load_weights(source, backbone, head, task_class.__name__)
@@ -164,6 +167,18 @@ def _tokenizer(source: PresetSource, required: bool) -> Tokenizer | None:
         )
         return None
     return None if found is None else Tokenizer.from_preset(found)
+
+
+@contextlib.contextmanager
+def _naming(source: PresetSource, values: dict[str, Any]) -> Iterator[None]:
+    """Says in an error that values of the task come from the preset, and from which file."""
+    try:
+        yield
+    except ValueError as error:
+        if not values or str(source.directory) in str(error):
+            raise
+        path = source.file(CONFIG_FILE)
+        raise ValueError(f"{error} The values of the task in {path} are {values}.") from error
 
 
 def _saved_class(source: PresetSource, saved: dict[str, Any] | None, wanted: type) -> type:

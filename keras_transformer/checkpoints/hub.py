@@ -231,7 +231,8 @@ def _bounded_waits() -> Iterator[None]:
     That library asks for a repository's commit and list of files without any limit, so that a
     server that falls silent would hold the program forever, and repeats others for a minute each.
     """
-    from huggingface_hub import constants, get_session
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
 
     longest = max(constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
 

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.files import atomic_directory, write_json
 from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, backbone_variables
 from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
+from keras_transformer.checkpoints.shapes import variable_shapes
 
 
 def save_preset(
@@ -93,6 +94,14 @@ def save_preset(
 def _named_variables(
     backbone: keras.Model, head_variables: Mapping[str, keras.Variable] | None
 ) -> dict[str, keras.Variable]:
+    further = sorted(set(backbone_variables(backbone)) - set(variable_shapes(backbone.config)))
+    if further:
+        raise ValueError(
+            "The model has variables that its config knows nothing of, so that it could not be "
+            f"loaded again: {', '.join(further[:3])} and so on, {len(further)} in all. They come "
+            "from `enable_lora` or `quantize`. Save the model before that, or put the sum "
+            "(`dense.kernel` of each layer) into a new model of the same config."
+        )
     backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
 

@@ -159,8 +159,7 @@ def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings
         else:
             settings = folder.settings(path, {}, charsmap)
             folder.add_tokens(backend, listed, settings.tokens, folder.further_tokens() or [])
-        # Some faults show only in use, such as a template whose token has no id.
-        backend.encode("a", "b")
+        _try_out(backend)
     return backend, settings
 
 
@@ -209,7 +208,14 @@ def _read_older_files(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
             model = models.BPE(vocabulary, merges, **cls.options(settings))
         else:
             model = models.WordPiece(_read_vocab_txt(folder.path), **cls.options(settings))
-        return _build(cls, model, folder, settings, listed, more), settings
+        backend = _build(cls, model, folder, settings, listed, more)
+        _try_out(backend)
+        return backend, settings
+
+
+def _try_out(backend: tokenizers.Tokenizer) -> None:
+    """Shows the faults that show only in use: a template or an unknown token without an id."""
+    backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
 
 
 def _files(folder: Folder, cls: Published) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.backend_independent
         (b'{"a": "\xff"}', "not valid JSON"),
         (b'{"a":' * 100_000, "nests too deeply"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "not valid JSON"),
+        (b'{"a": [' + b"[]," * 100_000 + b"0]}", "more than 100,000 lists and objects"),
     ],
 )
 def test_read_json_names_the_file_and_the_fault(tmp_path, content, message):
@@ -63,6 +64,19 @@ def test_links_out_of_the_folder_are_refused(tmp_path):
         with pytest.raises(ValueError, match="outside the preset's folder"):
             path_inside(folder, name)
     assert path_inside(folder, "own.json") == folder / "own.json"
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "\ud800"], ids=["long", "surrogate"])
+def test_names_that_no_file_can_have(tmp_path, name):
+    with pytest.raises(ValueError, match="names the file"):
+        path_inside(tmp_path, name)
+
+
+def test_links_in_a_circle(tmp_path):
+    (tmp_path / "config.json").symlink_to("tokenizer.json")
+    (tmp_path / "tokenizer.json").symlink_to("config.json")
+    with pytest.raises(ValueError, match="names the file 'config.json'"):
+        path_inside(tmp_path, "config.json")
 
 
 def test_links_of_the_hub_cache_lead_to_its_blobs_only(tmp_path):

@@ -216,7 +216,7 @@ def edit(folder, **values):
     "values, message",
     [
         ({"vocabulary_size": 10**12}, r"\(13, 8\), the config says \(1000000000000, 8\)"),
-        ({"max_sequence_length": 10**12}, "the config says"),
+        ({"max_sequence_length": 10**9}, "the config says"),
         ({"intermediate_dim": 10**9}, "the config says"),
         ({"hidden_dim": 10**9}, "the config says"),
         ({"num_layers": 10**9}, "declares 1,000,000,000 layers"),
@@ -304,3 +304,11 @@ def test_config_survives_json(preset):
     config, _, _ = load_config(preset)
     assert config == small_config(position="learned")
     assert isinstance(config, TransformerConfig)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    backbone = small_backbone()
+    backbone.encoder.blocks[0].feed_forward.intermediate_dense.enable_lora(2)
+    with pytest.raises(ValueError, match="lora_kernel_a.*2 in all.*enable_lora"):
+        save_preset(tmp_path / "preset", backbone=backbone)
+    assert not (tmp_path / "preset").exists()

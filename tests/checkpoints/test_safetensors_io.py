@@ -57,6 +57,7 @@ def test_stored_types(tmp_path, stored):
     safetensors.numpy.save_file({"w": array}, tmp_path / "model.safetensors")
     read = Checkpoint(tmp_path).read("w")
     np.testing.assert_array_equal(read.astype("float64"), array.astype("float64"))
+    assert read.dtype == ("float64" if stored == "float64" else "float32")
 
 
 def test_bfloat16_agrees_with_ml_dtypes_for_every_finite_value(tmp_path):
@@ -101,6 +102,33 @@ def test_nan_and_infinity_are_found(tmp_path, value, dtype):
     safetensors.numpy.save_file({"layer/kernel": array}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="'layer/kernel' .*model.safetensors holds NaN"):
         Checkpoint(tmp_path).read("layer/kernel")
+
+
+def test_every_half_float_is_told_finite_or_not(tmp_path):
+    halves = np.arange(2**16, dtype="uint16").view("float16")
+    safetensors.numpy.save_file({"w": halves[np.isfinite(halves)]}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(Checkpoint(tmp_path).read("w"), halves[np.isfinite(halves)])
+    for value in halves[~np.isfinite(halves)][::100]:
+        array = np.ones(2**20 + 3, "float16")  # above the size of one step
+        array[-2] = value
+        safetensors.numpy.save_file({"w": array}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match="holds NaN or infinity"):
+            Checkpoint(tmp_path).read("w")
+
+
+def test_what_is_infinite_as_float32_is_refused(tmp_path):
+    safetensors.numpy.save_file({"w": np.array([1e39])}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="'w' .* holds NaN or infinity"):
+        Checkpoint(tmp_path).read("w")
+
+
+def test_a_header_without_end_is_not_read(tmp_path):
+    length = 2**30
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(length.to_bytes(8, "little"))
+        file.truncate(8 + length)  # takes no space on the disk
+    with pytest.raises(ValueError, match="a header of 1,073,741,824 bytes, at most 16,777,216"):
+        Checkpoint(tmp_path)
 
 
 def test_integers_are_no_weights(tmp_path):

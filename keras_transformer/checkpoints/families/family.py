@@ -126,7 +126,9 @@ class Family:
         for conversion in self.conversions:
             ours |= conversion.read(values)
         config = TransformerConfig.from_dict(ours)
-        return config if tensors is None else config.replace(**self._seen_in(tensors, config))
+        return (
+            config if tensors is None else config.replace(**self._seen_in(tensors, config, values))
+        )
 
     def activation(self, name: str, value: Any) -> str:
         """Our name for the activation that their value `name` has. ValueError without one."""
@@ -135,7 +137,15 @@ class Family:
             raise ValueError(f"{name}={value!r} is not supported, only {known}.")
         return self.activations[value]
 
-    def _seen_in(self, tensors: Checkpoint, config: TransformerConfig) -> dict[str, Any]:
+    def _is_language_model(self, values: Values) -> bool:
+        """Whether a config says that the checkpoint is a whole language model, not a bare one."""
+        named = values.get("architectures")
+        heads = [self.heads[task] for task in _GENERATING if task in self.heads]
+        return isinstance(named, list) and any(n in h.architectures for n in named for h in heads)
+
+    def _seen_in(
+        self, tensors: Checkpoint, config: TransformerConfig, values: Values
+    ) -> dict[str, Any]:
         """The values that the checkpoint itself shows."""
         found = {self.names.canonical(name): name for name in tensors}
         seen = {}
@@ -150,11 +160,14 @@ class Family:
             mine = next((found[name] for name in output.names if name in found), None)
             embedding = table["token_embedding/embeddings"]
             shared = next((found[name] for name in embedding.names if name in found), None)
-            # Without a matrix of its own the output is the embedding. With one, a config that says
-            # "tied" is right only if the two are the same.
-            tied = mine is None or (
-                config.tie_embeddings and (shared is None or tensors.same(mine, shared))
-            )
+            # A bare model has no matrix of its own for the output, which is the embedding then; in
+            # a language model that is not tied it is missing. With one, a config that says "tied"
+            # is right only if the two are the same.
+            tied = config.tie_embeddings
+            if mine is None:
+                tied = tied or not self._is_language_model(values)
+            else:
+                tied = tied and (shared is None or tensors.same(mine, shared))
             seen["tie_embeddings"] = bool(tied)
         return seen
 

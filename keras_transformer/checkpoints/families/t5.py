@@ -41,6 +41,10 @@ def _write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
 def _read_scale(values: Values) -> dict[str, Any]:
     # Of old, models that shared the embedding scaled the states, and this is how one knows.
     tied = values.get("tie_word_embeddings") is not False
+    if values.get("tie_word_embeddings", True) not in (True, False, None):
+        raise ValueError(
+            f"tie_word_embeddings must be a boolean, received {values['tie_word_embeddings']!r}."
+        )
     return {"scale_logits": values.get("scale_decoder_outputs", tied), "tie_embeddings": tied}
 
 

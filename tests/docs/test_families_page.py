@@ -1,0 +1,153 @@
+"""docs/families.md is what the code makes, and what it says is so."""
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_transformer import TransformerConfig, list_presets
+from keras_transformer.checkpoints.families import FAMILIES, get_family
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.backend_independent
+
+# Config values without words on the page: sizes, rates, and what the page says in general.
+NUMBERS = {
+    "vocabulary_size",
+    "hidden_dim",
+    "num_layers",
+    "num_heads",
+    "intermediate_dim",
+    "num_decoder_layers",
+    "head_dim",
+    "normalization_epsilon",
+    "max_sequence_length",
+    "dropout",
+    "attention_dropout",
+    "tie_embeddings",
+    "initializer_range",
+    "rotary_base",
+    "rotary_factor",
+    "rotary_min_turns",
+    "rotary_max_turns",
+    "rotary_original_length",
+    "relative_max_distance",
+}
+
+
+@pytest.fixture(scope="module")
+def maker():
+    spec = importlib.util.spec_from_file_location("make_families", DOCS / "make_families.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their module there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def page(maker):
+    return maker.page()
+
+
+def cells(page, heading):
+    """The rows of the tables below a heading: a list of cells by the first one."""
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line[1:-1].split("|") for line in section.splitlines() if line.startswith("| `")]
+    return {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_page_is_current(page):
+    assert (DOCS / "families.md").read_text(encoding="utf-8") == page, (
+        "run python docs/make_families.py"
+    )
+
+
+def test_check_says_whether_it_is_current(maker, page, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(maker, "PAGE", tmp_path / "families.md")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["make_families.py", *arguments])
+        return maker.main()
+
+    assert run("--check") == 1 and "not what the code makes" in capsys.readouterr().out
+    assert run() == 0 and (tmp_path / "families.md").read_text(encoding="utf-8") == page
+    capsys.readouterr()
+    assert run("--check") == 0 and "is current" in capsys.readouterr().out
+    (tmp_path / "families.md").write_text(page.replace("RMSNorm", "LayerNorm"), encoding="utf-8")
+    assert run("--check") == 1
+
+
+def test_a_row_for_each_family_and_a_place_for_each_preset(page):
+    for heading in ("What they are", "Their tasks"):
+        assert set(cells(page, heading)) == set(FAMILIES)
+    rows = cells(page, "Values that are refused, and presets")
+    assert set(FAMILIES) <= set(rows)
+    named = [name.strip(" `") for row in rows.values() for name in row[-1].split(",") if name]
+    assert sorted(named) == list_presets()
+    assert "minilm_l6_en" in rows["bert"][-1] and "gpt2_base_en" in rows["gpt2"][-1]
+
+
+def test_the_words_are_those_of_the_papers(page):
+    """What their papers and the models' own descriptions say, by hand."""
+    rows = cells(page, "What they are")
+    for name, words in {
+        "bert": ("arxiv.org/abs/1810.04805", "learned", "LayerNorm last", "token types", "pooler"),
+        "roberta": ("arxiv.org/abs/1907.11692", "counted without padding"),
+        "camembert": ("as RoBERTa",),
+        "albert": ("layers share their weights", "narrower embeddings"),
+        "openai-gpt": ("Radford et al. 2018", "LayerNorm last"),
+        "gpt2": ("Radford et al. 2019", "Multitask", "LayerNorm first"),
+        "gpt_neox": ("rotary on 25% of a head", "side by side"),
+        "llama": ("RMSNorm first", "gated silu", "grouped", "linear, llama3, yarn", "no biases"),
+        "mistral": ("as Llama", "window"),
+        "qwen2": ("biases on query, key and value only",),
+        "qwen3": ("on queries and keys",),
+        "t5": ("relative, 32 buckets", "no biases", "scores not scaled", "RMSNorm first"),
+        "bart": ("learned, from row 2", "on the embeddings", "bias on the logits"),
+        "marian": ("arxiv.org/abs/1804.00344", "sinusoidal, sines first"),
+    }.items():
+        for word in words:
+            assert word in " | ".join(rows[name]), (name, word)
+    assert "token types" not in " ".join(rows["distilbert"])
+    refused = cells(page, "Values that are refused, and presets")
+    assert "`is_decoder` other than `false`" in refused["bert"][0]
+
+
+def test_the_words_know_every_config_value(maker):
+    """A config value that is neither a number nor in the words would be left out unnoticed."""
+    source = (DOCS / "make_families.py").read_text(encoding="utf-8")
+    said = ("kind", "rotary_scaling", "embedding_dim", "output_bias", "num_key_value_heads")
+    unsaid = {
+        field.name
+        for field in dataclasses.fields(TransformerConfig)
+        if field.name not in (*said, *NUMBERS) and f"config.{field.name}" not in source
+    }
+    assert unsaid == {"pooler"}  # `family.pooler` says it: it depends on the weights
+
+
+def test_the_classes_exist(page):
+    known = set(dir(pytest.importorskip("transformers")))  # without loading each of them
+    for family in FAMILIES.values():
+        exported = [head.architectures[0] for head in family.heads.values()]
+        for name in (family.architecture, *exported):
+            assert name in known
+            assert family.architecture == name or f"`{name}`" in page
+
+
+def test_what_is_not_covered_is_refused(maker):
+    refused = [values for row in maker.NOT_COVERED for values in row.refused]
+    assert len(refused) > 5
+    for values in refused:
+        with pytest.raises(ValueError, match=r"not supported|must be equal"):
+            get_family(values).config(values)
+
+
+def test_a_module_must_name_its_paper(maker, monkeypatch):
+    from keras_transformer.checkpoints.families import t5
+
+    monkeypatch.setattr(t5, "__doc__", "T5, as everybody knows.")
+    with pytest.raises(ValueError, match=r"families\.t5 must start with 'Name: Authors year, URL'"):
+        maker.paper(t5.T5)
