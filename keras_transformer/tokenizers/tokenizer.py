@@ -177,6 +177,7 @@ class Tokenizer:
         from keras_transformer.checkpoints import keras_hub, resolve_preset
 
         source = resolve_preset(preset)
+        source = source.tokenizer or source  # without any, the error says which files there may be
         if keras_hub.has_tokenizer(source):
             backend, roles = keras_hub.read_tokenizer(source)
             return cls(backend, **roles)

@@ -86,7 +86,9 @@ BART = Family(
     heads={
         "Seq2SeqLM": Head(architectures=("BartForConditionalGeneration",), values={"start_id": 2})
     },
-    names=Names(prefixes=("model.",), ignored=("classification_head.*", "qa_outputs.*")),
+    names=Names(
+        prefixes=("model.",), ignored=("*.version", "classification_head.*", "qa_outputs.*")
+    ),
     output_bias="final_logits_bias",
 )
 

@@ -1,0 +1,87 @@
+"""Bundled presets whose weights and tokenizer lie on the hub."""
+
+import json
+import logging
+
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import export_to_huggingface
+from keras_transformer.checkpoints import presets
+from keras_transformer.checkpoints.families.roberta import ROBERTA
+from keras_transformer.checkpoints.hub import HubName
+from tests.checkpoints.conftest import assert_same_values, small_backbone
+from tests.tasks.common import ENGLISH, tokenizer
+
+pytestmark = pytest.mark.backend_independent
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A model on the hub, `roberta_small` that points to it, and what was asked of the hub."""
+    words = tokenizer("wordpiece", lowercase=True)
+    config = ROBERTA.config(
+        {"vocab_size": words.vocabulary_size, "hidden_size": 12, "num_attention_heads": 3,
+         "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 40,
+         "pad_token_id": words.pad_id}
+    )  # fmt: skip
+    model = kt.MaskedLM(small_backbone(**config.to_dict()), words, hidden_activation="gelu")
+    export_to_huggingface(model, tmp_path / "hub")
+    folder = tmp_path / "presets" / "roberta_small"
+    folder.mkdir(parents=True)
+    values = {
+        "format": "keras_transformer",
+        "format_version": 1,
+        "backbone": config.stated(),
+        "task": {"name": "MaskedLM", "hidden_activation": "gelu"},
+        "metadata": {"family": "roberta", "license": "mit"},
+        "weights": {"format": "huggingface", "hub": "hf://org/roberta@main"},
+    }
+    (folder / "config.json").write_text(json.dumps(values))
+    asked = []
+
+    def download(self, patterns):  # what the network delivers is tested in test_hub.py
+        asked.append(patterns)
+        return tmp_path / "hub"
+
+    monkeypatch.setattr(HubName, "download", download)
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path / "presets")
+    return model, folder, asked
+
+
+def test_weights_and_tokenizer_come_from_the_hub(published):
+    model, _, _ = published
+    loaded = kt.Task.from_preset("roberta_small")
+    assert type(loaded) is kt.MaskedLM
+    assert_same_values(loaded, model)
+    expected = model.tokenizer.encode_batch(ENGLISH)
+    assert loaded.tokenizer.encode_batch(ENGLISH) == expected
+    assert kt.Tokenizer.from_preset("roberta_small").encode_batch(ENGLISH) == expected
+
+
+def test_another_task_is_made_as_the_family_makes_it(published, caplog):
+    classifier = kt.TextClassifier.from_preset("roberta_small", num_classes=2)
+    assert classifier.hidden_activation == "tanh" and "fresh" in caplog.text
+
+
+def test_the_config_beside_the_weights_counts(published, caplog):
+    """It belongs to them; that the bundled one says otherwise is said."""
+    _, folder, _ = published
+    values = json.loads((folder / "config.json").read_text())
+    values["backbone"]["normalization_epsilon"] = 0.5
+    (folder / "config.json").write_text(json.dumps(values))
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        backbone = kt.Backbone.from_preset("roberta_small")
+    assert backbone.config.normalization_epsilon == 1e-12
+    assert "normalization_epsilon is 1e-12, not 0.5" in caplog.text
+
+
+def test_without_network_and_weights_it_takes_ids(published, monkeypatch, caplog):
+    def offline(self, patterns):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(HubName, "download", offline)
+    task = kt.MaskedLM.from_preset("roberta_small", load_weights=False)
+    assert task.tokenizer is None and "takes ids only: no network" in caplog.text
+    with pytest.raises(FileNotFoundError, match="could not be downloaded"):
+        kt.MaskedLM.from_preset("roberta_small")
