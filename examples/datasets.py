@@ -18,6 +18,7 @@ DATA_DIR = flags.DEFINE_string(
 
 _GITHUB = "https://raw.githubusercontent.com"
 _SOURCES = {
+    "multi30k/raw": f"{_GITHUB}/multi30k/dataset/master/data/task1/raw",
     "multi30k/tok": f"{_GITHUB}/multi30k/dataset/master/data/task1/tok",
     "sst2": f"{_GITHUB}/clairett/pytorch-sentiment-classification/master/data/SST2",
     "tinyshakespeare": f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare",
@@ -25,6 +26,7 @@ _SOURCES = {
 
 # SHA-256 of the content, decompressed.
 _CHECKSUMS = {
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
     "train.lc.norm.tok.en": "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
     "train.lc.norm.tok.de": "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
     "train.lc.norm.tok.fr": "8fa41bb718412bcb7c5dfa58603842810a01543eae86a51279f9886b901266e1",
@@ -45,12 +47,23 @@ _CHECKSUMS = {
     "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 
+# Real text about something else: Charles Darwin, "The Voyage of the Beagle", chapter 1.
+BEAGLE = (
+    "After having been twice driven back by heavy southwestern gales, Her Majesty's ship Beagle, "
+    "a ten-gun brig, under the command of Captain Fitz Roy, R. N., sailed from Devonport on the "
+    "27th of December, 1831. The object of the expedition was to complete the survey of Patagonia "
+    "and Tierra del Fuego, commenced under Captain King in 1826 to 1830, to survey the shores of "
+    "Chile, Peru, and of some islands in the Pacific, and to carry a chain of chronometrical "
+    "measurements round the World. On the 6th of January we reached Teneriffe, but were prevented "
+    "landing, by fears of our bringing the cholera."
+)
+
 
 def read(folder: str, name: str, data_dir: str | None = None) -> str:
     """The text of one file of the data, checked.
 
     Args:
-        folder: `"multi30k/tok"`, `"sst2"` or `"tinyshakespeare"`.
+        folder: `"multi30k/raw"`, `"multi30k/tok"`, `"sst2"` or `"tinyshakespeare"`.
         name: the file's name, without `.gz`.
         data_dir: where to look first. Defaults to the flag `--data_dir`.
 
@@ -61,8 +74,10 @@ def read(folder: str, name: str, data_dir: str | None = None) -> str:
     content = _read_local(pathlib.Path(data_dir, folder, name)) if data_dir else None
     if content is None:
         origin = f"{_SOURCES[folder]}/{name}"
-        path = keras.utils.get_file(name, origin, cache_subdir=f"datasets/{folder}")
-        content = pathlib.Path(path).read_bytes()
+        origin += ".gz" if folder == "multi30k/raw" else ""  # As the repository has them.
+        saved_as = origin.rpartition("/")[2]
+        path = keras.utils.get_file(saved_as, origin, cache_subdir=f"datasets/{folder}")
+        content = _read_local(pathlib.Path(path).with_name(name))
         origin = f"{path}, downloaded from {origin}"
     else:
         origin = f"{name} in {data_dir}"
@@ -76,6 +91,11 @@ def multi30k(split: str, language: str) -> list[str]:
     return read("multi30k/tok", f"{split}.lc.norm.tok.{language}").splitlines()
 
 
+def image_descriptions() -> list[str]:
+    """29,000 English image descriptions, as they were written: the training part of Multi30k."""
+    return read("multi30k/raw", "train.en").splitlines()
+
+
 def sst2(split: str) -> tuple[list[str], list[int]]:
     """Film-review sentences and their labels, 0 negative, 1 positive: split `train` or `dev`."""
     rows = [line.split("\t") for line in read("sst2", f"{split}.tsv").splitlines()]
@@ -85,6 +105,12 @@ def sst2(split: str) -> tuple[list[str], list[int]]:
 def tiny_shakespeare() -> str:
     """1.1 million characters of Shakespeare."""
     return read("tinyshakespeare", "input.txt")
+
+
+def shakespeare_speeches() -> list[tuple[str, str]]:
+    """The 7,000 speeches of tiny Shakespeare: who speaks, as the script has it, and the lines."""
+    parts = (part.strip().partition(":\n") for part in tiny_shakespeare().split("\n\n"))
+    return [(speaker, lines) for speaker, _, lines in parts if lines]
 
 
 def _read_local(path: pathlib.Path) -> bytes | None:

@@ -122,7 +122,8 @@ class TransformerConfig:
         initializer_range: standard deviation of the initial weights. None for Glorot uniform
             kernels and embeddings of deviation `hidden_dim ** -0.5`.
         rotary_base: wavelength base of the rotary embedding.
-        rotary_dim: number of features of a head that are rotated. None for all.
+        rotary_dim: number of features of a head that are rotated. None for all. An odd number
+            is rounded up.
         rotary_scaling: stretches the wavelengths for sequences longer than in training:
             `"linear"`, `"llama3"` or `"yarn"`, see `layers.RotaryEmbedding`. None for not.
         rotary_factor, rotary_min_turns, rotary_max_turns, rotary_original_length: its values.
@@ -314,9 +315,9 @@ class TransformerConfig:
                 "`position_offset` of at least 1."
             )
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        if self.position == "rotary" and (rotated % 2 or rotated > self.head_dim):
+        if self.position == "rotary" and rotated + rotated % 2 > self.head_dim:
             raise ValueError(
-                "position='rotary' needs an even `rotary_dim` of at most `head_dim`, received "
+                "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
                 f"rotary_dim={self.rotary_dim} and head_dim={self.head_dim}."
             )
         if self.rotary_min_turns >= self.rotary_max_turns:

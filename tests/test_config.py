@@ -58,7 +58,7 @@ def test_values_that_follow_from_others():
         ({"num_key_value_heads": 6}, "multiple of `num_key_value_heads`, received 3 and 6"),
         ({"kind": "decoder", "pooler": True}, "`pooler` needs kind='encoder'.*'decoder'"),
         ({"num_decoder_layers": 2}, "`num_decoder_layers` needs kind='seq2seq'.*'encoder'"),
-        ({"position": "rotary", "head_dim": 5}, "'rotary' needs an even `rotary_dim`.*head_dim=5"),
+        ({"position": "rotary", "head_dim": 5}, "'rotary' needs an even `head_dim`.*head_dim=5"),
         ({"hidden_dim": 15}, "'sinusoidal' needs an even `hidden_dim`, received 15"),
         (
             {"position": "relative", "relative_num_buckets": 3},
@@ -78,7 +78,7 @@ def test_values_that_follow_from_others():
         ({"num_layer_groups": 3}, "num_layer_groups=3 is more than num_layers=2"),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
         ({"position": "learned", "position_padding_id": 1}, "`position_offset` of at least 1"),
-        ({"position": "rotary", "rotary_dim": 3}, "rotary_dim=3"),
+        ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),
         ({"position": "rotary", "rotary_dim": 6}, "rotary_dim=6 and head_dim=4"),
         ({"rotary_scaling": "ntk"}, "`rotary_scaling` must be one of None, 'linear'.*'ntk'"),
         ({"rotary_min_turns": 32.0}, "must be below `rotary_max_turns`, received 32.0 and 32.0"),

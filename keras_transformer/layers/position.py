@@ -151,7 +151,8 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
 
     Args:
         base: float, wavelength base.
-        dim: int, the number of features that are rotated, the first ones. None for all.
+        dim: int, the number of features that are rotated, the first ones. None for all. Of an odd
+            number one more is rotated, but the wavelengths are those of the number itself.
         scaling: str, how the angles grow more slowly for sequences longer than in training. A pair
             that turns often within `original_length` tells near positions apart and stays as it
             is; one that turns seldom has its angle divided by `factor`:
@@ -173,8 +174,8 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
         Float, the shape of `inputs`.
 
     Raises:
-        ValueError: if the number of rotated features is odd or above `head_dim`; for an unknown
-            scaling, or one without `original_length`.
+        ValueError: if more features are to be rotated than there are, or all of an odd number;
+            for an unknown scaling, or one without `original_length`.
 
     Example:
     ```python
@@ -219,28 +220,30 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
     def call(self, inputs, positions=None):
         width = inputs.shape[-1]
         dim = width if self.dim is None else self.dim
-        if dim % 2 or dim > width:
+        frequencies = self._scaled_frequencies(dim)
+        pairs = len(frequencies)
+        if 2 * pairs > width:
             raise ValueError(
                 f"Rotary positions need an even number of features, at most the head size {width}, "
                 f"received {dim}."
             )
         positions = sequence_positions(inputs) if positions is None else positions
-        angles = ops.expand_dims(_angles(positions, self._scaled_frequencies(dim)), 2)
+        angles = ops.expand_dims(_angles(positions, frequencies), 2)
         x = ops.cast(inputs, "float32")
-        first, second, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+        first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
         sin, cos = ops.sin(angles), ops.cos(angles)
         if self.scaling == "yarn" and self.factor > 1:
             raised = 0.1 * math.log(self.factor) + 1
             sin, cos = sin * raised, cos * raised
         parts = [first * cos - second * sin, second * cos + first * sin]
-        rotated = ops.concatenate([*parts, rest] if dim < width else parts, axis=-1)
+        rotated = ops.concatenate([*parts, rest] if 2 * pairs < width else parts, axis=-1)
         return ops.cast(rotated, inputs.dtype)
 
     def _scaled_frequencies(self, dim: int) -> np.ndarray:
         frequencies = _frequencies(dim, self.base)
         if self.scaling is None:
             return frequencies
-        kept = np.zeros(dim // 2)  # the share of a frequency that is not divided
+        kept = np.zeros(len(frequencies))  # the share of a frequency that is not divided
         if self.scaling == "llama3":
             turns = self.original_length * frequencies / (2 * math.pi)
             kept = (turns - self.min_turns) / (self.max_turns - self.min_turns)
@@ -252,7 +255,7 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
 
             first = max(math.floor(pair_that_turns(self.max_turns)), 0)
             last = min(math.ceil(pair_that_turns(self.min_turns)), dim - 1)
-            kept = 1 - (np.arange(dim // 2) - first) / max(last - first, 0.001)
+            kept = 1 - (np.arange(len(frequencies)) - first) / max(last - first, 0.001)
         kept = np.clip(kept, 0, 1)
         return frequencies * (kept + (1 - kept) / self.factor)
 

@@ -130,6 +130,7 @@ CONFIGS = {
         "GPTNeoX",
         [
             {**_NEOX, "hidden_size": 24},
+            {**_NEOX, "hidden_size": 36},  # a quarter of 12 features
             {**_NEOX, "hidden_size": 40, "num_attention_heads": 5, "use_parallel_residual": False},
             {
                 **_NEOX,
