@@ -131,13 +131,18 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    command(
+    presets = command(
         "presets",
         _presets,
         "print a table of the bundled presets",
         "Prints the bundled presets: what they are, their size on disk and where the weights are.",
-        "example:\n  keras-transformer presets\n",
+        "examples:\n  keras-transformer presets\n"
+        "  keras-transformer presets --task token_classification\n",
     )
+    presets.add_argument(
+        "--task", metavar="TASK",
+        help="only those with a head for this task, such as text_classification or causal_lm",
+    )  # fmt: skip
     info = command(
         "info",
         _info,
@@ -181,11 +186,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _presets(_) -> None:
+def _presets(options) -> None:
     from keras_transformer.checkpoints import list_presets, load_config, resolve_preset
 
     rows = [("name", "family", "kind", "parameters", "task", "size on disk", "weights")]
-    for name in list_presets():
+    for name in list_presets(options.task):
         source = resolve_preset(name)
         config, task, metadata = load_config(source, load_weights=False)
         files = source.local_weights

@@ -99,7 +99,7 @@ def test_errors_of_the_program_are_one_line_and_the_code_2():
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("keras-transformer: error: There is no preset 'minilm_l6'.")
-    assert "Did you mean 'minilm_l6_en'?" in last
+    assert "Did you mean 'minilm_l6_en'" in last
     assert "Traceback" not in done.stderr
 
 
@@ -113,6 +113,14 @@ def test_presets_prints_a_table(run):
     assert [row.split()[0] for row in rows] == kt.list_presets()
     minilm = next(row for row in rows if row.startswith("minilm_l6_en"))
     assert re.split(r"\s{2,}", minilm)[1:5] == ["bert", "encoder", "22,713,216", "TextEmbedder"]
+
+
+@pytest.mark.backend_independent
+def test_presets_of_a_task(run):
+    code, out, _ = run("presets", "--task", "token_classification")
+    assert code == 0 and [row.split()[0] for row in out.splitlines()[1:]] == ["bert_base_en_ner"]
+    code, _, errors = run("presets", "--task", "poetry")
+    assert code == 2 and "There is no task 'poetry'. Tasks are: 'masked_lm'" in errors
 
 
 @pytest.mark.backend_independent

@@ -70,7 +70,8 @@ from keras_transformer.checkpoints import resolve_preset
 print(kt.__file__)
 for name in kt.list_presets():
     source = resolve_preset(name)
-    ids = kt.Tokenizer.from_preset(name).encode("a b") if source.has_tokenizer else "none"
+    here = source.file("tokenizer.json").is_file()
+    ids = kt.Tokenizer.from_preset(name).encode("a b") if here else "none"
     print(name, source.directory, ids)
 print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params())
 """

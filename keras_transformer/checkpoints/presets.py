@@ -310,13 +310,13 @@ def _unknown(preset: str) -> Exception:
     names = list_presets()
     close = difflib.get_close_matches(preset, names, n=3, cutoff=0.4)
     suggestion = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
-    known = ", ".join(names) or "none"
     hint = ""
     if preset.count("/") == 1 and not preset.startswith((".", "/", "~")):
         hint = f" For a model on the hub, write '{SCHEME}{preset}'."
     message = (
-        f"There is no preset {preset!r}. {suggestion}It is not one of the bundled presets "
-        f"({known}; in {presets_folder()}), and there is no such directory in {Path.cwd()}.{hint}"
+        f"There is no preset {preset!r}. {suggestion}It is not one of the {len(names)} bundled "
+        f"presets (`keras-transformer presets` lists them; they are in {presets_folder()}), and "
+        f"there is no such directory in {Path.cwd()}.{hint}"
     )
     looks_like_path = os.sep in preset and not hint
     return FileNotFoundError(message) if looks_like_path else ValueError(message)
