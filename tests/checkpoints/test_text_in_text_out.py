@@ -1,0 +1,72 @@
+"""A whole published folder, weights and tokenizer: the text that the Transformers library gives."""
+
+import pytest
+
+import keras_transformer as kt
+from tests.checkpoints import families
+from tests.tokenizers import folders
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PROMPTS = ["Two dogs run on the grass.", "A man"]
+
+
+def folder_of(model_type, make_tokenizer, tmp_path):
+    """Their tokenizer and a language model with its vocabulary, saved side by side."""
+    make_tokenizer(tmp_path)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    size = max(words.get_vocab().values()) + 1
+    values = {"vocab_size": size, "eos_token_id": words.eos_token_id}
+    if words.pad_token_id is not None:
+        values["pad_token_id"] = words.pad_token_id
+    if model_type == "marian":
+        values |= {"decoder_vocab_size": size, "decoder_start_token_id": words.pad_token_id}
+        values["forced_eos_token_id"] = None
+    prefix, configs = families.CONFIGS[model_type]
+    config = getattr(transformers, f"{prefix}Config")(**{**configs[0], **values})
+    torch.manual_seed(0)
+    name = families.class_name(model_type, "LanguageModel")
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            constant = model_type == "marian" and "embed_positions" in path  # sines and cosines
+            if parameter.dim() > 1 and not constant:
+                parameter.mul_(8.0)  # so that one token is the best
+    model.save_pretrained(tmp_path)
+    return words, model
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make_tokenizer"),
+    [("gpt2", folders.gpt2), ("llama", folders.llama), ("qwen2", folders.qwen2)],
+)
+def test_continuations(tmp_path, model_type, make_tokenizer):
+    words, model = folder_of(model_type, make_tokenizer, tmp_path)
+    lm = kt.CausalLM.from_preset(tmp_path)
+    for prompt, found in zip(PROMPTS, lm.generate(PROMPTS, max_new_tokens=8), strict=True):
+        ids = words(prompt, return_tensors="pt")
+        with torch.no_grad():
+            whole = model.generate(**ids, max_new_tokens=8, do_sample=False)[0]
+        start = ids["input_ids"].shape[1]
+        prompt_ids = lm.tokenizer.encode(prompt)
+        assert prompt_ids == ids["input_ids"][0].tolist()
+        # The text of the whole, less that of the prompt.
+        expected = words.decode(whole, skip_special_tokens=True)
+        expected = expected[len(words.decode(whole[:start], skip_special_tokens=True)) :]
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make_tokenizer"), [("t5", folders.t5), ("marian", folders.marian)]
+)
+def test_translations(tmp_path, model_type, make_tokenizer):
+    words, model = folder_of(model_type, make_tokenizer, tmp_path)
+    if model_type == "t5":
+        model.generation_config.decoder_start_token_id = words.pad_token_id
+    lm = kt.Seq2SeqLM.from_preset(tmp_path)
+    for prompt, found in zip(PROMPTS, lm.generate(PROMPTS, max_new_tokens=8), strict=True):
+        ids = words(prompt, return_tensors="pt")
+        with torch.no_grad():
+            target = model.generate(**ids, max_new_tokens=8, do_sample=False, num_beams=1)[0]
+        assert found == words.decode(target, skip_special_tokens=True)
