@@ -126,6 +126,39 @@ def test_custom_model(run):
     assert len(re.findall(r"  positive with +[\d.]+%  ", printed)) == 3
 
 
+def test_semantic_search(run, presets, tmp_path):
+    cache = tmp_path / "vectors.npz"
+    flags = ["--size=60", f"--cache={cache}", "two dogs in the snow"]
+    printed = run("semantic_search", *flags)
+    scores = [float(score) for score in re.findall(r"^ +(-?0\.\d+)  \S", printed, re.MULTILINE)]
+    assert len(scores) == 4 and scores == sorted(scores, reverse=True)
+    assert cache.is_file()
+    again = run("semantic_search", *flags)
+    for line in (line for line in printed.splitlines() if re.match(r" +0\.\d+  ", line)):
+        assert line in again
+
+
+def test_named_entities(run, tmp_path):
+    printed = run(
+        "named_entities", "--train_size=64", "--test_size=40", "--epochs=1", "--output=recognizer"
+    )
+    table = printed[printed.index("precision") :]
+    assert re.search(r"  all +\d+ +[\d.]+% +[\d.]+% +[\d.]+%", table)
+    recognizer = kt.TokenClassifier.from_preset(tmp_path / "recognizer")
+    assert recognizer.labels == ["O", "B-person", "I-person", "B-place", "I-place"]
+
+
+def test_question_answering(run, tmp_path):
+    sizes = ("--train_size=48", "--test_size=8", "--epochs=1")
+    printed = run("question_answering", *sizes, "--output=answerer")
+    assert printed.count("  -> ") == 6 and printed.count("Who says") == 4
+    assert re.search(r'Who says "\.\.\."\? +[\d.]+% +[\d.]+%', printed)
+    printed = run(
+        "question_answering", f"--preset={tmp_path / 'answerer'}", "--question=Who sailed?"
+    )
+    assert "Fitz Roy" in printed and printed.count("  -> ") == 1
+
+
 def test_translation_killed_and_started_again(start, run, tmp_path):
     flags = [
         "--train_pairs=300",
