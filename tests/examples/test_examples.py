@@ -138,19 +138,20 @@ def test_semantic_search(run, presets, tmp_path):
         assert line in again
 
 
-def test_named_entities(run, tmp_path):
-    printed = run(
-        "named_entities", "--train_size=64", "--test_size=40", "--epochs=1", "--output=recognizer"
-    )
+def test_named_entities(run, presets, tmp_path):
+    sizes = ("--train_size=64", "--test_size=40", "--epochs=1")
+    encoder = f"--encoder={presets / 'encoder'}"
+    printed = run("named_entities", encoder, *sizes, "--output=recognizer")
     table = printed[printed.index("precision") :]
     assert re.search(r"  all +\d+ +[\d.]+% +[\d.]+% +[\d.]+%", table)
     recognizer = kt.TokenClassifier.from_preset(tmp_path / "recognizer")
     assert recognizer.labels == ["O", "B-person", "I-person", "B-place", "I-place"]
 
 
-def test_question_answering(run, tmp_path):
+def test_question_answering(run, presets, tmp_path):
     sizes = ("--train_size=48", "--test_size=8", "--epochs=1")
-    printed = run("question_answering", *sizes, "--output=answerer")
+    encoder = f"--encoder={presets / 'encoder'}"
+    printed = run("question_answering", encoder, *sizes, "--output=answerer")
     assert printed.count("  -> ") == 6 and printed.count("Who says") == 4
     assert re.search(r'Who says "\.\.\."\? +[\d.]+% +[\d.]+%', printed)
     printed = run(
