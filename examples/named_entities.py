@@ -5,7 +5,7 @@
 trains on Shakespeare's plays. Nobody has labelled them, but the scripts name who speaks ("ROMEO:"),
 so these names are known to be persons where the lines have them; places are in a short list. Some
 of the names are held out: no sentence of the training has them, so that they must be found by what
-stands around them. A preset that recognizes entities already needs no training:
+stands around them. (MiniLM reads lower case: it does not see that names have a capital.) A preset that recognizes entities already needs no training:
 
     python examples/named_entities.py --preset bert_base_en_ner "I met Romeo in Verona."
 """
@@ -145,10 +145,11 @@ def print_scores(sentences: list[Sentence], recognized: list[list]):
         number = sum(map(chosen, wanted))
         print(f"  {title:<20}{number:>5}{precision:>11.1%}{recall:>8.1%}{f1:>7.1%}")
     wrong = Counter(
-        sentences[number].text[start:end] for number, start, end, _ in marked - wanted.keys()
+        f"{sentences[number].text[start:end]} as {label}"
+        for number, start, end, label in marked - wanted.keys()
     )
-    print("\nMarked most often, against the labels, which know only the names of the lists:")
-    print("  " + ", ".join(f"{text} ({number})" for text, number in wrong.most_common(10)))
+    print("\nWrong most often; of these, some are names that the lists lack:")
+    print("  " + ", ".join(f"{name} ({times})" for name, times in wrong.most_common(8)))
 
 
 def print_entities(text: str, entities: list, held_out: set[str] = frozenset()):
