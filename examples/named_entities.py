@@ -5,7 +5,9 @@
 trains on Shakespeare's plays. Nobody has labelled them, but the scripts name who speaks ("ROMEO:"),
 so these names are known to be persons where the lines have them; places are in a short list. Some
 of the names are held out: no sentence of the training has them, so that they must be found by what
-stands around them. (MiniLM reads lower case: it does not see that names have a capital.) A preset that recognizes entities already needs no training:
+stands around them. (MiniLM reads lower case: it does not see that names have a capital.)
+
+A preset that recognizes entities already needs no training:
 
     python examples/named_entities.py --preset bert_base_en_ner "I met Romeo in Verona."
 """

@@ -158,6 +158,10 @@ def ask_preset():
 
 def main(_):
     started = time.time()
+    if FLAGS.question and not FLAGS.preset:
+        raise app.UsageError("--question needs a --preset that answers it.")
+    if FLAGS.context and not FLAGS.question:
+        raise app.UsageError("--context needs a --question about it.")
     # That the new layer is untrained need not be said: the matches before show it.
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     if FLAGS.preset:

@@ -126,38 +126,84 @@ def test_custom_model(run):
     assert len(re.findall(r"  positive with +[\d.]+%  ", printed)) == 3
 
 
-def test_semantic_search(run, presets, tmp_path):
-    cache = tmp_path / "vectors.npz"
-    flags = ["--size=60", f"--cache={cache}", "two dogs in the snow"]
-    printed = run("semantic_search", *flags)
-    scores = [float(score) for score in re.findall(r"^ +(-?0\.\d+)  \S", printed, re.MULTILINE)]
-    assert len(scores) == 4 and scores == sorted(scores, reverse=True)
-    assert cache.is_file()
-    again = run("semantic_search", *flags)
-    for line in (line for line in printed.splitlines() if re.match(r" +0\.\d+  ", line)):
-        assert line in again
+def test_semantic_search(run, presets):
+    flags = [f"--preset={presets / 'encoder'}", "--cache=vectors", "--top_k=3"]
+    sentence = "A little girl climbing into a wooden playhouse."  # the third of Multi30k
+    printed = run("semantic_search", *flags, "--size=60", sentence, "two dogs")
+    assert "60 sentences in " in printed
+    assert f"\n{sentence}\n   1.000  {sentence}\n" in printed
+    cosines = [float(cosine) for cosine in re.findall(r"\n +(-?\d\.\d{3})  ", printed)]
+    assert cosines == [*sorted(cosines[:3], reverse=True), *sorted(cosines[3:], reverse=True)]
+    assert len(cosines) == 6
+
+    again = run("semantic_search", *flags, "--size=60", sentence, "two dogs")
+    assert "The vectors of 60 sentences are read from vectors." in again
+    assert neighbours(again) == neighbours(printed)
+    other = run("semantic_search", *flags, "--size=50", sentence)
+    assert "holds the vectors of other sentences" in other
+
+
+def neighbours(printed):
+    return re.findall(r"\n +-?\d\.\d{3}  .*", printed)
+
+
+def test_semantic_search_in_a_file(run, presets, tmp_path):
+    lines = ["The rent is due on Monday.", "", "  Our cat sleeps.  ", "The stock fell again."]
+    (tmp_path / "notes.txt").write_text("\n".join(lines), encoding="utf-8")
+    flags = [f"--preset={presets / 'encoder'}", "--file=notes.txt"]
+    printed = run("semantic_search", *flags, "Our cat sleeps.")
+    assert "\nOur cat sleeps.\n   1.000  Our cat sleeps.\n" in printed
+    assert len(neighbours(printed)) == 3
 
 
 def test_named_entities(run, presets, tmp_path):
+    text = "I met Romeo in Verona."
     sizes = ("--train_size=64", "--test_size=40", "--epochs=1")
     encoder = f"--encoder={presets / 'encoder'}"
-    printed = run("named_entities", encoder, *sizes, "--output=recognizer")
+    printed = run("named_entities", encoder, *sizes, "--output=recognizer", text)
     table = printed[printed.index("precision") :]
-    assert re.search(r"  all +\d+ +[\d.]+% +[\d.]+% +[\d.]+%", table)
+    names = {
+        row: int(re.search(rf"  {row} +(\d+) +[\d.]+% +[\d.]+% +[\d.]+%\n", table)[1])
+        for row in ("all", "persons", "places", "seen in the training", "never seen")
+    }
+    assert names["all"] == names["persons"] + names["places"]
+    assert names["all"] == names["seen in the training"] + names["never seen"]
+    assert names["never seen"] > 0
+
     recognizer = kt.TokenClassifier.from_preset(tmp_path / "recognizer")
     assert recognizer.labels == ["O", "B-person", "I-person", "B-place", "I-place"]
+    printed = run("named_entities", "--preset=recognizer", text)
+    found = re.findall(r"\n +(\d+)-(\d+) +(\S+) +[\d.]+%  (.*)", printed)
+    assert [(int(start), int(end), label, name) for start, end, label, name in found] == [
+        (entity.start, entity.end, entity.label, entity.text)
+        for entity in recognizer.recognize(text)
+    ]
 
 
-def test_question_answering(run, presets, tmp_path):
+def test_question_answering(run, presets):
     sizes = ("--train_size=48", "--test_size=8", "--epochs=1")
     encoder = f"--encoder={presets / 'encoder'}"
     printed = run("question_answering", encoder, *sizes, "--output=answerer")
     assert printed.count("  -> ") == 6 and printed.count("Who says") == 4
-    assert re.search(r'Who says "\.\.\."\? +[\d.]+% +[\d.]+%', printed)
-    printed = run(
-        "question_answering", f"--preset={tmp_path / 'answerer'}", "--question=Who sailed?"
-    )
+    assert printed.count("  What does ") == 4
+    for title in (r'Who says "\.\.\."\?', r"What does \.\.\. say first\?"):
+        before, after = shares(re.search(rf"  {title} +[\d.]+% +[\d.]+%", printed)[0])
+        assert {before, after} <= {0, 0.25, 0.5, 0.75, 1}
+
+    asked = ["question_answering", "--preset=answerer"]
+    printed = run(*asked, "--question=Who sailed?")
     assert "Fitz Roy" in printed and printed.count("  -> ") == 1
+    context = "ROMEO: Courage, man. MERCUTIO: No."
+    printed = run(*asked, "--question=Who says no?", f"--context={context}")
+    assert re.search(r"  Who says no\?\n  -> (.+?)  \([\d.]+%\)\n", printed)[1] in context
+
+
+@pytest.mark.backend_independent
+def test_question_answering_says_what_is_missing(run):
+    printed = run("question_answering", "--question=Who sailed?", code=1)
+    assert "--question needs a --preset" in printed
+    printed = run("question_answering", "--preset=answerer", "--context=Anna sailed.", code=1)
+    assert "--context needs a --question" in printed
 
 
 def test_translation_killed_and_started_again(start, run, tmp_path):
