@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface, tasks
@@ -100,6 +101,22 @@ def test_a_head_that_is_not_there_is_fresh_and_said(tmp_path, model_type, caplog
     # What the family's classifiers have before their output.
     expected = {"bert": None, "roberta": "tanh", "electra": "gelu"}[model_type]
     assert model.hidden_activation == expected
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(("model_type", "output"), [("bert", "decoder"), ("llama", "lm_head")])
+def test_an_output_matrix_that_is_missing_is_not_replaced(tmp_path, model_type, output):
+    """Untied by its config, and without the matrix: the token embedding must not stand in."""
+    suffix = "ForMaskedLM" if model_type == "bert" else "ForCausalLM"
+    number = 2 if model_type == "bert" else 0  # untied
+    families.make(model_type, number, suffix).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    kept = {name: array for name, array in tensors.items() if f"{output}.weight" not in name}
+    assert len(kept) == len(tensors) - 1
+    safetensors.numpy.save_file(kept, path)
+    with pytest.raises(ValueError, match=rf"1 missing:\n.*{output}\.weight"):
+        kt.Backbone.from_preset(tmp_path)
 
 
 @pytest.mark.backend_independent

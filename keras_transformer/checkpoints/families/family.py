@@ -140,7 +140,7 @@ class Family:
     def _is_language_model(self, values: Values) -> bool:
         """Whether a config says that the checkpoint is a whole language model, not a bare one."""
         named = values.get("architectures")
-        heads = [self.heads[task] for task in _GENERATING if task in self.heads]
+        heads = [self.heads[task] for task in (*_GENERATING, "MaskedLM") if task in self.heads]
         return isinstance(named, list) and any(n in h.architectures for n in named for h in heads)
 
     def _seen_in(
