@@ -49,12 +49,12 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         query: float `(batch, query_length, dim)`.
         value: float `(batch, key_length, dim)`. Defaults to `query`.
         key: float `(batch, key_length, dim)`. Defaults to `value`.
-        mask: bool `(batch, query_length)`, the real tokens of `query`. In self-attention with
-            a cache `(batch, slots)`, the filled slots.
+        mask: bool `(batch, query_length)`, the real tokens of `query`.
         value_mask: bool `(batch, key_length)`, the real tokens of `value`. Both masks come by
             themselves from layers that make Keras masks; Keras names the first `query_mask`
             when other tensors than `query` are given too.
-        attention_mask: bool `(batch, query_length, key_length)`, True where allowed.
+        attention_mask: bool `(batch, query_length, key_length)`, True where allowed. With a cache
+            it says all, causality too.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
         positions: int `(batch, query_length)`, for `rotary` and `window`.
         key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
@@ -62,10 +62,11 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             are rotated already.
         pack_ids: int `(batch, query_length)`, which packed document a token is of. For
             self-attention.
-        cache: tuple `(keys, values)`, each `(batch, slots, num_key_value_heads, head_dim)`.
-            Self-attention writes the new keys and values from slot `cache_index` on and reads
-            all. Cross-attention without `value` reads what an earlier call returned.
-        cache_index: int scalar, the first slot to write.
+        cache: `layers.slots.Slots` for keys and values. Self-attention writes the new ones
+            from slot `cache_index` on and reads all. Cross-attention writes those of `value`
+            and, without it, reads what an earlier call wrote.
+        cache_index: int or int scalar tensor, the first slot to write. Only of an int is it
+            known while a function is compiled which slots are filled; then no others are read.
         return_attention_scores: bool.
 
     Returns:
@@ -203,19 +204,23 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         self_attention = value is None and (cache is None or cache_index is not None)
         queries = self._split(self.query_dense(query), self.num_heads)
         queries = self._normalized_and_rotated(queries, self.query_norm, positions)
+        # Behind a cache's first tokens there are others to attend to than those of the call.
+        from_cache = cache is not None and not _is_first(self_attention, value, cache_index)
         if value is not None or self_attention:
             rotation = positions if self_attention else key_positions
             keys, values = self._keys_and_values(query, value, key, rotation)
-        else:
-            keys, values = cache
-        if self_attention and cache is not None:
-            keys = ops.slice_update(cache[0], (0, cache_index, 0, 0), keys)
-            values = ops.slice_update(cache[1], (0, cache_index, 0, 0), values)
-        if self_attention and cache is None and key_positions is None:
+            if cache is not None:
+                cache = cache.write(keys, values, cache_index if self_attention else 0)
+        if from_cache:
+            known = self_attention and isinstance(cache_index, int)
+            filled = cache_index + query.shape[1] if known else None
+            keys, values = cache.read(self.compute_dtype, filled)
+        if self_attention and key_positions is None:
             key_positions = positions
 
         mask = query_mask if mask is None else mask
         parts = {
+            "causal": self.causal and cache is None,  # with a cache `attention_mask` says it
             "padding": mask if self_attention else value_mask,
             "window": self.window,
             "query_pack": pack_ids,
@@ -223,9 +228,15 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             "key_positions": key_positions,
             "explicit": attention_mask,
         }
-        attended, weights = self._attend(
-            queries, keys, values, parts, cache_index, bias, return_attention_scores, training
-        )
+        weights = None
+        dropped = training and self.dropout > 0
+        kernel = self.score_function.scale is not None and not (dropped or return_attention_scores)
+        if kernel and not from_cache:
+            attended = self._attend_fused(queries, keys, values, parts, bias)
+        else:
+            if not from_cache:
+                keys, values = _heads_first(keys), _heads_first(values)
+            attended, weights = self._attend(queries, keys, values, parts, bias, training)
         shape = ops.shape(attended)
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
@@ -234,7 +245,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         if return_attention_scores:
             result += (weights,)
         if cache is not None:
-            result += ((keys, values),)
+            result += (cache,)
         return result if len(result) > 1 else output
 
     def _keys_and_values(self, query, value, key, positions):
@@ -250,45 +261,40 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             return states
         return self.rotary_embedding(states, positions=positions)
 
-    def _attend(self, queries, keys, values, parts, cache_index, bias, return_weights, training):
-        """The weighted sum of the values, and the weights if they had to be computed."""
-        lengths = ops.shape(queries)[1], ops.shape(keys)[1]
-        dropped = training and self.dropout > 0
-        fused = self.score_function.scale is not None and not (dropped or return_weights)
-        described = any(part is not None for part in parts.values())
-        if not fused or self.num_key_value_heads == 1:
+    def _attend_fused(self, queries, keys, values, parts, bias):
+        """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
+        if self.num_key_value_heads == 1:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
-            keys, values = self._ungroup(keys), self._ungroup(values)
-        if fused and self.causal and cache_index is None and bias is None and not described:
+            keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
+        options = {"scale": self.score_function.scale}
+        others = (part for name, part in parts.items() if name != "causal")
+        if parts["causal"] and bias is None and all(part is None for part in others):
             # The kernel knows causality: no mask is made.
-            output = ops.dot_product_attention(
-                queries, keys, values, scale=self.score_function.scale, is_causal=True
-            )
-            return output, None
-        first_slot = 0 if cache_index is None else cache_index
-        allowed = combine_masks(*lengths, causal=self.causal, first_slot=first_slot, **parts)
-        if fused:
-            if bias is not None and allowed is not None:
-                # Not every backend's kernel takes both: the mask goes into the bias.
-                bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
-                allowed = None
-            output = ops.dot_product_attention(
-                queries, keys, values, bias=bias, mask=allowed, scale=self.score_function.scale
-            )
-            return output, None
-        logits = ops.cast(self.score_function(queries, keys), "float32")
+            return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
+        allowed = combine_masks(ops.shape(queries)[1], ops.shape(keys)[1], **parts)
+        if bias is not None and allowed is not None:
+            # Not every backend's kernel takes both: the mask goes into the bias.
+            bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
+            allowed = None
+        return ops.dot_product_attention(queries, keys, values, bias=bias, mask=allowed, **options)
+
+    def _attend(self, queries, keys, values, parts, bias, training):
+        """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
+        allowed = combine_masks(ops.shape(queries)[1], ops.shape(keys)[2], **parts)
+        logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
         if bias is not None:
             logits = logits + ops.cast(bias, "float32")
         if allowed is not None:
             logits = ops.where(allowed, logits, _lowest("float32"))
-        weights = ops.softmax(logits, axis=-1)
+        # Keras warns of a softmax of one number.
+        one = logits.shape[-1] == 1
+        weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
         dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
-        return ops.einsum("bnts,bsnh->btnh", dropped, values), weights
-
-    def _ungroup(self, states):
-        """One key or value head for each query head."""
-        groups = self.num_heads // self.num_key_value_heads
-        return ops.repeat(states, groups, axis=2) if groups > 1 else states
+        # Groups of query heads that share a value head are rows of one product.
+        shape, groups = ops.shape(dropped), ops.shape(values)[1]
+        dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
+        attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], self.head_dim))
+        return _heads_first(attended), weights
 
     def _split(self, states, heads: int):
         shape = ops.shape(states)
@@ -305,11 +311,11 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         result = (output,)
         keys = query if value is None else value
         if return_attention_scores:
-            slots = keys.shape[1] if cache is None else cache[0].shape[1]
+            slots = keys.shape[1] if cache is None else cache.keys.shape[2]
             shape = (query.shape[0], self.num_heads, query.shape[1], slots)
             result += (keras.KerasTensor(shape, dtype="float32"),)
         if cache is not None:
-            result += (tuple(keras.KerasTensor(c.shape, dtype=c.dtype) for c in cache),)
+            result += (cache,)
         return result if len(result) > 1 else output
 
     def get_config(self) -> dict:
@@ -332,6 +338,18 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "seed": self.seed,
         }
+
+
+def _heads_first(states):
+    """Heads and length swapped, either way."""
+    return ops.transpose(states, (0, 2, 1, 3))
+
+
+def _is_first(self_attention: bool, value, cache_index) -> bool:
+    """Whether the tokens of the call are the first ones of the cache, as far as is known."""
+    if self_attention:
+        return isinstance(cache_index, int) and cache_index == 0
+    return value is not None
 
 
 def _lowest(dtype: str) -> float:

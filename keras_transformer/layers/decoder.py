@@ -17,15 +17,15 @@ class DecoderBlock(EncoderBlock):
         inputs: float `(batch, length, hidden_dim)`.
         encoder_states: float `(batch, encoder_length, encoder_dim)`. May be left out when the
             cache already holds its keys and values.
-        mask: bool `(batch, length)`, True for real tokens; with a cache `(batch, slots)`, the
-            filled slots. Keras passes a propagated mask here, or as `inputs_mask` when there
-            are encoder states.
+        mask: bool `(batch, length)`, True for real tokens. Keras passes a propagated mask here,
+            or as `inputs_mask` when there are encoder states.
         encoder_states_mask: bool `(batch, encoder_length)`.
+        attention_mask: bool `(batch, length, slots)`, with a cache, the slots that a token sees.
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
         positions: int `(batch, length)`; `key_positions`: int `(batch, slots)`, with a cache.
         pack_ids: int `(batch, length)`, which packed document a token is of.
-        cache: dict `{"self": (keys, values), "cross": (keys, values)}`, see
-            `MultiHeadAttention`; `"cross"` only with cross-attention.
+        cache: dict `{"self": Slots, "cross": Slots}`, see `layers.slots`; `"cross"` is None before
+            the first call and without cross-attention.
         cache_index: int scalar, the first slot to write.
 
     Returns:
@@ -69,6 +69,7 @@ class DecoderBlock(EncoderBlock):
         mask=None,
         inputs_mask=None,
         encoder_states_mask=None,
+        attention_mask=None,
         bias=None,
         positions=None,
         key_positions=None,
@@ -82,12 +83,13 @@ class DecoderBlock(EncoderBlock):
                 "This decoder block has cross-attention: give `encoder_states`, or a `cache` "
                 "that holds their keys and values."
             )
-        updated = {}
+        updated = {"cross": None}
 
         def attend(x):
             result = self.self_attention(
                 x,
                 mask=inputs_mask if mask is None else mask,
+                attention_mask=attention_mask,
                 bias=bias,
                 positions=positions,
                 key_positions=key_positions,
@@ -102,11 +104,14 @@ class DecoderBlock(EncoderBlock):
             return result[0]
 
         def attend_to_encoder(x):
+            slots = None if cache is None else cache["cross"]
+            if cache is not None and encoder_states is not None:
+                slots = cache["self"].like(encoder_states.shape[1])
             result = self.cross_attention(
                 x,
                 value=encoder_states,
                 value_mask=encoder_states_mask,
-                cache=None if cache is None else cache["cross"],
+                cache=slots,
                 training=training,
             )
             if cache is None:

@@ -15,8 +15,8 @@ class Score(keras.layers.Layer):
         max_sequence_length: int, for scores that have one weight a slot.
 
     Call arguments:
-        queries: float `(batch, query_length, num_heads, head_dim)`.
-        keys: float `(batch, key_length, num_heads, head_dim)`.
+        queries: float `(batch, num_heads, query_length, head_dim)`.
+        keys: float `(batch, num_key_value_heads, key_length, head_dim)`.
 
     Returns:
         Float `(batch, num_heads, query_length, key_length)`.
@@ -38,7 +38,11 @@ class Dot(Score):
     scale = 1.0
 
     def call(self, queries, keys):
-        return ops.einsum("btnh,bsnh->bnts", queries * self.scale, keys)
+        # Groups of query heads that share a key head are rows of one product.
+        shape, groups = ops.shape(queries), ops.shape(keys)[1]
+        queries = ops.reshape(queries * self.scale, (shape[0], groups, -1, shape[3]))
+        products = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
+        return ops.reshape(products, (*shape[:3], ops.shape(keys)[2]))
 
 
 class ScaledDot(Dot):
@@ -57,7 +61,7 @@ class General(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
 
     def call(self, queries, keys):
-        return ops.einsum("btnh,nhk,bsnk->bnts", queries, self.kernel, keys)
+        return ops.einsum("bnth,nhk,bnsk->bnts", queries, self.kernel, _ungrouped(queries, keys))
 
 
 class Additive(Score):
@@ -68,8 +72,9 @@ class Additive(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
 
     def call(self, queries, keys):
-        hidden = ops.tanh(ops.expand_dims(queries, 2) + ops.expand_dims(keys, 1))
-        return ops.einsum("btsnh,nh->bnts", hidden, self.kernel)
+        keys = _ungrouped(queries, keys)
+        hidden = ops.tanh(ops.expand_dims(queries, 3) + ops.expand_dims(keys, 2))
+        return ops.einsum("bntsh,nh->bnts", hidden, self.kernel)
 
 
 class Cosine(Score):
@@ -81,9 +86,10 @@ class Cosine(Score):
         )
 
     def call(self, queries, keys):
+        keys = _ungrouped(queries, keys)
         queries, keys = (ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (queries, keys))
         strength = ops.cast(self.strength, "float32")[:, None, None]
-        return strength * ops.einsum("btnh,bsnh->bnts", queries, keys)
+        return strength * ops.einsum("bnth,bnsh->bnts", queries, keys)
 
 
 class Location(Score):
@@ -99,13 +105,19 @@ class Location(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
 
     def call(self, queries, keys):
-        slots = ops.shape(keys)[1]
+        slots = ops.shape(keys)[2]
         if isinstance(slots, int) and slots > self.max_sequence_length:
             raise ValueError(
                 f"score='location' has {self.max_sequence_length} slots, received {slots} keys. "
                 "Truncate the input, or raise `max_sequence_length`."
             )
-        return ops.einsum("btnh,nhs->bnts", queries, self.kernel[..., :slots])
+        return ops.einsum("bnth,nhs->bnts", queries, self.kernel[..., :slots])
+
+
+def _ungrouped(queries, keys):
+    """One key head for each query head."""
+    groups = queries.shape[1] // keys.shape[1]
+    return ops.repeat(keys, groups, axis=1) if groups > 1 else keys
 
 
 _SCORES = {

@@ -36,7 +36,7 @@ class Backbone(keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
-        super().__init__(dtype=dtype, name=name or self.kind, **kwargs)
+        super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
         self.family: str | None = None  # The published family that the weights came from.
         self.token_embedding = TokenEmbedding(

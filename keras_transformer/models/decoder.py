@@ -69,6 +69,6 @@ class Decoder(Backbone):
         """The ids and the mask that generation starts from."""
         return inputs["token_ids"], as_mask(inputs["token_ids"], inputs.get("padding_mask"))
 
-    def step_inputs(self, tokens, inputs) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1)`."""
+    def step_inputs(self, tokens) -> dict:
+        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
         return {"token_ids": tokens}

@@ -85,9 +85,6 @@ class Seq2Seq(Backbone):
         tokens = inputs["decoder_token_ids"]
         return tokens, as_mask(tokens, inputs.get("decoder_padding_mask"))
 
-    def step_inputs(self, tokens, inputs) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1)`."""
-        step = {"decoder_token_ids": tokens}
-        if "encoder_padding_mask" in inputs:
-            step["encoder_padding_mask"] = inputs["encoder_padding_mask"]
-        return step
+    def step_inputs(self, tokens) -> dict:
+        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
+        return {"decoder_token_ids": tokens}

@@ -96,7 +96,8 @@ class Stack(keras.layers.Layer):
         num_layers: int,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # What a cache keeps in fewer bytes is not to be cast to the compute dtype.
+        super().__init__(autocast=False, **kwargs)
         self.config = config
         self.supports_masking = True
         embedding = {
@@ -217,13 +218,26 @@ class Stack(keras.layers.Layer):
     ):
         key_positions, key_mask, block_options = position_ids, padding_mask, {}
         if cache is not None:
+            length = inputs.shape[1]
             cache = cache.reserve(inputs, padding_mask)
-            position_ids = cache.new_positions(inputs)
-            key_positions, key_mask = cache.positions, cache.filled
-            block_options = {"key_positions": key_positions, "cache_index": cache.start}
-        if encoder_states is not None or cache is not None:
-            block_options["encoder_states_mask"] = encoder_padding_mask
+            position_ids = cache.new_positions(length)
+            if self.config.position == "learned":
+                # Tokens that will not count may lie beyond: drafts, and those of finished rows.
+                longest = self.config.max_sequence_length
+                position_ids = ops.minimum(position_ids, longest - 1)
+            key_positions, key_mask = cache.read_positions(), None
+            block_options = {
+                "key_positions": key_positions,
+                "cache_index": cache.start,
+                "attention_mask": cache.visible(length),
+            }
+        if encoder_states is not None:
             block_options["encoder_states"] = encoder_states
+            block_options["encoder_states_mask"] = encoder_padding_mask
+            if cache is not None and encoder_padding_mask is None:
+                encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
+        elif cache is not None and cache.source.shape[1]:
+            block_options["encoder_states_mask"] = cache.source
         x = self._embed(inputs, segment_ids, position_ids, training)
         bias = None
         if self.position_bias is not None:
@@ -232,7 +246,7 @@ class Stack(keras.layers.Layer):
         layer_caches = []
         for i, block in enumerate(self.order):
             if cache is not None:
-                block_options["cache"] = cache.layers[i]
+                block_options["cache"] = cache.layer(i)
             x = self.blocks[block](
                 x,
                 mask=key_mask,
@@ -246,7 +260,7 @@ class Stack(keras.layers.Layer):
                 x, layer_cache = x
                 layer_caches.append(layer_cache)
         x = x if self.final_norm is None else self.final_norm(x)
-        return x if cache is None else (x, cache.with_layers(layer_caches))
+        return x if cache is None else (x, cache.with_layers(layer_caches, encoder_padding_mask))
 
     def _embed(self, x, segment_ids, position_ids, training):
         """The sum of the embeddings, normalized, dropped out, in the width of the blocks."""

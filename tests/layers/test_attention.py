@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_transformer.layers import MultiHeadAttention, SinusoidalPosition
+from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
 BATCH, LENGTH, DIM, HEADS, HEAD_DIM = 2, 5, 8, 4, 6
@@ -59,7 +61,7 @@ def test_worked_example():
     layer.build(query.shape)
     for dense in (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense):
         dense.kernel.assign(np.eye(64))
-    scores = layer.score_function(query[:, :, None], keys[:, :, None])
+    scores = layer.score_function(query[:, None], keys[:, None])
     np.testing.assert_allclose(numpy(scores).ravel(), [14, 12], rtol=1e-6)
     output, weights = both_paths(layer, query, value=keys)
     weights = numpy(weights).ravel()
@@ -257,33 +259,62 @@ def test_rotary_cross_attention_rotates_the_keys_by_their_own_positions():
 @pytest.mark.parametrize(
     "options", [{}, {"num_key_value_heads": 2}, {"rotary": {"base": 100.0}}, {"window": 2}]
 )
-def test_cached_self_attention_equals_uncached(options):
+@pytest.mark.parametrize("known", [True, False], ids=["slots known", "slots unknown"])
+def test_cached_self_attention_equals_uncached(options, known):
+    """Where an int says which slots are filled, only those are read, and masks are as short."""
     layer = attention(causal=True, **options)
-    expected = numpy(layer(X))
-    shape = (BATCH, 8, layer.num_key_value_heads, HEAD_DIM)
-    cache = (np.zeros(shape, "float32"), np.zeros(shape, "float32"))
+    expected, weights = (numpy(x) for x in layer(X, return_attention_scores=True))
+    cache = Slots.make(BATCH, layer.num_key_value_heads, 8, HEAD_DIM, "float32")
     slots = np.tile(np.arange(8), (BATCH, 1))
     for start, end in ((0, 2), (2, 3), (3, LENGTH)):
-        step, cache = layer(
+        read = slots[:, : end if known else 8]
+        step, found, cache = layer(
             X[:, start:end],
-            mask=slots < end,
+            attention_mask=read[:, None] <= slots[:, start:end, None],
             positions=slots[:, start:end],
-            key_positions=slots,
+            key_positions=read,
             cache=cache,
-            cache_index=start,
+            cache_index=start if known else ops.convert_to_tensor(start, "int32"),
+            return_attention_scores=True,
         )
         assert_close(step, expected[:, start:end])
+        assert found.shape[-1] == read.shape[1]
+        assert_close(found[..., :end], weights[:, :, start:end, :end])
+    assert cache.keys.shape == (BATCH, layer.num_key_value_heads, 8, HEAD_DIM)
+    assert not numpy(cache.keys)[:, :, LENGTH:].any()
+
+
+def test_branches_in_one_row_see_what_the_mask_says():
+    """Two tokens after the same two, neither of which sees the other, in neighbouring slots."""
+    layer = attention(causal=True, rotary={"base": 100.0})
+    cache = Slots.make(BATCH, HEADS, 4, HEAD_DIM, "float32")
+    places = np.tile(np.arange(2), (BATCH, 1))
+    common = np.tril(np.ones((BATCH, 2, 2), bool))
+    _, cache = layer(X[:, :2], attention_mask=common, positions=places, cache=cache, cache_index=0)
+    seen = np.tile(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], bool), (BATCH, 1, 1))
+    both, _ = layer(
+        X[:, 2:4],
+        attention_mask=seen,
+        positions=np.full((BATCH, 2), 2),
+        key_positions=np.tile([0, 1, 2, 2], (BATCH, 1)),
+        cache=cache,
+        cache_index=2,
+    )
+    for branch in range(2):
+        alone = np.concatenate([X[:, :2], X[:, 2 + branch : 3 + branch]], axis=1)
+        assert_close(both[:, branch], numpy(layer(alone))[:, 2])
 
 
 def test_cached_cross_attention_equals_uncached():
     layer = attention()
     expected = numpy(layer(X, value=SOURCE))
-    first, cache = layer(X[:, :2], value=SOURCE, cache=())
+    cache = Slots.make(BATCH, HEADS, 7, HEAD_DIM, "float32")
+    first, cache = layer(X[:, :2], value=SOURCE, cache=cache)
     rest, weights, again = layer(X[:, 2:], cache=cache, return_attention_scores=True)
     assert_close(first, expected[:, :2])
     assert_close(rest, expected[:, 2:])
     assert weights.shape == (BATCH, HEADS, 3, 7)
-    assert_close(again[0], cache[0])
+    assert_close(again.keys, cache.keys)
 
 
 def test_dropout_is_on_the_weights():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import DecoderBlock, EncoderBlock
+from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 from tests.layers.test_encoder import copy_attention, copy_dense, copy_norm
 
@@ -83,21 +84,22 @@ def test_cached_equals_uncached(options, cross_attention):
     inputs = {"encoder_states": SOURCE, "encoder_states_mask": SOURCE_PADDING}
     inputs = inputs if cross_attention else {}
     expected = numpy(layer(X, **inputs))
-    shape = (2, 6, layer.self_attention.num_key_value_heads, 4)
-    cache = {"self": (np.zeros(shape, "float32"),) * 2, "cross": ()}
+    heads = layer.self_attention.num_key_value_heads
+    cache = {"self": Slots.make(2, heads, 6, 4, "float32"), "cross": None}
     slots = np.tile(np.arange(6), (2, 1))
     for start, end in ((0, 3), (3, 4), (4, 5)):
         step, updated = layer(
             X[:, start:end],
-            mask=slots < end,
+            attention_mask=slots[:, None, :end] <= slots[:, start:end, None],
             positions=slots[:, start:end],
-            key_positions=slots,
+            key_positions=slots[:, :end],
             cache=cache,
             cache_index=start,
             **inputs,
         )
         assert_close(step, expected[:, start:end])
-        cache = {"cross": (), **updated}
+        cache = updated
+        assert (cache["cross"] is not None) == cross_attention
         inputs.pop("encoder_states", None)  # its keys and values are in the cache now
 
 

@@ -7,7 +7,7 @@ from keras_transformer.layers import MultiHeadAttention, scores
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
 HEADS, HEAD_DIM = 3, 4
-Q, K = random(2, 5, HEADS, HEAD_DIM), random(2, 7, HEADS, HEAD_DIM, seed=1)
+Q, K = random(2, HEADS, 5, HEAD_DIM), random(2, HEADS, 7, HEAD_DIM, seed=1)
 
 
 def score_of(name, formula):
@@ -17,7 +17,7 @@ def score_of(name, formula):
     randomize(layer)
     expected = np.zeros((2, HEADS, 5, 7))
     for b, h, t, s in np.ndindex(*expected.shape):
-        expected[b, h, t, s] = formula(layer, Q[b, t, h], K[b, s, h], h, s)
+        expected[b, h, t, s] = formula(layer, Q[b, h, t], K[b, h, s], h, s)
     return layer(Q, K), expected.astype("float32")
 
 
@@ -39,6 +39,16 @@ def test_formula(name):
 
 
 @pytest.mark.parametrize("name", FORMULAS)
+def test_key_heads_that_query_heads_share(name):
+    """Four query heads on two key heads: the first two on the first, the others on the second."""
+    queries, keys = random(2, 4, 5, HEAD_DIM), random(2, 2, 7, HEAD_DIM, seed=1)
+    layer = scores.get(name, 4, HEAD_DIM, max_sequence_length=9)
+    layer.build(None)
+    randomize(layer)
+    assert_close(layer(queries, keys), layer(queries, keys[:, [0, 0, 1, 1]]))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
 def test_attention_with_this_score(name):
     """The attention is the softmax of the scores, and only of those."""
     x = random(2, 5, 8)
@@ -46,14 +56,14 @@ def test_attention_with_this_score(name):
     layer.build(x.shape)
     randomize(layer)
     queries, keys, values = (
-        numpy(dense(x)).reshape(2, 5, HEADS, HEAD_DIM)
+        numpy(dense(x)).reshape(2, 5, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
         for dense in (layer.query_dense, layer.key_dense, layer.value_dense)
     )
     logits = np.exp(numpy(layer.score_function(queries, keys)).astype("float64"))
     expected = logits / logits.sum(axis=-1, keepdims=True)
     output, weights = layer(x, return_attention_scores=True)
     assert_close(weights, expected.astype("float32"))
-    merged = np.einsum("bhts,bshd->bthd", expected, values).reshape(2, 5, -1)
+    merged = np.einsum("bhts,bhsd->bthd", expected, values).reshape(2, 5, -1)
     dense = layer.output_dense
     expected = merged @ numpy(dense.kernel) + numpy(dense.bias)
     assert_close(output, expected.astype("float32"))

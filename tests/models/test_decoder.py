@@ -72,4 +72,4 @@ def test_step_and_prompt_inputs():
     assert ids is IDS and numpy(mask).all()
     _, mask = backbone.prompt_tokens({"token_ids": IDS, "padding_mask": PADDING})
     np.testing.assert_array_equal(numpy(mask), PADDING)
-    assert backbone.step_inputs(IDS[:, :1], {})["token_ids"].shape == (2, 1)
+    assert backbone.step_inputs(IDS[:, :1])["token_ids"].shape == (2, 1)

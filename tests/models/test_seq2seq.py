@@ -44,7 +44,7 @@ def test_cached_equals_uncached(position):
     first, cache = backbone({**source, "decoder_token_ids": IDS[:, :2]}, cache=cache)
     assert_close(first, expected[:, :2])
     for t in range(2, 5):
-        inputs = backbone.step_inputs(IDS[:, t : t + 1], source)
+        inputs = backbone.step_inputs(IDS[:, t : t + 1])
         step, cache = backbone(inputs, cache=cache)
         assert_close(step, expected[:, t : t + 1], atol=2e-5)
 

@@ -1,0 +1,108 @@
+"""Keys and values in slots: how attention keeps them between the steps of decoding."""
+
+import dataclasses
+from typing import Any
+
+import keras
+from keras import ops
+
+_LARGEST_INT8 = 127.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """The keys and values that one attention layer has seen, and room for more.
+
+    Both are `(rows, heads, slots, head_dim)`: a head's keys lie side by side, and the products of
+    attention need no transposed copy. Kept as int8, each key and each value has a scale.
+
+    To Keras this is an object and not a structure of tensors, so that a layer does not cast what
+    is kept in fewer bytes to its compute dtype.
+
+    Fields:
+        keys, values: tensors `(rows, heads, slots, head_dim)`.
+        key_scales, value_scales: float32 `(rows, heads, slots, 1)` for int8, else None.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import MultiHeadAttention
+    from keras_transformer.layers.slots import Slots
+
+    attention = MultiHeadAttention(num_heads=2, head_dim=4, causal=True)
+    slots = Slots.make(rows=1, heads=2, slots=8, head_dim=4, dtype="float32")
+    states, slots = attention(np.ones((1, 3, 8), "float32"), cache=slots, cache_index=0)
+    assert slots.keys.shape == (1, 2, 8, 4)
+    ```
+    """
+
+    keys: Any
+    values: Any
+    key_scales: Any = None
+    value_scales: Any = None
+
+    @classmethod
+    def make(cls, rows: int, heads: int, slots: int, head_dim: int, dtype: str) -> "Slots":
+        """Empty slots that keep numbers as `dtype`: a floating point dtype or `"int8"`."""
+        stored = [ops.zeros((rows, heads, slots, head_dim), dtype) for _ in range(2)]
+        if dtype == "int8":
+            stored += [ops.zeros((rows, heads, slots, 1), "float32") for _ in range(2)]
+        return cls(*stored)
+
+    def like(self, slots: int) -> "Slots":
+        """Empty slots of the same kind, of another number."""
+        rows, heads, _, head_dim = self.keys.shape
+        dtype = keras.backend.standardize_dtype(self.keys.dtype)
+        return self.make(rows, heads, slots, head_dim, dtype)
+
+    @property
+    def tensors(self) -> tuple:
+        """What is kept, for `Slots(*tensors)`."""
+        kept = (self.keys, self.values, self.key_scales, self.value_scales)
+        return kept[:2] if self.key_scales is None else kept
+
+    def write(self, keys, values, index) -> "Slots":
+        """With new keys and values `(rows, length, heads, head_dim)` from slot `index` on."""
+        new = [ops.transpose(x, (0, 2, 1, 3)) for x in (keys, values)]
+        if self.key_scales is not None:
+            (keys, key_scales), (values, value_scales) = map(_quantized, new)
+            new = [keys, values, key_scales, value_scales]
+        return Slots(
+            *(
+                put(kept, ops.cast(x, kept.dtype), index, axis=2)
+                for kept, x in zip(self.tensors, new, strict=True)
+            )
+        )
+
+    def read(self, dtype: str, length: int | None = None) -> tuple:
+        """Keys and values `(rows, heads, length, head_dim)` of the first slots, or of all."""
+        kept = self.tensors if length is None else tuple(x[:, :, :length] for x in self.tensors)
+        if self.key_scales is None:
+            return tuple(ops.cast(x, dtype) for x in kept)
+        scaled = zip(kept[:2], kept[2:], strict=True)
+        return tuple(ops.cast(ops.cast(x, "float32") * scale, dtype) for x, scale in scaled)
+
+
+def put(tensor, values, index, axis: int):
+    """`tensor` with `values` along `axis` from `index` on.
+
+    On PyTorch `tensor` itself is written, without a copy.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        values = values.to(tensor.dtype)
+        if isinstance(index, int):
+            tensor.narrow(axis, index, values.shape[axis]).copy_(values)
+            return tensor
+        places = index + torch.arange(values.shape[axis], device=tensor.device)
+        return tensor.index_copy_(axis, places, values)
+    start = [0] * len(tensor.shape)
+    start[axis] = index
+    return ops.slice_update(tensor, start, values)
+
+
+def _quantized(x) -> tuple:
+    x = ops.cast(x, "float32")
+    scale = ops.maximum(ops.max(ops.abs(x), axis=-1, keepdims=True), 1e-8) / _LARGEST_INT8
+    return ops.cast(ops.round(x / scale), "int8"), scale
