@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from keras_transformer.checkpoints.sentence_transformers import write_embedder
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.loading import remove_chat_file
 
 
 def export_to_huggingface(
@@ -76,6 +78,8 @@ def export_to_huggingface(
         if embedder:
             write_embedder(folder, backbone.config.hidden_dim, task)
         write_json(folder / CONFIG_FILE, config)
+    if tokenizer is not None:
+        remove_chat_file(Path(directory).expanduser())
 
 
 # What is exported of a backbone alone.

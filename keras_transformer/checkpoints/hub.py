@@ -10,7 +10,7 @@ from pathlib import Path
 
 SCHEME = "hf://"
 # Values, texts and tokenizers; the weights only when they are asked for.
-DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "*.spm", "README.md")
+DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "README.md")
 WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}")

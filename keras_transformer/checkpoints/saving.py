@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, 
 from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.tokenizers.loading import remove_chat_file
 
 
 def save_preset(
@@ -89,6 +90,8 @@ def save_preset(
                 )
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
+    if tokenizer is not None:
+        remove_chat_file(Path(directory).expanduser())
 
 
 def _named_variables(

@@ -8,11 +8,13 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 from keras_transformer.tokenizers.preparing import Settings
 from keras_transformer.tokenizers.published import GENERIC, class_of
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+CHAT_FILE = "chat_template.jinja"
 MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 # Files that hold a tokenizer, and files that say more of it.
 TOKENIZER_FILES = (
@@ -29,6 +31,7 @@ FURTHER_FILES = (
     CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
+    CHAT_FILE,
 )
 # In the config of a folder that this package wrote, which is what its tokenizer.json says.
 OUR_MARK = {"written_by": "keras_transformer"}
@@ -88,6 +91,37 @@ class Folder:
     def names_tokens(self) -> bool:
         """Whether a file says which token is what."""
         return not self.values.keys().isdisjoint(TOKEN_NAMES)
+
+    def chat_template(self) -> str | None:
+        """The template of chats, `None` if no file has one.
+
+        The file of its own counts, else the config, where it may be one of several with names.
+
+        Raises:
+            ValueError: if it is no text, or too long for one.
+        """
+        path = self.path / CHAT_FILE
+        if path.is_file():
+            if path.stat().st_size > MAX_TEMPLATE:
+                raise ValueError(
+                    f"{str(path)!r} has {path.stat().st_size:,} bytes; a chat template may have "
+                    f"{MAX_TEMPLATE:,}."
+                )
+            return read_text(path)
+        where = f"'chat_template' in {str(self.path / CONFIG_FILE)!r}"
+        template = self.values.get("chat_template")
+        if isinstance(template, list):
+            if not all(isinstance(item, dict) and "template" in item for item in template):
+                raise ValueError(f"{where} must be a list of objects with 'name' and 'template'.")
+            named = {str(item.get("name")): item["template"] for item in template}
+            template = named.get("default")
+        if template is not None and not isinstance(template, str):
+            raise ValueError(f"{where} must be a string, but is {type(template).__name__}.")
+        if template is not None and len(template) > MAX_TEMPLATE:
+            raise ValueError(
+                f"{where} has {len(template):,} characters; it may have {MAX_TEMPLATE:,}."
+            )
+        return template
 
     def settings(self, where: Path, defaults: dict[str, str], charsmap: bytes = b"") -> Settings:
         """The values, with the special tokens of a class where no file names others."""

@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from keras_transformer.tokenizers.folder import (
+    CHAT_FILE,
     CONFIG_FILE,
     MARIAN_FILES,
     OUR_MARK,
@@ -59,14 +60,15 @@ _CLEAN_UP = (
 
 def read_directory(
     directory: str | os.PathLike,
-) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
+) -> tuple[tokenizers.Tokenizer, dict[str, str | None], str | None]:
     """Reads `tokenizer.json`, else the older files of a published class.
 
     Args:
         directory: the folder.
 
     Returns:
-        The backend and the special token of each role, `None` for a role without one.
+        The backend, the special token of each role, `None` for a role without one, and the
+        template of chats, `None` if there is none.
 
     Raises:
         FileNotFoundError: if the folder has none of these files.
@@ -81,7 +83,7 @@ def read_directory(
     if settings.flag("clean_up_tokenization_spaces", False):
         _clean_up(backend)
     named = folder.names_tokens or any(settings.tokens.values())
-    return backend, read_roles(backend, settings, guess=not named)
+    return backend, read_roles(backend, settings, guess=not named), folder.chat_template()
 
 
 def is_marian(directory: str | os.PathLike) -> bool:
@@ -90,9 +92,16 @@ def is_marian(directory: str | os.PathLike) -> bool:
 
 
 def write_directory(
-    directory: str | os.PathLike, backend: tokenizers.Tokenizer, roles: dict[str, str | None]
+    directory: str | os.PathLike,
+    backend: tokenizers.Tokenizer,
+    roles: dict[str, str | None],
+    chat_template: str | None = None,
 ) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too.
+
+    The template of chats goes into the config: a file of its own would stay behind where another
+    tokenizer is saved over this one.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -101,9 +110,17 @@ def write_directory(
         config.update(dict.fromkeys(keys, roles[role]))
     if backend.encode_special_tokens:  # which their file does not keep
         config["split_special_tokens"] = True
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     config.update(OUR_MARK)
     write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
     write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    remove_chat_file(directory)
+
+
+def remove_chat_file(directory: str | os.PathLike) -> None:
+    """Removes the template of the tokenizer that was in a folder before: it would count."""
+    Path(directory, CHAT_FILE).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

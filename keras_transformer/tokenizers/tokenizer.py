@@ -1,14 +1,16 @@
 """Text to token ids and back."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend
+from keras_transformer.tokenizers.chat import render_chat
 
 
 class Tokenizer:
@@ -28,6 +30,7 @@ class Tokenizer:
         end: the token that ends a sequence (`</s>`, `[SEP]`), or `None`.
         mask: the token that hides a token in masked language modelling, or `None`.
         unknown: the token for what the vocabulary cannot spell, or `None`.
+        chat_template: how a chat is written, in Jinja, or `None`; see `render_chat`.
 
     Raises:
         ValueError: if the vocabulary lacks a token that is given a role.
@@ -56,12 +59,18 @@ class Tokenizer:
         end: str | None = None,
         mask: str | None = None,
         unknown: str | None = None,
+        chat_template: str | None = None,
     ):
         if not isinstance(backend, tokenizers.Tokenizer):
             raise ValueError(
                 "`backend` must be a `tokenizers.Tokenizer`. Received: "
                 f"{type(backend).__name__}. To load files use `Tokenizer.from_files(directory)`."
             )
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise ValueError(
+                f"`chat_template` must be a string, received {type(chat_template).__name__}."
+            )
+        self.chat_template = chat_template
         self._backend = copy_backend(backend)
         self._roles = {"pad": pad, "start": start, "end": end, "mask": mask, "unknown": unknown}
         for role, token in self._roles.items():
@@ -146,7 +155,8 @@ class Tokenizer:
                 file (`spiece.model`, `sentencepiece.bpe.model`, `tokenizer.model`), or Marian's
                 `source.spm`, `target.spm` and `vocab.json`. `tokenizer_config.json`,
                 `special_tokens_map.json`, `added_tokens.json` and `config.json`, if there, say
-                which class it is, which tokens are added, and which has which role.
+                which class it is, which tokens are added, and which has which role. The template
+                of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.
 
         Returns:
             The `Tokenizer`.
@@ -160,8 +170,8 @@ class Tokenizer:
             from keras_transformer.tokenizers.marian import MarianTokenizer
 
             return MarianTokenizer.from_files(directory)
-        backend, roles = loading.read_directory(directory)
-        return cls(backend, **roles)
+        backend, roles, chat_template = loading.read_directory(directory)
+        return cls(backend, chat_template=chat_template, **roles)
 
     @classmethod
     def from_preset(cls, preset: str | os.PathLike) -> "Tokenizer":
@@ -192,7 +202,7 @@ class Tokenizer:
         Args:
             directory: the folder; made if it does not exist.
         """
-        loading.write_directory(directory, self._backend, self._roles)
+        loading.write_directory(directory, self._backend, self._roles, self.chat_template)
 
     def save_to_preset(self, directory: str | os.PathLike) -> None:
         """Writes the tokenizer's part of a preset: the same as `save`."""
@@ -341,6 +351,65 @@ class Tokenizer:
             ValueError: for what is not a string, with its position.
         """
         return self.encode_batch(texts, special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a chat by `chat_template`, as Transformers' `apply_chat_template`.
+
+        The text has the special tokens in it: encode it with `special_tokens=False`.
+
+        Args:
+            messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...)
+                and `content`, and further keys that the template may know.
+            add_generation_prompt: end with what comes before the assistant's next answer.
+            tools: descriptions of functions that the model may call, as dicts of JSON values.
+            **variables: what else the template knows, such as `enable_thinking`.
+
+        Returns:
+            A string.
+
+        Raises:
+            ImportError: if jinja2 is not installed.
+            ValueError: if there is no template, if a message is wrong, or if the template is or
+                refuses the chat.
+
+        Example:
+
+        ```python
+        from keras_transformer.tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.train(["user: hello"] * 2, vocabulary_size=300)
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        )
+        text = tokenizer.render_chat([{"role": "user", "content": "hello"}])
+        assert text == "user: hello</s>"
+        assert tokenizer.encode(text, special_tokens=False)[-1] == tokenizer.end_id
+        ```
+        """
+        if self.chat_template is None:
+            raise ValueError(
+                "The tokenizer has no chat template: it is not that of a chat model. Set its "
+                "`chat_template`, or write the prompt as the model was trained on it."
+            )
+        names = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
+        names |= {"unknown": "unk_token", "mask": "mask_token"}
+        return render_chat(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens={
+                name: self._roles[role] for role, name in names.items() if self._roles[role]
+            },
+            tools=tools,
+            **variables,
+        )
 
     # Ids to text
 
