@@ -1,40 +1,49 @@
 """Beam search."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from keras import ops
 
-from keras_transformer.generation.samplers import Limits, Sampler, is_end
+from keras_transformer.generation.choosing import top_k
+from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
 
 _WORST = -1e9
 
 
 class BeamState(NamedTuple):
-    """The open and the ended hypotheses of every prompt."""
+    """The open and the ended hypotheses of every prompt in one group of beams."""
 
-    tokens: Any  # int (prompts, beams, size), the open hypotheses, best first
-    scores: Any  # float32 (prompts, beams), their summed log-probabilities
-    ended_tokens: Any  # int (prompts, beams, size), the best ended hypotheses
-    ended_scores: Any  # float32 (prompts, beams), with length penalty; _WORST for none
-    finished: Any  # bool (prompts,)
+    tokens: Any  # int (rows, beams, size), the open hypotheses, best first
+    scores: Any  # float32 (rows, beams), their summed log-probabilities
+    ended_tokens: Any  # int (rows, beams, size), the best ended hypotheses
+    ended_counts: Any  # int (rows, beams)
+    ended_scores: Any  # float32 (rows, beams), with length penalty; _WORST for none
+    count: Any  # int (rows,), tokens of the open hypotheses
+    finished: Any  # bool (rows,)
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch(Sampler):
-    """Keeps the `num_beams` likeliest beginnings and returns the best ended one.
+    """Keeps the `num_beams` likeliest beginnings and returns the best ended ones.
 
     A hypothesis of `n` tokens, its end included, scores `log p / n ** length_penalty`. A prompt
-    is finished when `num_beams` hypotheses have ended and no open one can beat the worst of them
-    at its present length (with `early_stopping`: as soon as that many have ended).
+    is finished when `num_beams` hypotheses have ended and no open one can beat the worst of them.
+
+    With groups, each group searches by itself, one after the other, and a token's score falls by
+    `diversity_penalty` for each time that the groups before have chosen it in the same step.
 
     Args:
-        num_beams: int.
+        num_beams: int, at most the size of the vocabulary.
         length_penalty: float, above 0 prefers longer outputs.
-        early_stopping: bool.
+        early_stopping: what an open hypothesis can still reach: with False its present score at
+            its present length; with `"never"` that at the greatest length, if longer is better;
+            with True a prompt is finished as soon as `num_beams` have ended.
+        num_groups: int, a divisor of `num_beams`.
+        diversity_penalty: float, above 0 with more than one group.
 
     Raises:
-        ValueError: if `num_beams` is not an integer of at least 1, or `length_penalty` no number.
+        ValueError: for values that are out of range.
 
     Example:
     ```python
@@ -45,85 +54,164 @@ class BeamSearch(Sampler):
     translator.generate("a man rides a bike .", sampler=beam)
     ```
 
-    Source: Sutskever et al. 2014, section 3.2; length penalty: Wu et al. 2016, section 7.
+    Source: Sutskever et al. 2014, section 3.2; length penalty: Wu et al. 2016, section 7; groups:
+    Vijayakumar et al. 2016, "Diverse Beam Search", section 3.
     """
 
     num_beams: int = 5
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: bool | str = False
+    num_groups: int = 1
+    diversity_penalty: float = 0.0
+
+    streams: ClassVar[bool] = False
+    ranks_log_probabilities: ClassVar[bool] = True
 
     def __post_init__(self):
-        if not isinstance(self.num_beams, int) or self.num_beams < 1:
+        for name in ("num_beams", "num_groups"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+        for name in ("length_penalty", "diversity_penalty"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)):
+                raise ValueError(f"`{name}` must be a number, received {value!r}.")
+        if self.early_stopping not in (True, False, "never"):
             raise ValueError(
-                f"`num_beams` must be an integer of at least 1, received {self.num_beams!r}."
+                f'`early_stopping` must be True, False or "never", received '
+                f"{self.early_stopping!r}."
             )
-        if not isinstance(self.length_penalty, (int, float)):
+        if self.num_beams % self.num_groups:
             raise ValueError(
-                f"`length_penalty` must be a number, received {self.length_penalty!r}."
+                f"`num_beams` must be a multiple of `num_groups`, received {self.num_beams} and "
+                f"{self.num_groups}."
+            )
+        if (self.num_groups > 1) != (self.diversity_penalty > 0):
+            raise ValueError(
+                "Groups and `diversity_penalty` go together: give both, `num_groups` above 1 and "
+                f"a penalty above 0, or none. Received {self.num_groups} and "
+                f"{self.diversity_penalty}."
             )
 
     @property
-    def rows_per_prompt(self) -> int:
+    def branches(self) -> int:
         return self.num_beams
 
-    def start(self, prompts: int, size: int, limits: Limits) -> BeamState:
-        tokens = ops.full((prompts, self.num_beams, size), limits.pad_id, "int32")
-        worst = ops.full((prompts, self.num_beams), _WORST, "float32")
-        # All rows of a prompt are equal at first: only one may count.
-        first = ops.cast(ops.arange(self.num_beams) == 0, "float32")
-        return BeamState(tokens, worst * (1 - first), tokens, worst, ops.zeros((prompts,), "bool"))
+    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> tuple[BeamState, ...]:
+        beams = self.num_beams // self.num_groups
+        tokens = ops.full((rows, beams, size), limits.pad_id, "int32")
+        worst = ops.full((rows, beams), _WORST, "float32")
+        # All branches of a prompt are equal at first: only one may count.
+        first = ops.cast(ops.arange(beams) == 0, "float32")
+        none = ops.zeros((rows, beams), "int32")
+        count, finished = ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool")
+        group = BeamState(tokens, worst * (1 - first), tokens, none, worst, count, finished)
+        return (group,) * self.num_groups
 
-    def advance(self, state: BeamState, logits, step, limits: Limits):
-        beams = self.num_beams
-        prompts, vocabulary = state.tokens.shape[0], logits.shape[-1]
-        log_probabilities = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
-        totals = ops.reshape(log_probabilities, (prompts, beams, vocabulary))
-        totals = ops.reshape(totals + state.scores[..., None], (prompts, beams * vocabulary))
+    def advance(self, state: tuple[BeamState, ...], logits, hidden, limits: Limits, log_sum=None):
+        beams, vocabulary = self.num_beams // self.num_groups, logits.shape[-1]
+        groups, parents, used = [], [], None
+        for i, group in enumerate(state):
+            own = logits[:, i * beams : (i + 1) * beams]
+            before = group.scores - log_sum[:, i * beams : (i + 1) * beams]
+            if used is not None:
+                own = own - self.diversity_penalty * used[:, None]
+            choosing = ops.cast(ops.logical_not(group.finished), "float32")[:, None]
+            group, chosen_parents = self._advance_group(group, own, before, limits)
+            groups.append(group)
+            parents.append(chosen_parents + i * beams)
+            if i + 1 < len(state):
+                tokens = _last(group)
+                here = ops.sum(ops.one_hot(tokens, vocabulary, dtype="float32"), axis=1)
+                here = here * choosing
+                used = here if used is None else used + here
+        return tuple(groups), parents[0] if len(parents) == 1 else ops.concatenate(parents, axis=1)
 
+    def _advance_group(self, state: BeamState, logits, before, limits: Limits):
+        """One step of `logits`, `(rows, beams, vocabulary_size)`, and what their beams add."""
+        rows, beams, vocabulary = logits.shape
         # As many more than beams as can end, so that enough stay open if all the best ones do.
         count = min((1 + max(1, len(limits.end_ids))) * beams, beams * vocabulary)
+        own = min(count, vocabulary)
+        logits, tokens = top_k(logits, own)  # of each beam: the best of all are among them
+        totals = ops.reshape(logits + before[..., None], (rows, beams * own))
         scores, places = ops.top_k(totals, count)
-        parents, chosen = places // vocabulary, ops.cast(places % vocabulary, "int32")
-        tokens = _set_column(_pick(state.tokens, parents), step, chosen)
-        ended = ops.logical_or(is_end(chosen, limits), step + 1 >= limits.max_new_tokens)
+        places = ops.cast(places, "int32")
+        parents = places // own
+        chosen = ops.take_along_axis(ops.reshape(tokens, (rows, beams * own)), places, axis=1)
+        every = ops.ones((rows,), "bool")
+        tokens = put_at(_pick(state.tokens, parents), state.count, chosen, every)
+        length = state.count + 1
+        full = length >= limits.max_new_tokens
+        at_end = is_end(chosen, limits)
+        ended = ops.logical_or(at_end, full[:, None])
 
-        length = ops.cast(step + 1, "float32") ** self.length_penalty
+        penalty = ops.cast(length, "float32")[:, None] ** self.length_penalty
         counts = ops.logical_and(ended, ops.arange(count) < beams)
-        # With more beams than beginnings there are, the rest of the rows hold none.
+        # With more beams than beginnings there are, the rest of the branches hold none.
         counts = ops.logical_and(counts, scores > _WORST / 2)
         counts = ops.logical_and(counts, ops.logical_not(state.finished)[:, None])
-        ended_scores = ops.where(counts, scores / length, _WORST)
+        ended_scores = ops.where(counts, scores / penalty, _WORST)
         ended_scores = ops.concatenate([state.ended_scores, ended_scores], axis=1)
         ended_tokens = ops.concatenate([state.ended_tokens, tokens], axis=1)
+        lengths = ops.broadcast_to(length[:, None], (rows, count))
+        ended_counts = ops.concatenate([state.ended_counts, lengths], axis=1)
         ended_scores, kept = ops.top_k(ended_scores, beams)
-        ended_tokens = _pick(ended_tokens, kept)
+        kept = ops.cast(kept, "int32")
+        ended_counts = ops.take_along_axis(ended_counts, kept, axis=1)
+        ended_counts = ops.where(ended_scores > _WORST / 2, ended_counts, 0)
 
-        scores, kept = ops.top_k(ops.where(ended, _WORST, scores), beams)
-        parents = ops.take_along_axis(parents, kept, axis=1)
+        # Those of full length too: what they chose counts for the groups that follow.
+        scores, open_ = ops.top_k(ops.where(at_end, _WORST, scores), beams)
+        open_ = ops.cast(open_, "int32")
+        reachable = penalty
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            reachable = ops.cast(limits.max_new_tokens, "float32")[:, None] ** self.length_penalty
         enough = ended_scores[:, -1] > _WORST / 2
-        if not self.early_stopping:
-            enough = ops.logical_and(enough, ended_scores[:, -1] >= scores[:, 0] / length)
-        finished = ops.logical_or(state.finished, enough)
-        rows = parents + beams * ops.arange(prompts, dtype=parents.dtype)[:, None]
-        state = BeamState(_pick(tokens, kept), scores, ended_tokens, ended_scores, finished)
-        return state, ops.reshape(rows, (prompts * beams,))
+        if self.early_stopping is not True:
+            better = ended_scores[:, -1] >= (scores / reachable)[:, 0]
+            enough = ops.logical_and(enough, better)
+        finished = ops.logical_or(state.finished, ops.logical_or(enough, full))
+        new = BeamState(
+            _pick(tokens, open_),
+            scores,
+            _pick(ended_tokens, kept),
+            ended_counts,
+            ended_scores,
+            ops.where(state.finished, state.count, length),
+            finished,
+        )
+        return new, ops.take_along_axis(parents, open_, axis=1)
 
-    def last_tokens(self, state: BeamState, step):
-        prompts, beams = state.tokens.shape[:2]
-        column = ops.slice(state.tokens, (0, 0, step), (prompts, beams, 1))
-        return ops.reshape(column, (prompts * beams,))
+    def next_tokens(self, state: tuple[BeamState, ...]):
+        return ops.concatenate([_last(group) for group in state], axis=1)
 
-    def finished(self, state: BeamState):
-        return state.finished
+    def counts(self, state: tuple[BeamState, ...]):
+        return state[0].count
 
-    def result(self, state: BeamState):
-        return state.ended_tokens[:, 0]
+    def finished(self, state: tuple[BeamState, ...], limits: Limits):
+        finished = limits.max_new_tokens <= 0
+        every = state[0].finished
+        for group in state[1:]:
+            every = ops.logical_and(every, group.finished)
+        return ops.logical_or(finished, every)
+
+    def outputs(self, state: tuple[BeamState, ...]) -> Outputs:
+        scores = ops.concatenate([group.ended_scores for group in state], axis=1)
+        scores, order = ops.top_k(scores, self.num_beams)
+        order = ops.cast(order, "int32")
+        counts = ops.concatenate([group.ended_counts for group in state], axis=1)
+        tokens = ops.concatenate([group.ended_tokens for group in state], axis=1)
+        return Outputs(_pick(tokens, order), ops.take_along_axis(counts, order, axis=1), scores)
 
 
 def _pick(hypotheses, indices):
-    """Of `(prompts, beams, size)` the beams `indices`, `(prompts, count)`."""
+    """Of `(rows, beams, size)` the beams `indices`, `(rows, count)`."""
     return ops.take_along_axis(hypotheses, indices[..., None], axis=1)
 
 
-def _set_column(hypotheses, step, tokens):
-    return ops.slice_update(hypotheses, (0, 0, step), tokens[..., None])
+def _last(state: BeamState):
+    """The last token of each open hypothesis, int `(rows, beams)`."""
+    last = ops.maximum(state.count - 1, 0)
+    last = ops.broadcast_to(last[:, None, None], (*state.tokens.shape[:2], 1))
+    return ops.take_along_axis(state.tokens, last, axis=2)[..., 0]

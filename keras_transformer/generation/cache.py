@@ -5,23 +5,36 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.layers.slots import Slots, put
+
+CACHE_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
 
 class Cache(NamedTuple):
     """What a decoder keeps of the tokens it has seen.
 
-    The slots are shared: token by token all rows write the same slot, so that a write is one
-    slice update. Prompts of different lengths are padded on the right; `filled` hides the padded
-    slots and `positions` holds each row's own count, so that every row decodes as if alone.
+    A row is a prompt and what continues it. The slots are shared: all rows write the same slots,
+    so that a write is one slice update. Prompts of different lengths are padded on the right;
+    `filled` hides the padded slots and `positions` holds each row's own count, so that every row
+    decodes as if alone.
+
+    A row can have several branches: continuations of one prompt side by side (beams). They write
+    a slot each and share the slots of what they have in common: `filled` says of each branch
+    which slots are its past. So a beam changes its parent without any key being moved.
 
     Fields:
-        layers: a list with one dict a block, `{"self": (keys, values), "cross": (keys, values)}`,
-            each `(rows, slots, num_key_value_heads, head_dim)`. `"cross"` is empty before the
-            first call, and always for a decoder without cross-attention.
-        filled: bool `(rows, slots)`, slots that hold a real token.
+        layers: a list with one dict a layer, `{"self": tensors, "cross": tensors}`, each the
+            tensors of `layers.slots.Slots`. `"cross"` is empty before the first call, and always
+            for a decoder without cross-attention.
+        source: bool `(rows, source_length)`, the real tokens of the encoder's input;
+            `(rows, 0)` before the first call and without an encoder.
+        filled: bool `(rows, branches, slots)`, the slots that a branch sees.
         positions: int `(rows, slots)`, the position of each slot's token in its row.
-        lengths: int `(rows,)`, number of real tokens of each row.
-        start: int scalar, the slot of the first token of the call under way.
-        end: int scalar, the next free slot.
+        lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
+        first: the slot of the first token of the call under way, see `start`.
+        next: the next free slot, see `end`. An int scalar tensor; or, for as long as its value is
+            known when a function is compiled, an empty tensor with that many rows, since Keras
+            takes structures of tensors alone. Then only the slots before `end` are read.
 
     Example:
     ```python
@@ -44,31 +57,53 @@ class Cache(NamedTuple):
     """
 
     layers: list
+    source: object
     filled: object
     positions: object
     lengths: object
-    start: object
-    end: object
+    first: object
+    next: object
+
+    @property
+    def start(self):
+        """The slot of the first token of the call under way, an int if it is known, or a tensor."""
+        return _number(self.first)
+
+    @property
+    def end(self):
+        """The next free slot, an int if it is known, or a tensor."""
+        return _number(self.next)
 
     @classmethod
-    def create(cls, backbone, rows: int, slots: int) -> "Cache":
-        """An empty cache for a `Decoder` or `Seq2Seq` backbone."""
+    def create(cls, backbone, rows: int, slots: int, dtype: str | None = None) -> "Cache":
+        """An empty cache for a `Decoder` or `Seq2Seq` backbone.
+
+        Args:
+            backbone: the model.
+            rows: int, sequences decoded together.
+            slots: int, tokens there is room for.
+            dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and values
+                are kept. Defaults to the compute dtype of the model.
+        """
         config = backbone.config
-        shape = (rows, slots, config.num_key_value_heads, config.head_dim)
+        dtype = dtype or backbone.compute_dtype
         layers = [
             {
-                "self": tuple(ops.zeros(shape, backbone.compute_dtype) for _ in range(2)),
+                "self": Slots.make(
+                    rows, config.num_key_value_heads, slots, config.head_dim, dtype
+                ).tensors,
                 "cross": (),
             }
             for _ in backbone.decoder.order
         ]
         return cls(
             layers,
-            filled=ops.zeros((rows, slots), "bool"),
+            source=ops.zeros((rows, 0), "bool"),
+            filled=ops.zeros((rows, 1, slots), "bool"),
             positions=ops.zeros((rows, slots), "int32"),
             lengths=ops.zeros((rows,), "int32"),
-            start=ops.zeros((), "int32"),
-            end=ops.zeros((), "int32"),
+            first=_field(0),
+            next=_field(0),
         )
 
     @staticmethod
@@ -80,63 +115,210 @@ class Cache(NamedTuple):
             rows: int, sequences decoded together.
             slots: int, tokens of each.
             source: int, tokens of the encoder's input, for seq2seq.
-            itemsize: int, bytes of a number: 4 for float32, 2 for float16 and bfloat16.
+            itemsize: int, bytes of a number: 4 for float32, 2 for float16 and bfloat16. 1 for
+                int8, to which the scales come: 4 bytes for each key and each value of a head.
         """
         layers = config.num_decoder_layers or config.num_layers
         tokens = slots + (source if config.kind == "seq2seq" else 0)
-        of_a_token = 2 * config.num_key_value_heads * config.head_dim
-        return layers * rows * tokens * of_a_token * itemsize
+        of_a_head = config.head_dim * itemsize + (4 if itemsize == 1 else 0)
+        return layers * rows * tokens * 2 * config.num_key_value_heads * of_a_head
+
+    @property
+    def rows(self) -> int:
+        return self.filled.shape[0]
+
+    @property
+    def branches(self) -> int:
+        return self.filled.shape[1]
+
+    @property
+    def slots(self) -> int:
+        return self.filled.shape[2]
 
     def reserve(self, inputs, mask) -> "Cache":
         """Slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
+
+        With branches the tokens are one for each branch, else one after the other.
 
         Args:
             inputs: tensor, for its shape.
             mask: bool `(rows, length)`, the real tokens, or None if all are.
         """
-        shape = ops.shape(inputs)[:2]
-        mask = ops.ones(shape, "bool") if mask is None else ops.cast(mask, "bool")
-        counts = ops.cumsum(ops.cast(mask, "int32"), axis=1)
-        positions = ops.maximum(self.lengths[:, None] + counts - 1, 0)
+        rows, length = inputs.shape[:2]
+        if self.branches > 1:
+            own = ops.broadcast_to(ops.eye(length, dtype="bool"), (rows, length, length))
+            positions = ops.broadcast_to(self.lengths[:, None], (rows, length))
+            counts = 1
+        else:
+            mask = ops.ones((rows, length), "bool") if mask is None else ops.cast(mask, "bool")
+            counted = ops.cumsum(ops.cast(mask, "int32"), axis=1)
+            positions = ops.maximum(self.lengths[:, None] + counted - 1, 0)
+            own, counts = mask[:, None], counted[:, -1]
         return self._replace(
-            filled=ops.slice_update(self.filled, (0, self.end), mask),
-            positions=ops.slice_update(self.positions, (0, self.end), positions),
-            lengths=self.lengths + counts[:, -1],
-            start=self.end,
-            end=self.end + shape[1],
+            filled=put(self.filled, own, self.end, axis=2),
+            positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
+            lengths=self.lengths + counts,
+            first=self.next,
+            next=_field(self.end + length),
         )
 
-    def new_positions(self, inputs):
+    def new_positions(self, length: int):
         """Positions of the tokens of the call under way, int `(rows, length)`."""
-        return ops.slice(self.positions, (0, self.start), ops.shape(inputs)[:2])
+        if isinstance(self.start, int):
+            return self.positions[:, self.start : self.start + length]
+        return ops.take(self.positions, self.start + ops.arange(length, dtype="int32"), axis=1)
 
-    def with_layers(self, layers: list) -> "Cache":
-        """The cache after a call, with the blocks' keys and values."""
-        return self._replace(layers=layers)
+    def read_positions(self):
+        """Positions of the slots that the call under way reads, int `(rows, slots)`."""
+        return self.positions[:, : self.end] if isinstance(self.end, int) else self.positions
+
+    def visible(self, length: int):
+        """Who sees which slot in the call under way, bool `(rows, length, slots)`."""
+        filled = self.filled[..., : self.end] if isinstance(self.end, int) else self.filled
+        if self.branches > 1:
+            return filled
+        slots = ops.arange(filled.shape[2], dtype="int32")
+        own = self.start + ops.arange(length, dtype="int32")
+        return ops.logical_and(filled, slots[None, None] <= own[None, :, None])
+
+    def layer(self, i: int) -> dict:
+        """The slots of layer `i`, for its block: `{"self": Slots, "cross": Slots or None}`."""
+        return {name: Slots(*kept) if kept else None for name, kept in self.layers[i].items()}
+
+    def with_layers(self, layers: list[dict], source=None) -> "Cache":
+        """The cache after a call, with the slots that the blocks gave and the source's mask."""
+        tensors = [
+            {name: slots.tensors if slots else () for name, slots in layer.items()}
+            for layer in layers
+        ]
+        return self._replace(layers=tensors, source=self.source if source is None else source)
+
+    def part(self, first: int, last: int | None = None) -> "Cache":
+        """The cache of one of several models that write the same slots: a part of the layers."""
+        return self._replace(layers=self.layers[first:last])
+
+    def join(self, other: "Cache") -> "Cache":
+        """With the layers of `other` behind its own; the slots are the same."""
+        return self._replace(layers=[*self.layers, *other.layers])
+
+    def branch(self, branches: int) -> "Cache":
+        """Each row with so many branches, which have all that it holds in common."""
+        if branches == 1:
+            return self
+        # Not `ops.repeat`: on PyTorch its rows share memory, and could not be written.
+        each = ops.zeros((branches,), "int32")
+        return self._replace(filled=ops.take(self.filled, each, axis=1))
+
+    def as_tensors(self) -> "Cache":
+        """With `start` and `end` as tensors: what they are is not to be known to a compiler."""
+        first, next_ = (ops.convert_to_tensor(x, dtype="int32") for x in (self.start, self.end))
+        return self._replace(first=first, next=next_)
+
+    def continue_at(self, slot: int) -> "Cache":
+        """With `slot`, which a compiler may know, as the next free one."""
+        return self._replace(first=_field(slot), next=_field(slot))
+
+    def continue_from(self, parents) -> "Cache":
+        """Branch `i` continues what branch `parents[:, i]` was, int `(rows, branches)`."""
+        return self._replace(
+            filled=ops.take_along_axis(self.filled, ops.cast(parents, "int32")[..., None], axis=1)
+        )
+
+    def keep_first(self, counts, length: int) -> "Cache":
+        """Of the last `length` tokens only the first `counts`, int `(rows,)`, of each row."""
+        first = self.end - length
+        slots = ops.arange(self.slots, dtype="int32")
+        kept = slots[None, None] < (first + counts)[:, None, None]
+        return self._replace(
+            filled=ops.logical_and(self.filled, kept),
+            lengths=self.lengths - (length - counts),
+            next=_field(first + ops.max(counts)),
+        )
 
     def grow(self, slots: int) -> "Cache":
-        """The same content in a cache of more slots."""
-        extra = slots - self.filled.shape[1]
+        """The same content with room for `slots` tokens."""
+        extra = slots - self.slots
 
-        def pad(tensor):
-            return ops.pad(tensor, [(0, 0), (0, extra)] + [(0, 0)] * (len(tensor.shape) - 2))
+        def pad(tensor, axis):
+            widths = [(0, 0)] * len(tensor.shape)
+            widths[axis] = (0, extra)
+            return ops.pad(tensor, widths)
 
-        layers = [{**layer, "self": tuple(map(pad, layer["self"]))} for layer in self.layers]
-        return self._replace(layers=layers, filled=pad(self.filled), positions=pad(self.positions))
-
-    def repeat(self, times: int) -> "Cache":
-        """Each row `times` times, one after the other."""
-        if times == 1:
-            return self
-        layers, filled, positions, lengths = keras.tree.map_structure(
-            lambda tensor: ops.repeat(tensor, times, axis=0), tuple(self[:4])
-        )
-        return Cache(layers, filled, positions, lengths, self.start, self.end)
-
-    def reorder(self, rows) -> "Cache":
-        """Row `i` continues what row `rows[i]` was. Both must be of the same prompt."""
         layers = [
-            {**layer, "self": tuple(ops.take(x, rows, axis=0) for x in layer["self"])}
-            for layer in self.layers
+            {**layer, "self": tuple(pad(x, 2) for x in layer["self"])} for layer in self.layers
         ]
-        return self._replace(layers=layers)
+        return self._replace(
+            layers=layers, filled=pad(self.filled, 2), positions=pad(self.positions, 1)
+        )
+
+    def in_use(self, window: int | None):
+        """Bool `(rows, slots)`, the slots that a later token can still see."""
+        used = ops.any(self.filled, axis=1)
+        if window is None:
+            return used
+        return ops.logical_and(used, self.positions > self.lengths[:, None] - window)
+
+    def compact(self, slots: int, window: int | None = None) -> "Cache":
+        """The slots in use moved to the front, of `slots` in all: at least as many as are in use.
+
+        What goes: the padding of short prompts, branches that no hypothesis continues, and what
+        has left a sliding window.
+        """
+        used = self.in_use(window)
+        places = ops.arange(self.slots, dtype="int32")
+        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)[:, :slots]
+        order = ops.cast(order, "int32")
+        filled = ops.logical_and(self.filled, used[:, None])
+
+        def of_heads(tensor):
+            return ops.take_along_axis(tensor, order[:, None, :, None], axis=2)
+
+        return self._replace(
+            layers=[
+                {**layer, "self": tuple(map(of_heads, layer["self"]))} for layer in self.layers
+            ],
+            filled=ops.take_along_axis(filled, order[:, None], axis=2),
+            positions=ops.take_along_axis(self.positions, order, axis=1),
+            first=ops.zeros((), "int32"),
+            next=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
+        )
+
+    def take_rows(self, rows) -> "Cache":
+        """The rows `rows`, int `(count,)`, in that order; a row may come several times."""
+        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:5]))
+        return Cache(*taken, self.first, self.next)
+
+    def append(self, other: "Cache") -> "Cache":
+        """The rows of both, with as many slots and as long a source as the larger has."""
+        layers = [
+            {name: tuple(map(join_padded, mine[name], theirs[name])) for name in ("self", "cross")}
+            for mine, theirs in zip(self.layers, other.layers, strict=True)
+        ]
+        return Cache(
+            layers,
+            source=join_padded(self.source, other.source),
+            filled=join_padded(self.filled, other.filled),
+            positions=join_padded(self.positions, other.positions),
+            lengths=ops.concatenate([self.lengths, other.lengths], axis=0),
+            first=ops.zeros((), "int32"),
+            next=ops.cast(ops.maximum(self.end, other.end), "int32"),
+        )
+
+
+def join_padded(first, second):
+    """The rows of both tensors, padded with zeros to the larger of each size."""
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    padded = []
+    for tensor in (first, second):
+        widths = [(0, size - old) for size, old in zip(sizes, tensor.shape[1:], strict=True)]
+        more = any(extra for _, extra in widths)
+        padded.append(ops.pad(tensor, [(0, 0), *widths]) if more else tensor)
+    return ops.concatenate(padded, axis=0)
+
+
+def _number(field):
+    return field.shape[0] if len(field.shape) == 2 else field
+
+
+def _field(number):
+    return ops.zeros((number, 0), "int8") if isinstance(number, int) else number

@@ -1,32 +1,38 @@
-"""Compiled functions of a model's weights, on each backend."""
+"""Compiled functions and loops of a model's weights, on each backend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
+from keras import ops
 
 
-def compile_function(function: Callable, model: keras.Model) -> Callable:
-    """`function` compiled, with the present weights of `model` at each call.
+def compile_function(function: Callable, *models: keras.Model, donate: tuple[int, ...] = ()):
+    """`function` compiled, with the present weights of `models` at each call.
 
     Args:
-        function: takes and returns nested structures of tensors; reads weights of `model`, does
+        function: takes and returns nested structures of tensors; reads weights of `models`, does
             not change them.
-        model: a built Keras model.
+        *models: built Keras models.
+        donate: places of arguments that the caller does not use again: their memory is reused for
+            the results where the backend can (JAX).
 
     Returns:
-        A callable of the same signature.
+        A callable of the same signature. On PyTorch it runs as it is, without gradients.
+
+    Raises:
+        RuntimeError: on a backend that is none of the three.
     """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
 
-        @jax.jit
         def pure(values, *args):
-            mapping = list(zip(model.weights, values, strict=True))
+            mapping = list(zip(weights_of(models), values, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 return function(*args)
 
-        return lambda *args: pure([variable.value for variable in model.weights], *args)
+        compiled = jax.jit(pure, donate_argnums=tuple(1 + place for place in donate))
+        return lambda *args: compiled([variable.value for variable in weights_of(models)], *args)
     if backend == "tensorflow":
         import tensorflow as tf
 
@@ -35,12 +41,63 @@ def compile_function(function: Callable, model: keras.Model) -> Callable:
             return function(*args)
 
         # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
-        return lambda *args: traced(hash(tuple(map(id, model.weights))), *args)
+        return lambda *args: traced(hash(tuple(map(id, weights_of(models)))), *args)
     if backend == "torch":
-        import torch
+        from keras_transformer.generation.torch_graph import run_eagerly
 
-        return torch.inference_mode()(function)
+        return run_eagerly(function)
     raise RuntimeError(
         f"Generation runs on the backends jax, tensorflow and torch, not on {backend!r}. Set "
         "KERAS_BACKEND to one of them."
     )
+
+
+def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack: bool = False):
+    """`while condition(state, *args): state = body(state, *args)`, compiled.
+
+    On JAX and TensorFlow the loop is one program. On PyTorch the body is traced once for each
+    shape into a flat list of operations (see `torch_graph`), and Python runs the loop.
+
+    Args:
+        condition: to a bool scalar tensor.
+        body: to the next state, of the same structure and shapes.
+        *models: built Keras models.
+        pack: PyTorch on a CPU: keep a second copy of the weights in the order that the products
+            read them in. Faster, and takes the memory of the weights once more.
+
+    Returns:
+        A callable `(state, *args) -> state`. The state given is not to be used again.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        from keras_transformer.generation.torch_graph import TracedFunction
+
+        step = TracedFunction(body, *models, pack=pack)
+
+        @torch.inference_mode()
+        def run(state, *args):
+            weights = step.weights_key()
+            while bool(condition(state, *args)):
+                state = step(weights, state, *args)
+            return state
+
+        return run
+
+    def loop(state, *args):
+        return ops.while_loop(
+            lambda *state: condition(_unwrap(state), *args),
+            lambda *state: (body(_unwrap(state), *args),),
+            (state,),
+        )[0]
+
+    return compile_function(loop, *models, donate=(0,))
+
+
+def weights_of(models: Sequence[keras.Model]) -> list:
+    """The weights of all the models."""
+    return [variable for model in models for variable in model.weights]
+
+
+def _unwrap(state: tuple):
+    return state[0]

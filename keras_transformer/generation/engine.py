@@ -1,13 +1,16 @@
 """The decode engine: the whole prompt at once, then token by token in a compiled loop."""
 
+import functools
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.cache import Cache
-from keras_transformer.generation.compiling import compile_function
-from keras_transformer.generation.samplers import Limits, Sampler
+from keras_transformer.generation.cache import Cache, join_padded
+from keras_transformer.generation.choosing import log_sum
+from keras_transformer.generation.compiling import compile_function, compile_loop
+from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
 
 # Shapes come from this ladder, so that inputs of similar sizes share compiled functions.
 _LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -21,20 +24,62 @@ def round_up(size: int) -> int:
     return -(-size // 512) * 512
 
 
-class DecodeState(NamedTuple):
-    """What goes from one step to the next."""
+def round_slots(slots: int) -> int:
+    """Slots of a cache: multiples that keep what is read beyond the filled part small."""
+    multiple = 32 if slots <= 512 else 128 if slots <= 2048 else 512
+    return -(-slots // multiple) * multiple
 
-    step: Any  # int scalar, number of new tokens
+
+def steps_of(sampler: Sampler, remaining: int) -> int:
+    """Steps in one call of the loop, at most `remaining`, rounded up.
+
+    So many that a call costs little beside them, and so few that the cache starts small and an
+    interruption is heard soon.
+    """
+    return min(
+        round_up(remaining), 32 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
+    )
+
+
+class DecodeState(NamedTuple):
+    """What goes from one step to the next. All but the last two have a row for each prompt."""
+
     sampled: Any  # the sampler's state
+    ruled: Any  # the state of the rules
+    not_a_number: Any  # int (rows,), the first token whose logits were NaN, or -1
     cache: Cache
+    steps: Any  # int scalar, steps made in the loop under way
+
+
+class Settings(NamedTuple):
+    """What a compiled function is made for.
+
+    Fields:
+        sampler: `Sampler`.
+        rules: `Rules` or None, what changes the logits before the sampler sees them.
+        end_ids: tuple of ints, a row ends with any of these ids.
+        pad_id: int.
+        cache_dtype: see `Cache.create`.
+        pack_weights: bool, see `compile_loop`.
+    """
+
+    sampler: Sampler
+    rules: Any = None
+    end_ids: tuple[int, ...] = ()
+    pad_id: int = 0
+    cache_dtype: str | None = None
+    pack_weights: bool = False
 
 
 class Engine:
-    """Generates with a backbone that follows the cache protocol.
+    """Steps of generation with a backbone that follows the cache protocol.
 
     The protocol: `backbone(inputs, cache=cache)` returns states and the updated cache;
     `backbone.logits`; `backbone.prompt_tokens(inputs)` the ids and mask that the decoder starts
-    from; and `backbone.step_inputs(tokens, inputs)` the inputs of one further step.
+    from; and `backbone.step_inputs(tokens)` the inputs of one further step.
+
+    `generate` decodes one batch to its end. `scheduler.generate` decodes many prompts, and lets
+    others take the place of those that are done.
 
     Args:
         backbone: a `Decoder` or `Seq2Seq`.
@@ -43,109 +88,311 @@ class Engine:
     ```python
     import numpy as np
     import keras_transformer as kt
-    from keras_transformer.generation import Engine, Greedy
+    from keras_transformer.generation import Engine, Greedy, Settings
 
     backbone = kt.models.Decoder(kt.TransformerConfig(
         kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
         intermediate_dim=32,
     ))
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
-    new = Engine(backbone).generate(inputs, Greedy(), max_new_tokens=5, end_ids=(2,), pad_id=0)
-    assert new.shape == (1, 5)
+    outputs = Engine(backbone).generate(inputs, Settings(Greedy()), max_new_tokens=5)
+    assert outputs.tokens.shape == (1, 1, 5)
     ```
     """
 
     def __init__(self, backbone):
         self.backbone = backbone
         self._compiled: dict = {}
+        self._lengths: dict[int, set[int]] = {}
 
     def generate(
         self,
         inputs: dict[str, np.ndarray],
-        sampler: Sampler,
+        settings: Settings,
         max_new_tokens: int,
-        end_ids: tuple[int, ...],
-        pad_id: int,
-    ) -> np.ndarray:
-        """New tokens for a batch of prompts.
+        uniforms: np.ndarray | None = None,
+    ) -> Outputs:
+        """New tokens for one batch of prompts.
 
         Args:
             inputs: the backbone's inputs, NumPy arrays, rows padded on the right.
-            sampler: a `Sampler`.
+            settings: `Settings`.
             max_new_tokens: int.
-            end_ids: a row ends with any of these ids.
-            pad_id: int.
+            uniforms: float32 `(rows, max_new_tokens * draws)`, for samplers that draw, see
+                `Limits`.
 
         Returns:
-            Int `(prompts, max_new_tokens)`, each row ended by an end id or by pads.
+            `Outputs` of NumPy arrays; rows end with an end id or with pads.
         """
-        prefill, extend = self._functions(sampler, tuple(end_ids), pad_id)
-        size = round_up(max_new_tokens)
-        limit = ops.convert_to_tensor(max_new_tokens, dtype="int32")
+        rows = len(next(iter(inputs.values())))
+        limit = np.full((rows,), max_new_tokens, "int32")
+        uniforms = np.zeros((rows, 0), "float32") if uniforms is None else uniforms
+        steps, size = steps_of(settings.sampler, max_new_tokens), max_new_tokens
+        state = self.prefill(inputs, settings, limit, uniforms, size, steps)
+        while not self.finished(state, settings, limit).all():
+            state = self.make_room(state, settings, steps)
+            state = self.extend(state, settings, limit, uniforms, steps, rows)
+        return self.outputs(state, settings)
+
+    def prefill(
+        self,
+        inputs: dict,
+        settings: Settings,
+        max_new_tokens: np.ndarray,
+        uniforms: np.ndarray,
+        size: int,
+        steps: int,
+        prefix: Cache | None = None,
+        copies: int = 1,
+    ) -> DecodeState:
+        """The state after the prompts and the first new token.
+
+        Args:
+            inputs: the backbone's inputs, `prompts` rows, padded on the right.
+            settings: `Settings`.
+            max_new_tokens: int32 `(prompts * copies,)`.
+            uniforms: float32 `(prompts * copies, size * draws)`, see `Limits`.
+            size: int, room for new tokens.
+            steps: int, room in the cache for so many steps.
+            prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
+            copies: int, rows of each prompt, one after the other.
+        """
         inputs = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
-        prompt_slots = self.backbone.prompt_tokens(inputs)[0].shape[1]
-        room = min(size, 32)
-        state = prefill(inputs, limit, self._sizes(size, prompt_slots + room))
-        while True:
-            stop = min(room, max_new_tokens)
-            state = extend(inputs, state, limit, ops.convert_to_tensor(stop, dtype="int32"))
-            if room >= max_new_tokens or bool(ops.all(sampler.finished(state.sampled))):
-                break
-            # Most rows are short: the cache grows only once some are known to be longer.
-            room = min(size, 2 * room)
-            state = state._replace(cache=state.cache.grow(prompt_slots + room))
-        return ops.convert_to_numpy(sampler.result(state.sampled))[:, :max_new_tokens]
+        length = self.backbone.prompt_tokens(inputs)[0].shape[1]
+        slots = (0 if prefix is None else prefix.slots) + length
+        slots = round_slots(slots + settings.sampler.slots_per_step * (steps + 1))
+        sizes = ops.zeros((0, size, slots, copies), "int8")  # static for every compiler
+        function = self._functions(settings)["prefill"]
+        return function(inputs, *_tensors(max_new_tokens, uniforms), sizes, prefix)
 
-    def _sizes(self, size: int, slots: int):
-        """Sizes as the shape of an (empty) tensor: static for every compiler."""
-        return ops.zeros((0, size, slots), "int8")
+    def padded_length(self, rows: int, length: int, longest: int | None) -> int:
+        """To how many tokens to pad so many prompts, the longest of which has `length`.
 
-    def _functions(self, sampler: Sampler, end_ids: tuple[int, ...], pad_id: int):
-        key = (sampler, end_ids, pad_id)
-        if key not in self._compiled:
-            backbone = self.backbone
+        To a length that was compiled before if it is not much longer: a second of compiling buys
+        a lot of padding.
+        """
+        near = max(64, 2 * length)
+        known = [n for n in self._lengths.setdefault(rows, set()) if length <= n <= near]
+        length = min(known, default=round_up(length))
+        length = length if longest is None else min(length, longest)
+        self._lengths[rows].add(length)
+        return length
 
-            def choose(state, hidden, inputs, limits):
-                logits = backbone.logits(hidden)
-                sampled, rows = sampler.advance(state.sampled, logits, state.step, limits)
-                cache = state.cache if rows is None else state.cache.reorder(rows)
-                return DecodeState(state.step + 1, sampled, cache)
+    def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
+        """The cache of tokens that many prompts begin with: one row without room for more."""
+        tokens = ops.convert_to_tensor(np.asarray([ids], "int32"))
+        return self._functions(settings)["prefix"](tokens)
 
-            def prefill(inputs, limit, sizes):
-                limits = Limits(end_ids, pad_id, limit)
-                tokens, mask = backbone.prompt_tokens(inputs)
-                prompts, (_, size, slots) = tokens.shape[0], sizes.shape
-                cache = Cache.create(backbone, prompts, slots)
-                hidden, cache = backbone(inputs, cache=cache)
-                last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
-                hidden = ops.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-                sampled = sampler.start(prompts, size, limits)
-                state = DecodeState(
-                    ops.zeros((), "int32"), sampled, cache.repeat(sampler.rows_per_prompt)
-                )
-                hidden = ops.repeat(hidden, sampler.rows_per_prompt, axis=0)
-                return choose(state, hidden, inputs, limits)
+    def extend(
+        self,
+        state: DecodeState,
+        settings: Settings,
+        max_new_tokens: np.ndarray,
+        uniforms: np.ndarray,
+        steps: int,
+        enough: int,
+    ) -> DecodeState:
+        """At most `steps` more steps, fewer if `enough` rows are finished before."""
+        numbers = (ops.convert_to_tensor(x, dtype="int32") for x in (steps, enough))
+        state = state._replace(steps=ops.zeros((), "int32"))
+        limits = _tensors(max_new_tokens, uniforms)
+        return self._functions(settings)["extend"](state, *limits, *numbers)
 
-            def extend(inputs, state, limit, stop):
-                limits = Limits(end_ids, pad_id, limit)
-                times = sampler.rows_per_prompt
-                context = {name: ops.repeat(array, times, axis=0) for name, array in inputs.items()}
+    def make_room(self, state: DecodeState, settings: Settings, steps: int) -> DecodeState:
+        """The state with slots for `steps` more steps.
 
-                def unfinished(state):
-                    all_finished = ops.all(sampler.finished(state.sampled))
-                    return ops.logical_and(state.step < stop, ops.logical_not(all_finished))
+        Slots that nothing sees any more are given back first: padding, dead branches, rejected
+        tokens, what has left the window of a model that has one.
+        """
+        needed = steps * settings.sampler.slots_per_step
+        end = int(state.cache.end)
+        if end + needed <= state.cache.slots:
+            return state
+        used = int(self._functions(settings)["count_used"](state.cache))
+        if used <= 0.75 * end:
+            cache = self._functions(settings)["compact"](state.cache)
+            state, end = state._replace(cache=cache), used
+        if end + needed <= state.cache.slots:
+            return state
+        slots = round_slots(end + max(needed, end // 2))
+        return state._replace(cache=state.cache.grow(slots))
 
-                def step(state):
-                    tokens = sampler.last_tokens(state.sampled, state.step - 1)
-                    step_inputs = backbone.step_inputs(tokens[:, None], context)
-                    hidden, cache = backbone(step_inputs, cache=state.cache)
-                    state = state._replace(cache=cache)
-                    return (choose(state, hidden[:, -1], context, limits),)
+    def replace_rows(
+        self, state: DecodeState, settings: Settings, kept: np.ndarray, new: DecodeState | None
+    ) -> DecodeState:
+        """The rows `kept`, int `(count,)`, and behind them those of `new`."""
+        kept = ops.convert_to_tensor(kept, dtype="int32")
+        name = "take" if new is None else "replace"
+        arguments = () if new is None else (new,)
+        return self._functions(settings)[name](state, kept, *arguments)
 
-                return ops.while_loop(unfinished, step, (state,))[0]
-
-            self._compiled[key] = (
-                compile_function(prefill, backbone),
-                compile_function(extend, backbone),
+    def finished(self, state: DecodeState, settings: Settings, max_new_tokens) -> np.ndarray:
+        """Bool `(rows,)`, the rows that are done. FloatingPointError if logits were NaN."""
+        broken = ops.convert_to_numpy(state.not_a_number)
+        broken = broken[(broken >= 0) & (max_new_tokens > 0)]
+        if broken.size:
+            raise FloatingPointError(
+                f"The logits of new token {broken.min() + 1} are NaN (not a number): the model's "
+                "weights hold NaN or infinite values, or overflow in its dtype "
+                f"({self.backbone.compute_dtype}). Check the weights, or load with "
+                'dtype="float32".'
             )
+        limits = Limits(settings.end_ids, settings.pad_id, *_tensors(max_new_tokens, None))
+        return ops.convert_to_numpy(settings.sampler.finished(state.sampled, limits))
+
+    def counts(self, state: DecodeState, settings: Settings) -> np.ndarray:
+        """Int `(rows,)`, the tokens that each row has so far."""
+        return ops.convert_to_numpy(settings.sampler.counts(state.sampled))
+
+    def outputs(self, state: DecodeState, settings: Settings) -> Outputs:
+        """What has been found so far, as NumPy arrays."""
+        found = settings.sampler.outputs(state.sampled)
+        return Outputs(*(x if x is None else ops.convert_to_numpy(x) for x in found))
+
+    def compiled_once(self, key, make):
+        """What `make` gave for this key the first time."""
+        if key not in self._compiled:
+            self._compiled[key] = make()
         return self._compiled[key]
+
+    def _functions(self, settings: Settings) -> dict:
+        def make():
+            settings.sampler.check(self.backbone, settings.rules)
+            return self._compile(settings)
+
+        return self.compiled_once(settings, make)
+
+    def _compile(self, settings: Settings) -> dict:
+        backbone, sampler, rules = self.backbone, settings.sampler, settings.rules
+        models = (backbone, *sampler.models)  # all write the same slots, each with its own layers
+        own = len(backbone.decoder.order)
+        windows = [model.config.window for model in models]
+        window = None if None in windows else max(windows)
+
+        def limits_of(max_new_tokens, uniforms):
+            return Limits(settings.end_ids, settings.pad_id, max_new_tokens, uniforms)
+
+        def choose(state, hidden, limits):
+            """The next tokens from states `(rows, branches or step_length, hidden_dim)`."""
+            logits = ops.cast(backbone.logits(hidden), "float32")
+            count = sampler.counts(state.sampled)
+            # A sum is NaN, or infinite, if one of its terms is.
+            broken = ops.isnan(ops.max(ops.max(logits, axis=-1), axis=-1))
+            broken = ops.logical_and(broken, state.not_a_number < 0)
+            ruled, options = state.ruled, {}
+            if sampler.ranks_log_probabilities:
+                # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
+                options["log_sum"] = log_sum(logits)
+            if rules is not None:
+                if options:
+                    logits = logits - options["log_sum"][..., None]
+                    options["log_sum"] = ops.zeros_like(options["log_sum"])
+                logits = rules.apply(logits, ruled, limits)
+            sampled, kept = sampler.advance(state.sampled, logits, hidden, limits, **options)
+            if rules is not None:
+                ruled = rules.advance(ruled, kept, sampler.next_tokens(sampled))
+            cache = state.cache
+            if kept is not None and sampler.step_length > 1:
+                cache = cache.keep_first(kept, sampler.step_length)
+            elif kept is not None:
+                cache = cache.continue_from(kept)
+            not_a_number = ops.where(broken, count, state.not_a_number)
+            return DecodeState(sampled, ruled, not_a_number, cache, state.steps + 1)
+
+        def new_cache(rows, slots):
+            caches = [Cache.create(model, rows, slots, settings.cache_dtype) for model in models]
+            return functools.reduce(Cache.join, caches)
+
+        def read(inputs, cache):
+            """The backbone's states of the prompts, and the cache after all models read them."""
+            first, states, caches = 0, [], []
+            for model in models:
+                last = first + len(model.decoder.order)
+                hidden, after = model(inputs, cache=cache.part(first, last))
+                states.append(hidden)
+                caches.append(after)
+                first = last
+            return states[0], functools.reduce(Cache.join, caches)
+
+        def prefill(inputs, max_new_tokens, uniforms, sizes, prefix):
+            limits = limits_of(max_new_tokens, uniforms)
+            _, size, slots, copies = sizes.shape
+            tokens, mask = backbone.prompt_tokens(inputs)
+            rows = tokens.shape[0]
+            if prefix is None:
+                cache = new_cache(rows, slots)
+            else:
+                cache = prefix.take_rows(ops.zeros((rows,), "int32")).grow(slots)
+                cache = cache.continue_at(prefix.slots)
+            hidden, cache = read(inputs, cache)
+            prompt = Prompt(tokens, mask, hidden)
+            if copies > 1:
+                each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
+                prompt = Prompt(*(ops.take(x, each, axis=0) for x in prompt))
+                cache, rows = cache.take_rows(each), rows * copies
+            last = ops.sum(ops.cast(prompt.mask, "int32"), axis=1) - 1
+            hidden = ops.take_along_axis(prompt.hidden, last[:, None, None], axis=1)
+            sizes_of_rules = (sampler.branches, size, backbone.config.vocabulary_size)
+            state = DecodeState(
+                sampler.start(rows, size, limits, prompt),
+                () if rules is None else rules.start(*sizes_of_rules, prompt, limits),
+                ops.full((rows,), -1, "int32"),
+                cache.branch(sampler.branches).as_tensors(),
+                ops.zeros((), "int32"),
+            )
+            return choose(state, ops.repeat(hidden, sampler.branches, axis=1), limits)
+
+        def prefix(tokens):
+            return read({"token_ids": tokens}, new_cache(1, tokens.shape[1]))[1]
+
+        def unfinished(state, max_new_tokens, uniforms, steps, enough):
+            limits = limits_of(max_new_tokens, uniforms)
+            finished = ops.cast(sampler.finished(state.sampled, limits), "int32")
+            return ops.logical_and(state.steps < steps, ops.sum(finished) < enough)
+
+        def step(state, max_new_tokens, uniforms, steps, enough):
+            limits = limits_of(max_new_tokens, uniforms)
+            sampled, others = sampler.propose(state.sampled, state.cache.part(own), limits)
+            inputs = backbone.step_inputs(sampler.next_tokens(sampled))
+            hidden, cache = backbone(inputs, cache=state.cache.part(0, own))
+            state = state._replace(sampled=sampled, cache=cache.join(others))
+            return choose(state, hidden, limits)
+
+        def count_used(cache):
+            return ops.max(ops.sum(ops.cast(cache.in_use(window), "int32"), axis=1))
+
+        def take(state, rows):
+            chosen = take_rows(tuple(state[:3]), rows)
+            return DecodeState(*chosen, state.cache.take_rows(rows), state.steps)
+
+        def replace(state, rows, new):
+            mine, theirs = take(state, rows), new
+            joined = join_rows(tuple(mine[:3]), tuple(theirs[:3]))
+            return DecodeState(*joined, mine.cache.append(theirs.cache), state.steps)
+
+        return {
+            "prefill": compile_function(prefill, *models),
+            "prefix": compile_function(prefix, *models),
+            "extend": compile_loop(unfinished, step, *models, pack=settings.pack_weights),
+            "count_used": compile_function(count_used),
+            "compact": compile_function(
+                lambda cache: cache.compact(cache.slots, window), donate=(0,)
+            ),
+            "take": compile_function(take),
+            "replace": compile_function(replace),
+        }
+
+
+def take_rows(structure, rows):
+    """Of every tensor the rows `rows`, int `(count,)`."""
+    return keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), structure)
+
+
+def join_rows(first, second):
+    """The rows of both, tensor by tensor."""
+    return keras.tree.map_structure(join_padded, first, second)
+
+
+def _tensors(max_new_tokens, uniforms) -> tuple:
+    limit = ops.convert_to_tensor(max_new_tokens, dtype="int32")
+    return limit, None if uniforms is None else ops.convert_to_tensor(uniforms, dtype="float32")

@@ -2,82 +2,189 @@
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+import difflib
+from typing import Any, ClassVar, NamedTuple
 
 from keras import ops
 
+from keras_transformer.generation.choosing import argmax
+
 
 class Limits(NamedTuple):
-    """What bounds a generation.
+    """What bounds a generation, row by row.
 
     Fields:
         end_ids: tuple of ints, a row ends with any of them.
         pad_id: int, fills rows after their end.
-        max_new_tokens: int scalar tensor.
+        max_new_tokens: int32 `(rows,)`; a row with 0 is finished.
+        uniforms: float32 `(rows, size * draws)`, random numbers from 0 to 1, `draws` for each
+            new token, those of a token side by side. `draws` is the sampler's.
     """
 
     end_ids: tuple[int, ...]
     pad_id: int
     max_new_tokens: Any
+    uniforms: Any
+
+
+class Prompt(NamedTuple):
+    """What a sampler may know of the prompts before the first token.
+
+    Fields:
+        tokens: int `(rows, length)`.
+        mask: bool `(rows, length)`.
+        hidden: float `(rows, length, hidden_dim)`, the last states.
+    """
+
+    tokens: Any
+    mask: Any
+    hidden: Any
+
+
+class Outputs(NamedTuple):
+    """What a sampler has found, best first.
+
+    Fields:
+        tokens: int `(rows, n, size)`.
+        counts: int `(rows, n)`, the number of tokens, an end included. 0 for a hypothesis that
+            there is not.
+        scores: float32 `(rows, n)`, or None for samplers that do not rank.
+        passes: int `(rows,)`, how often the model ran for a row, where a pass may give several
+            tokens; else None.
+    """
+
+    tokens: Any
+    counts: Any
+    scores: Any = None
+    passes: Any = None
 
 
 class Sampler(abc.ABC):
     """Chooses tokens. The engine calls it within a compiled loop: all state is in tensors.
 
-    Subclasses are frozen dataclasses: equal ones share their compiled functions.
+    Every tensor of the state has the rows of the batch as its first axis, so that rows can leave
+    a batch and others come. Subclasses are frozen dataclasses: equal ones share their compiled
+    functions.
     """
 
+    streams: ClassVar[bool] = True  # whether a token once chosen stays
+    reads_prompt: ClassVar[bool] = False  # whether `start` needs the whole prompts
+    branches: int = 1  # continuations of a prompt that are followed side by side
+    step_length: int = 1  # tokens of a row that go into a step; above 1 with one branch only
+    draws: int = 0  # random numbers that it needs for a token, of `Limits.uniforms`
+    models: tuple = ()  # further models, which read what the backbone reads
+    ranks_log_probabilities: ClassVar[bool] = False  # whether rules change those and not logits
+    extra_steps: ClassVar[int] = 0  # steps beyond the number of new tokens
+
     @property
-    def rows_per_prompt(self) -> int:
-        """How many rows a prompt takes in a batch."""
-        return 1
+    def slots_per_step(self) -> int:
+        """Slots of the cache that a step needs at most."""
+        return self.branches * self.step_length
+
+    def check(self, backbone, rules) -> None:  # noqa: B027
+        """ValueError if the sampler cannot work with this backbone or these rules."""
 
     @abc.abstractmethod
-    def start(self, prompts: int, size: int, limits: Limits):
+    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt):
         """The state before the first token: a NamedTuple of tensors.
 
         Args:
-            prompts: int, number of prompts.
+            rows: int, number of prompts.
             size: int, room for new tokens in a row.
             limits: `Limits`.
+            prompt: `Prompt`.
         """
 
-    @abc.abstractmethod
-    def advance(self, state, logits, step, limits: Limits):
-        """Chooses the tokens of one step.
+    def propose(self, state, cache, limits: Limits):
+        """What comes before a step: the state, with what `next_tokens` is to give in it.
 
         Args:
             state: the state.
-            logits: float `(rows, vocabulary_size)`.
-            step: int scalar, number of tokens before this one.
+            cache: the `Cache` of `models`, or one without layers.
             limits: `Limits`.
 
         Returns:
-            The new state, and which row each row continues, int `(rows,)`, or None for itself.
+            The state, and the cache of `models` after they have read `next_tokens`.
+        """
+        return state, cache
+
+    @abc.abstractmethod
+    def advance(self, state, logits, hidden, limits: Limits):
+        """Chooses the tokens of one step. After the prompt, the step is of one token a branch.
+
+        Args:
+            state: the state.
+            logits: float32 `(rows, branches, vocabulary_size)`, or log-probabilities; `(rows,
+                step_length, vocabulary_size)` for a sampler with steps of several tokens.
+            hidden: float `(rows, branches or step_length, hidden_dim)`, the states that the
+                logits are of.
+            limits: `Limits`.
+
+        Returns:
+            The new state, and what the cache keeps, or None for everything: which branch each
+            branch continues, int `(rows, branches)`; for steps of several tokens, how many of
+            them each row keeps, int `(rows,)`.
         """
 
     @abc.abstractmethod
-    def last_tokens(self, state, step):
-        """The tokens chosen at `step`, int `(rows,)`."""
+    def next_tokens(self, state):
+        """The tokens to go on with, int `(rows, branches)` or `(rows, step_length)`."""
 
     @abc.abstractmethod
-    def finished(self, state):
-        """Bool `(prompts,)`, the prompts that need no further step."""
+    def counts(self, state):
+        """Int `(rows,)`, the number of tokens chosen so far."""
 
     @abc.abstractmethod
-    def result(self, state):
-        """The best row of every prompt, int `(prompts, size)`, ended by an end id or pads."""
+    def finished(self, state, limits: Limits):
+        """Bool `(rows,)`, the rows that need no further step."""
+
+    @abc.abstractmethod
+    def outputs(self, state) -> Outputs:
+        """What has been found."""
 
 
 class RowState(NamedTuple):
     """The new tokens of every row."""
 
     tokens: Any  # int (rows, size)
+    count: Any  # int (rows,)
     ended: Any  # bool (rows,)
 
 
+class RowSampler(Sampler):
+    """A sampler with one continuation a row."""
+
+    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> RowState:
+        tokens = ops.full((rows, size), limits.pad_id, "int32")
+        return RowState(tokens, ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool"))
+
+    @abc.abstractmethod
+    def choose(self, logits, count, limits: Limits):
+        """The next tokens, int `(rows,)`, of logits `(rows, vocabulary_size)`."""
+
+    def advance(self, state: RowState, logits, hidden, limits: Limits):
+        chosen = self.choose(logits[:, 0], state.count, limits)
+        open_ = ops.logical_not(self.finished(state, limits))
+        tokens = put_at(state.tokens, state.count, chosen, open_)
+        ended = ops.logical_or(state.ended, ops.logical_and(open_, is_end(chosen, limits)))
+        return RowState(tokens, state.count + ops.cast(open_, "int32"), ended), None
+
+    def next_tokens(self, state: RowState):
+        last = ops.maximum(state.count - 1, 0)
+        return ops.take_along_axis(state.tokens, last[:, None], axis=1)
+
+    def counts(self, state: RowState):
+        return state.count
+
+    def finished(self, state: RowState, limits: Limits):
+        return ops.logical_or(state.ended, state.count >= limits.max_new_tokens)
+
+    def outputs(self, state: RowState) -> Outputs:
+        return Outputs(state.tokens[:, None], state.count[:, None])
+
+
 @dataclasses.dataclass(frozen=True)
-class Greedy(Sampler):
+class Greedy(RowSampler):
     """The likeliest token at every step.
 
     Example:
@@ -89,26 +196,23 @@ class Greedy(Sampler):
     ```
     """
 
-    def start(self, prompts: int, size: int, limits: Limits) -> RowState:
-        return RowState(
-            ops.full((prompts, size), limits.pad_id, "int32"), ops.zeros((prompts,), "bool")
-        )
+    def choose(self, logits, count, limits: Limits):
+        return argmax(logits)
 
-    def advance(self, state: RowState, logits, step, limits: Limits):
-        chosen = ops.cast(ops.argmax(logits, axis=-1), "int32")
-        chosen = ops.where(state.ended, limits.pad_id, chosen)
-        tokens = ops.slice_update(state.tokens, (0, step), chosen[:, None])
-        return RowState(tokens, ops.logical_or(state.ended, is_end(chosen, limits))), None
 
-    def last_tokens(self, state: RowState, step):
-        rows = state.tokens.shape[0]
-        return ops.reshape(ops.slice(state.tokens, (0, step), (rows, 1)), (rows,))
+def put_at(tokens, places, values, where):
+    """`tokens` with `values` at `places` of some rows.
 
-    def finished(self, state: RowState):
-        return state.ended
-
-    def result(self, state: RowState):
-        return state.tokens
+    Args:
+        tokens: int `(rows, ..., size)`.
+        places: int `(rows,)`.
+        values: int `(rows, ...)`.
+        where: bool `(rows,)`, the rows that are written.
+    """
+    columns = ops.arange(tokens.shape[-1], dtype="int32")
+    here = ops.logical_and(columns[None] == places[:, None], where[:, None])
+    here = ops.reshape(here, (here.shape[0], *[1] * (len(tokens.shape) - 2), here.shape[1]))
+    return ops.where(here, values[..., None], tokens)
 
 
 def is_end(tokens, limits: Limits):
@@ -120,15 +224,29 @@ def is_end(tokens, limits: Limits):
 
 
 def get(sampler: "str | Sampler") -> Sampler:
-    """The sampler of a name, or the sampler itself."""
+    """The sampler of a name with its default values, or the sampler itself."""
     from keras_transformer.generation.beam_search import BeamSearch
+    from keras_transformer.generation.contrastive import Contrastive
+    from keras_transformer.generation.random_sampling import Random
+    from keras_transformer.generation.speculative import Speculative
 
-    names = {"greedy": Greedy, "beam": BeamSearch}
+    names = {
+        "greedy": Greedy,
+        "beam": BeamSearch,
+        "random": Random,
+        "top_k": lambda: Random(top_k=50),
+        "top_p": lambda: Random(top_p=0.9),
+        "contrastive": Contrastive,
+        "speculative": Speculative,
+    }
     if isinstance(sampler, Sampler):
         return sampler
     if not isinstance(sampler, str) or sampler not in names:
+        near = difflib.get_close_matches(str(sampler), names, n=1)
         raise ValueError(
-            f"Unknown sampler {sampler!r}. Known names are: {', '.join(map(repr, names))}; or "
-            "give a sampler object, such as keras_transformer.generation.BeamSearch(num_beams=5)."
+            f"Unknown sampler {sampler!r}. "
+            + (f"Did you mean {near[0]!r}? " if near else "")
+            + f"Known names are: {', '.join(map(repr, names))}; or give a sampler object, such as "
+            "keras_transformer.generation.BeamSearch(num_beams=5)."
         )
     return names[sampler]()

@@ -65,27 +65,74 @@ def uncached_logits(backbone, prompts, new):
     return np.stack([row[i:][: len(new[0])] for i, row in zip(first, rows, strict=True)])
 
 
+def uncached_greedy(backbone, prompts, count):
+    """The likeliest `count` tokens of each prompt, by a pass over all of them for each token."""
+    names = ("token_ids", "padding_mask")
+    inputs = engine_inputs(backbone, prompts)
+    if backbone.config.kind == "seq2seq":
+        names = ("decoder_token_ids", "decoder_padding_mask")
+        inputs["decoder_padding_mask"] = np.ones((len(prompts), 1), "bool")
+    ids, mask = (np.pad(inputs[name], ((0, 0), (0, count))) for name in names)
+    logits = compile_function(lambda inputs: backbone.logits(backbone(inputs)), backbone)
+    rows, last = np.arange(len(prompts)), mask.sum(axis=1) - 1
+    new = np.zeros((len(prompts), count), "int32")
+    for step in range(count):
+        inputs.update(dict(zip(names, (ids, mask), strict=True)))
+        tensors = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
+        new[:, step] = ops.convert_to_numpy(logits(tensors))[rows, last].argmax(axis=-1)
+        last = last + 1
+        ids[rows, last], mask[rows, last] = new[:, step], True
+    return new.tolist()
+
+
+def until(tokens, limit, end_ids=()):
+    """The first `limit` tokens, up to the first end and with it."""
+    tokens = list(tokens[:limit])
+    ends = [place for place, token in enumerate(tokens) if token in end_ids]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def decode(engine, inputs, settings, limits, size=16, steps=8):
+    """`Engine.generate` with a limit for each row; also the last state."""
+    limits = np.asarray(limits, "int32")
+    uniforms = np.zeros((len(limits), 0), "float32")
+    state = engine.prefill(inputs, settings, limits, uniforms, size, steps)
+    while not engine.finished(state, settings, limits).all():
+        state = engine.make_room(state, settings, steps)
+        state = engine.extend(state, settings, limits, uniforms, steps, len(limits))
+    return engine.outputs(state, settings), state
+
+
+def found_tokens(outputs):
+    """For each row the ids of each hypothesis."""
+    return [
+        [ids[:count].tolist() for ids, count in zip(*row, strict=True) if count]
+        for row in zip(outputs.tokens, outputs.counts, strict=True)
+    ]
+
+
 class RecordedState(NamedTuple):
     tokens: Any
+    count: Any
     ended: Any
     logits: Any  # float (rows, size, vocabulary_size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording(Greedy):
-    """Greedy, and its result is the logits of every step that was made; zeros for the others."""
+    """Greedy; its scores are the logits of each token that was chosen, zeros for the others."""
 
     vocabulary_size: int = 24
 
-    def start(self, prompts, size, limits):
-        logits = ops.zeros((prompts, size, self.vocabulary_size), "float32")
-        return RecordedState(*super().start(prompts, size, limits), logits)
+    def start(self, rows, size, limits, prompt):
+        logits = ops.zeros((rows, size, self.vocabulary_size), "float32")
+        return RecordedState(*super().start(rows, size, limits, prompt), logits)
 
-    def advance(self, state, logits, step, limits):
-        chosen, _ = super().advance(state, logits, step, limits)
-        logits = ops.cast(logits, "float32")[:, None]
-        logits = ops.slice_update(state.logits, (0, step, 0), logits)
-        return RecordedState(chosen.tokens, chosen.ended, logits), None
+    def advance(self, state, logits, hidden, limits):
+        chosen, _ = super().advance(state, logits, hidden, limits)
+        columns = ops.arange(state.tokens.shape[1], dtype="int32")
+        here = ops.logical_and(columns >= state.count[:, None], columns < chosen.count[:, None])
+        return RecordedState(*chosen, ops.where(here[..., None], logits, state.logits)), None
 
-    def result(self, state):
-        return state.logits
+    def outputs(self, state):
+        return super().outputs(state)._replace(scores=state.logits)

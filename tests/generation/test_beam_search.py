@@ -1,17 +1,14 @@
-"""Beam search against every sequence there is, and against the Transformers library."""
+"""Beam search against every sequence there is."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from keras_transformer import TransformerConfig
-from keras_transformer.generation import BeamSearch, Engine, Greedy
-from keras_transformer.models import build_backbone
+from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from tests.generation.common import (
     END,
     PAD,
-    START,
     engine_inputs,
     make_backbone,
     make_prompts,
@@ -20,12 +17,14 @@ from tests.generation.common import (
 
 
 def generate(engine, prompts, sampler, max_new_tokens, end_ids=(END,)):
+    """The best sequence of each prompt, padded."""
     inputs = engine_inputs(engine.backbone, prompts)
-    return engine.generate(inputs, sampler, max_new_tokens, end_ids, PAD).tolist()
+    outputs = engine.generate(inputs, Settings(sampler, None, end_ids, PAD), max_new_tokens)
+    return outputs.tokens[:, 0].tolist()
 
 
-def best_of_all(backbone, prompt, length, end_ids, penalty):
-    """The best ended sequence, or of all `length`, by trying each."""
+def all_scores(backbone, prompt, length, end_ids, penalty):
+    """The score of every sequence that has ended, or has `length`, by trying each."""
     vocabulary = range(backbone.config.vocabulary_size)
     every = [list(row) for row in itertools.product(vocabulary, repeat=length)]
     logits = uncached_logits(backbone, [prompt] * len(every), every).astype("float64")
@@ -36,6 +35,11 @@ def best_of_all(backbone, prompt, length, end_ids, penalty):
         n = ends[0] + 1 if ends else length
         total = sum(steps[place, row[place]] for place in range(n))
         scores[(*row[:n], *[PAD] * (length - n))] = total / n**penalty
+    return scores
+
+
+def best_of_all(*args):
+    scores = all_scores(*args)
     return list(max(scores, key=scores.get))
 
 
@@ -48,6 +52,59 @@ def test_with_beams_for_every_sequence_the_best_is_found(penalty, end_ids):
     expected = [best_of_all(backbone, prompt, 3, end_ids, penalty) for prompt in prompts]
     found = generate(Engine(backbone), prompts, BeamSearch(64, penalty), 3, end_ids)
     assert found == expected
+
+
+def test_all_hypotheses_with_their_scores_best_first():
+    backbone = make_backbone("decoder", vocabulary_size=4, seed=2)
+    prompts, ends = [[3, 1], [0], [1, 3, 3]], (2,)
+    inputs = engine_inputs(backbone, prompts)
+    found = Engine(backbone).generate(inputs, Settings(BeamSearch(64, 0.7), None, ends, PAD), 3)
+    assert found.tokens.shape == (3, 64, 3)
+    for prompt, tokens, counts, scores in zip(prompts, *found[:3], strict=True):
+        expected = all_scores(backbone, prompt, 3, ends, 0.7)
+        ranked = sorted(expected, key=expected.get, reverse=True)
+        n = len(ranked)  # 1 + 3 + 9 + 27, of which 1 + 3 + 9 have ended by themselves
+        assert counts[n:].tolist() == [0] * (64 - n)
+        assert [tuple(row) for row in tokens[:n].tolist()] == ranked
+        assert counts[:n].tolist() == [row.index(2) + 1 if 2 in row else 3 for row in ranked]
+        np.testing.assert_allclose(scores[:n], sorted(expected.values())[::-1], atol=1e-4)
+
+
+def grouped_by_hand(backbone, prompt, groups, beams, penalty, length):
+    """Groups of beams one after the other, each step a pass over whole sequences; without ends."""
+    vocabulary = backbone.config.vocabulary_size
+    state = [[((), 0.0)] for _ in range(groups)]
+    for _ in range(length):
+        used = np.zeros(vocabulary)
+        for group, hypotheses in enumerate(state):
+            rows = [[*tokens, 0] for tokens, _ in hypotheses]
+            logits = uncached_logits(backbone, [prompt] * len(rows), rows)[:, -1].astype("float64")
+            logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+            candidates = [
+                ((*tokens, token), score + logs[i, token] - penalty * used[token])
+                for i, (tokens, score) in enumerate(hypotheses)
+                for token in range(vocabulary)
+            ]
+            state[group] = sorted(candidates, key=lambda x: -x[1])[:beams]
+            for tokens, _ in state[group]:
+                used[tokens[-1]] += 1
+    return sorted((x for group in state for x in group), key=lambda x: -x[1])
+
+
+def test_groups_of_beams():
+    backbone = make_backbone("decoder", vocabulary_size=9, seed=2)
+    prompts = [[3, 1, 4], [5]]
+    sampler = BeamSearch(4, length_penalty=0.0, num_groups=2, diversity_penalty=1.5)
+    inputs = engine_inputs(backbone, prompts)
+    found = Engine(backbone).generate(inputs, Settings(sampler), 4)
+    plain = Engine(backbone).generate(inputs, Settings(BeamSearch(4, 0.0)), 4)
+    for row, prompt in enumerate(prompts):
+        expected = grouped_by_hand(backbone, prompt, 2, 2, 1.5, 4)
+        assert found.tokens[row].tolist() == [list(tokens) for tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[row], [score for _, score in expected], atol=1e-4)
+        by_hand = grouped_by_hand(backbone, prompt, 1, 4, 0.0, 4)
+        assert plain.tokens[row].tolist() == [list(tokens) for tokens, _ in by_hand]
+    assert (found.tokens != plain.tokens).any()
 
 
 def test_beams_without_a_beginning_do_not_end():
@@ -72,173 +129,13 @@ def test_one_beam_is_greedy():
     [
         ({"num_beams": 0}, "`num_beams` must be an integer of at least 1, received 0"),
         ({"num_beams": 2.5}, "received 2.5"),
+        ({"early_stopping": "sometimes"}, "`early_stopping` must be True, False or .never."),
+        ({"num_beams": 4, "num_groups": 3}, "must be a multiple of `num_groups`, received 4 and 3"),
+        ({"num_beams": 4, "num_groups": 2}, "go together"),
+        ({"diversity_penalty": 1.0}, "go together"),
         ({"length_penalty": "long"}, "`length_penalty` must be a number, received 'long'"),
     ],
 )
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
         BeamSearch(**values)
-
-
-# Against Transformers: the same weights, copied by hand.
-
-VOCABULARY = 40
-PROMPTS = make_prompts([4, 9, 2, 6, 1, 7], VOCABULARY)
-ENDS = (END, 7, 11, 20, 21, 23)  # many, so that rows end at all
-
-
-def randomize(model):
-    """Weights so large that scores differ clearly."""
-    torch = pytest.importorskip("torch")
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            norm = parameter.ndim == 1 and name.endswith("weight")
-            scale = 0.6 if parameter.ndim == 2 else 0.1
-            scale = 1.5 if "embed_positions" in name else scale  # else BART repeats itself
-            parameter.copy_(1.0 + 0.1 * noise if norm else scale * noise)
-    return model.eval()
-
-
-def copy(layer, weight, bias):
-    """`weight` as Keras has it, `(in, out)`, or of a normalization."""
-    layer.set_weights([weight.detach().numpy(), bias.detach().numpy()])
-
-
-@pytest.fixture(scope="module")
-def gpt2():
-    transformers = pytest.importorskip("transformers")
-    reference = randomize(
-        transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                vocab_size=VOCABULARY,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                n_positions=32,
-                bos_token_id=START,
-                eos_token_id=END,
-            )
-        )
-    )
-    backbone = build_backbone(
-        TransformerConfig(
-            kind="decoder", vocabulary_size=VOCABULARY, hidden_dim=32, num_layers=2, num_heads=4,
-            intermediate_dim=128, position="learned", max_sequence_length=32,
-            normalize_first=True, normalization_epsilon=1e-5, activation="gelu_tanh",
-        )
-    )  # fmt: skip
-    source, stack = reference.transformer, backbone.decoder
-    backbone.token_embedding.set_weights([source.wte.weight.detach().numpy()])
-    stack.position_embedding.set_weights([source.wpe.weight.detach().numpy()])
-    for block, mine in zip(source.h, stack.blocks, strict=True):
-        attention = mine.self_attention
-        copy(mine.self_attention_norm, block.ln_1.weight, block.ln_1.bias)
-        parts = (attention.query_dense, attention.key_dense, attention.value_dense)
-        weights, biases = block.attn.c_attn.weight.chunk(3, dim=1), block.attn.c_attn.bias.chunk(3)
-        for part, weight, bias in zip(parts, weights, biases, strict=True):
-            copy(part, weight, bias)
-        copy(attention.output_dense, block.attn.c_proj.weight, block.attn.c_proj.bias)
-        copy(mine.feed_forward_norm, block.ln_2.weight, block.ln_2.bias)
-        copy(mine.feed_forward.intermediate_dense, block.mlp.c_fc.weight, block.mlp.c_fc.bias)
-        copy(mine.feed_forward.output_dense, block.mlp.c_proj.weight, block.mlp.c_proj.bias)
-    copy(stack.final_norm, source.ln_f.weight, source.ln_f.bias)
-    return reference, Engine(backbone)
-
-
-@pytest.fixture(scope="module")
-def bart():
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in {"layers": 1, "attention_heads": 4, "ffn_dim": 48}.items()
-    }
-    reference = randomize(
-        transformers.BartForConditionalGeneration(
-            transformers.BartConfig(
-                vocab_size=VOCABULARY, d_model=32, max_position_embeddings=32, pad_token_id=PAD,
-                bos_token_id=START, eos_token_id=END, decoder_start_token_id=START,
-                forced_eos_token_id=None, **sizes,
-            )
-        )
-    )  # fmt: skip
-    backbone = build_backbone(
-        TransformerConfig(
-            kind="seq2seq", vocabulary_size=VOCABULARY, hidden_dim=32, num_layers=1, num_heads=4,
-            intermediate_dim=48, position="learned", max_sequence_length=32, activation="gelu",
-            normalization_epsilon=1e-5, embedding_normalization=True,
-        )
-    )  # fmt: skip
-    backbone.token_embedding.set_weights([reference.model.shared.weight.detach().numpy()])
-    for source, stack in zip(
-        (reference.model.encoder, reference.model.decoder), backbone.stacks, strict=True
-    ):
-        # The first two of BART's positions are never used.
-        stack.position_embedding.set_weights([source.embed_positions.weight[2:].detach().numpy()])
-        norm = source.layernorm_embedding
-        copy(stack.embedding_norm, norm.weight, norm.bias)
-        for block, mine in zip(source.layers, stack.blocks, strict=True):
-            _copy_bart_block(block, mine)
-    return reference, Engine(backbone)
-
-
-def _copy_bart_block(block, mine):
-    pairs = [
-        (mine.feed_forward.intermediate_dense, block.fc1),
-        (mine.feed_forward.output_dense, block.fc2),
-    ]
-    norms = [
-        (mine.self_attention_norm, block.self_attn_layer_norm),
-        (mine.feed_forward_norm, block.final_layer_norm),
-    ]
-    attentions = [(mine.self_attention, block.self_attn)]
-    if hasattr(block, "encoder_attn"):
-        attentions.append((mine.cross_attention, block.encoder_attn))
-        norms.append((mine.cross_attention_norm, block.encoder_attn_layer_norm))
-    for attention, theirs in attentions:
-        pairs += [
-            (attention.query_dense, theirs.q_proj),
-            (attention.key_dense, theirs.k_proj),
-            (attention.value_dense, theirs.v_proj),
-            (attention.output_dense, theirs.out_proj),
-        ]
-    for dense, linear in pairs:
-        copy(dense, linear.weight.T, linear.bias)
-    for norm, theirs in norms:
-        copy(norm, theirs.weight, theirs.bias)
-
-
-def transformers_tokens(reference, prompts, seq2seq, **options):
-    """What Transformers generates for each prompt alone, padded to 12 tokens."""
-    import torch
-
-    rows = []
-    for prompt in prompts:
-        tokens = reference.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=list(ENDS),
-            pad_token_id=PAD, attention_mask=torch.ones(1, len(prompt), dtype=int), **options,
-        )[0].tolist()  # fmt: skip
-        new = tokens[1:] if seq2seq else tokens[len(prompt) :]
-        rows.append(new + [PAD] * (12 - len(new)))
-    return rows
-
-
-@pytest.mark.parametrize("model", ["gpt2", "bart"])
-def test_greedy_equals_transformers(model, request):
-    reference, engine = request.getfixturevalue(model)
-    expected = transformers_tokens(reference, PROMPTS, model == "bart", num_beams=1)
-    assert generate(engine, PROMPTS, Greedy(), 12, ENDS) == expected
-    assert len({row.index(PAD) if PAD in row else 12 for row in expected}) > 2  # of many lengths
-
-
-@pytest.mark.parametrize(
-    "model, penalty, early",
-    [("gpt2", 0.6, False), ("gpt2", 1.0, True), ("gpt2", 2.0, False), ("bart", 1.0, False)],
-)
-def test_beam_search_equals_transformers(model, penalty, early, request):
-    reference, engine = request.getfixturevalue(model)
-    options = {"num_beams": 4, "length_penalty": penalty, "early_stopping": early}
-    expected = transformers_tokens(reference, PROMPTS, model == "bart", **options)
-    assert generate(engine, PROMPTS, BeamSearch(4, penalty, early), 12, ENDS) == expected

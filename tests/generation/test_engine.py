@@ -6,17 +6,25 @@ from typing import ClassVar
 import keras
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from keras_transformer.generation import BeamSearch, Engine, Greedy
-from keras_transformer.generation.engine import round_up
+from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
+from keras_transformer.generation.cache import CACHE_DTYPES
+from keras_transformer.generation.engine import round_slots, round_up
 from tests.generation.common import (
     END,
     PAD,
     Recording,
+    decode,
     engine_inputs,
+    found_tokens,
     make_backbone,
     make_prompts,
+    uncached_greedy,
     uncached_logits,
+    until,
 )
 
 # The kind, the number of new tokens (above 32 the cache grows), the values of the config.
@@ -34,16 +42,27 @@ VARIANTS = [
 ]
 
 
-def generate(engine, prompts, sampler=None, max_new_tokens=8, end_ids=(END,)):
+def outputs(engine, prompts, sampler, max_new_tokens=8, end_ids=(END,), **settings):
     inputs = engine_inputs(engine.backbone, prompts)
-    return engine.generate(inputs, sampler or Greedy(), max_new_tokens, end_ids, PAD)
+    settings = Settings(sampler, None, end_ids, PAD, **settings)
+    return engine.generate(inputs, settings, max_new_tokens)
+
+
+def generate(engine, prompts, sampler=None, max_new_tokens=8, end_ids=(END,)):
+    """The tokens of the best hypothesis of each prompt, `(rows, max_new_tokens)`."""
+    return outputs(engine, prompts, sampler or Greedy(), max_new_tokens, end_ids).tokens[:, 0]
+
+
+def recorded(engine, prompts, max_new_tokens, end_ids=(), **settings):
+    """The logits of every token."""
+    return outputs(engine, prompts, Recording(), max_new_tokens, end_ids, **settings).scores
 
 
 @pytest.mark.parametrize("kind, count, values", VARIANTS, ids=lambda value: str(value)[:60])
 def test_every_step_equals_a_pass_without_cache(kind, count, values):
     backbone = make_backbone(kind, **values)
     prompts = make_prompts([3, 7, 1])
-    logits = generate(Engine(backbone), prompts, Recording(), count, end_ids=())
+    logits = recorded(Engine(backbone), prompts, count)
     new = logits.argmax(axis=-1)
     expected = uncached_logits(backbone, prompts, new)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
@@ -70,13 +89,14 @@ def test_a_batch_gives_what_each_prompt_gives_alone(kind, sampler, request):
         # Padded to the same length: one compilation. The engine's caller pads, too.
         alone = engine_inputs(engine.backbone, [prompt, prompts[2]])
         alone = {name: array[:1] for name, array in alone.items()}
-        np.testing.assert_array_equal(engine.generate(alone, sampler, 16, (END,), PAD)[0], row)
+        found = engine.generate(alone, Settings(sampler, None, (END,), PAD), 16)
+        np.testing.assert_array_equal(found.tokens[0, 0], row)
     assert len({tuple(row) for row in together}) > 1
 
 
 def test_rows_end_and_the_engine_stops(decoder):
     engine, prompts = Engine(decoder), make_prompts([3, 7, 1, 5])
-    free = generate(engine, prompts, Recording(), 16, end_ids=()).argmax(axis=-1)
+    free = recorded(engine, prompts, 16).argmax(axis=-1)
     # An end for every row, none of them the last token.
     ends = tuple({int(row[place]) for row, place in zip(free, (2, 5, 9, 4), strict=True)})
     lengths = [min(row.tolist().index(end) for end in ends if end in row) + 1 for row in free]
@@ -85,8 +105,13 @@ def test_rows_end_and_the_engine_stops(decoder):
     for row, length, expected in zip(tokens, lengths, free, strict=True):
         assert row[:length].tolist() == expected[:length].tolist()
         assert (row[length:] == PAD).all()
-    steps = generate(engine, prompts, Recording(), 16, ends).any(axis=(0, 2))
-    assert steps.tolist() == [step < max(lengths) for step in range(16)]
+    # The logits of a row's tokens, and none after its end; no step after the last end.
+    made = recorded(engine, prompts, 16, ends).any(axis=-1)
+    assert made.tolist() == [[step < length for step in range(16)] for length in lengths]
+    inputs, settings = engine_inputs(decoder, prompts), Settings(Greedy(), None, ends, PAD)
+    found, state = decode(engine, inputs, settings, [16] * 4, steps=16)
+    assert int(state.steps) == max(lengths) - 1  # the first token comes of the prompt
+    assert found.counts[:, 0].tolist() == lengths
 
 
 def test_fewer_tokens_are_a_beginning_of_more(decoder):
@@ -110,16 +135,19 @@ class Counting(Greedy):
 
 
 def test_similar_prompts_share_the_compiled_functions(decoder):
-    if keras.backend.backend() == "torch":
-        pytest.skip("runs step by step, and compiles nothing")
-    engine = Engine(decoder)
-    generate(engine, make_prompts([5, 2]), Counting(), 16)
-    traces = len(Counting.calls)
-    assert traces
-    # Other prompts, ends that come sooner or later, other numbers of the same step of sizes.
-    generate(engine, make_prompts([5, 3], seed=1), Counting(), 16)
-    generate(engine, make_prompts([4, 5], seed=2), Counting(), 13)
-    assert len(Counting.calls) == traces
+    engine, settings = Engine(decoder), Settings(Counting(), None, (END,), PAD)
+    eager = keras.backend.backend() == "torch"  # there the first token is not of compiled code
+
+    def calls(lengths, seed, limits):
+        before = len(Counting.calls)
+        inputs = engine_inputs(decoder, make_prompts(lengths, seed=seed))
+        decode(engine, inputs, settings, limits)
+        return len(Counting.calls) - before
+
+    assert calls([5, 2], 0, [16, 16]) > eager
+    # Other prompts, ends that come sooner or later, other limits.
+    assert calls([5, 3], 1, [16, 16]) == eager
+    assert calls([4, 5], 2, [13, 4]) == eager
     assert [round_up(size) for size in (1, 3, 8, 9, 17, 33, 65, 1025)] == [
         1, 4, 8, 16, 24, 48, 96, 1536,
     ]  # fmt: skip
@@ -158,6 +186,125 @@ def test_half_precision():
     for variable, value in zip(backbone.weights, values.weights, strict=True):
         variable.assign(keras.ops.cast(value, variable.dtype))
     prompts = make_prompts([4, 2])
-    logits = generate(Engine(backbone), prompts, Recording(), 4, end_ids=())
+    logits = recorded(Engine(backbone), prompts, 4)
     expected = uncached_logits(backbone, prompts, logits.argmax(axis=-1))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=0.05 * np.abs(expected).max())
+
+
+# The compaction of a sliding window, of padding and of dead beams.
+
+
+def test_a_window_shorter_than_the_output_keeps_the_cache_small():
+    backbone = make_backbone("decoder", position="rotary", window=8, num_layers=2)
+    engine, prompts = Engine(backbone), make_prompts([40, 3, 17])
+    inputs, settings = engine_inputs(backbone, prompts), Settings(Recording(), None, (), PAD)
+    found, state = decode(engine, inputs, settings, [100] * 3, size=100, steps=16)
+    new = found.tokens[:, 0]
+    np.testing.assert_array_equal(found.counts[:, 0], 100)
+    np.testing.assert_allclose(
+        found.scores, uncached_logits(backbone, prompts, new), rtol=0, atol=1e-4
+    )
+    # Room for the prompt and the first steps was enough for all 100.
+    assert state.cache.slots == round_slots(40 + 17) == 64
+    assert int(state.cache.end) <= 8 + 3 * 16
+    longer = engine.make_room(state, settings, 48)
+    assert longer.cache.slots == 64 and int(longer.cache.end) == 7
+
+
+def test_padding_is_given_back_before_the_cache_grows():
+    """One short prompt is left of a long and a short one: its padding makes room for its tokens."""
+    backbone = make_backbone("decoder", position="alibi")
+    engine, prompts = Engine(backbone), make_prompts([30, 2])
+    inputs, settings = engine_inputs(backbone, prompts), Settings(Recording(), None, (), PAD)
+    limits, uniforms = np.array([1, 40], "int32"), np.zeros((2, 0), "float32")
+    state = engine.prefill(inputs, settings, limits, uniforms, 40, 8)
+    assert state.cache.slots == 64
+    state = engine.replace_rows(state, settings, np.array([1]), None)
+    limits, uniforms = limits[1:], uniforms[1:]
+    while not engine.finished(state, settings, limits).all():
+        state = engine.make_room(state, settings, 8)
+        state = engine.extend(state, settings, limits, uniforms, 8, 1)
+    assert state.cache.slots == 64 and int(state.cache.end) < 64
+    found = engine.outputs(state, settings)
+    expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0])
+    np.testing.assert_allclose(found.scores, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+def test_beams_are_the_same_past_compactions(kind):
+    """In a cache for a few steps, and in one for all of them."""
+    backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, seed=3)
+    engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([5, 2, 8]))
+    settings = Settings(BeamSearch(4, length_penalty=0.8), None, (END,), PAD)
+    few, state = decode(engine, inputs, settings, [40, 33, 40], size=40, steps=4)
+    many, whole = decode(engine, inputs, settings, [40, 33, 40], size=40, steps=64)
+    assert found_tokens(few) == found_tokens(many)
+    np.testing.assert_allclose(few.scores, many.scores, rtol=0, atol=1e-4)
+    assert int(state.cache.end) < int(whole.cache.end)  # which is never compacted
+
+
+# In fewer bytes: the largest difference of a logit, by the largest logit.
+ERRORS = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2, "int8": 0.1}
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+def test_a_cache_of_fewer_bytes(kind, dtype):
+    backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, num_layers=2)
+    prompts = make_prompts([3, 7, 1])
+    found = outputs(Engine(backbone), prompts, Recording(), 40, (), cache_dtype=dtype)
+    expected = uncached_logits(backbone, prompts, found.tokens[:, 0])
+    error = np.abs(found.scores - expected).max() / np.abs(expected).max()
+    assert error <= ERRORS[dtype]
+    assert dtype == "float32" or error > 1e-5  # else it was not kept so
+
+
+# Any prompts with any limits and ends, against greedy passes without a cache.
+
+POOL = make_prompts([1, 2, 3, 3, 4, 5, 6, 7, 8, 8])
+
+
+@pytest.fixture(scope="module", params=["decoder", "seq2seq"])
+def pool(request):
+    backbone = request.getfixturevalue(request.param)
+    return Engine(backbone), uncached_greedy(backbone, POOL, 16)
+
+
+@hypothesis_settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, len(POOL) - 1), st.integers(1, 16)), min_size=4, max_size=4
+    ),
+    end_ids=st.sampled_from([(), (5, 9, 14)]),
+    steps=st.integers(1, 16),
+)
+def test_any_prompts_limits_and_ends(pool, rows, end_ids, steps):
+    engine, greedy = pool
+    inputs = engine_inputs(engine.backbone, [POOL[i] for i, _ in rows] + [POOL[-1]])
+    inputs = {name: array[:4] for name, array in inputs.items()}  # all of one length
+    settings = Settings(Greedy(), None, end_ids, PAD)
+    limits = [limit for _, limit in rows]
+    found, _ = decode(engine, inputs, settings, limits, steps=steps)
+    expected = [until(greedy[i], limit, end_ids) for i, limit in rows]
+    assert [row[0] for row in found_tokens(found)] == expected
+    for tokens, count in zip(found.tokens[:, 0], found.counts[:, 0], strict=True):
+        assert (tokens[count:] == PAD).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_any_number_of_rows(pool, rows):
+    engine, greedy = pool
+    inputs = engine_inputs(engine.backbone, POOL[-rows:])
+    found = engine.generate(inputs, Settings(Greedy(), None, (), PAD), 16)
+    assert found.tokens[:, 0].tolist() == greedy[-rows:]
+
+
+def test_logits_that_are_not_numbers():
+    backbone = make_backbone("decoder")
+    backbone.token_embedding.embeddings.assign(
+        np.where(np.arange(24)[:, None] == 7, np.nan, backbone.token_embedding.embeddings)
+    )
+    engine = Engine(backbone)
+    with pytest.raises(FloatingPointError, match="logits of new token 1 are NaN"):
+        generate(engine, [[3, 4], [5, 7]], end_ids=())
+    assert generate(engine, [[3, 4]], max_new_tokens=1, end_ids=()).shape == (1, 1)

@@ -1,0 +1,151 @@
+"""Which tokens may not come next, found with tensor operations alone."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.generation.samplers import Limits
+
+# Finite, so that no sum, difference or softmax of scores is NaN. Worse than `beam_search` marks
+# hypotheses that there are not.
+BANNED = -1e30
+
+
+def constant(array: np.ndarray):
+    """A tensor of an array that does not change, for compiled code."""
+    if keras.backend.backend() == "torch":
+        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+        # Else a traced function would copy the array in every step.
+        with disable_proxy_modes_tracing():
+            return ops.convert_to_tensor(array)
+    return ops.convert_to_tensor(array)
+
+
+def mask_of(ids, size: int):
+    """Bool `(1, 1, size)`, True at the `ids` below `size`."""
+    mask = np.zeros((1, 1, size), "bool")
+    mask[..., [token for token in ids if token < size]] = True
+    return constant(mask)
+
+
+def ban(logits, bans: list):
+    """Logits `(rows, branches, vocabulary_size)` with what any of the masks `bans` names banned."""
+    for mask in bans:
+        logits = ops.where(mask, BANNED, logits)
+    return logits
+
+
+def marks(tokens, where, size: int):
+    """Which tokens are among those named.
+
+    Args:
+        tokens: int `(rows, branches, count)`.
+        where: bool `(rows, branches, count)`, the entries of `tokens` that count.
+        size: int, of the vocabulary.
+
+    Returns:
+        Bool `(rows, branches, size)`.
+    """
+    rows, branches, count = tokens.shape
+    # What does not count goes to a place behind the vocabulary.
+    columns = ops.where(where, ops.minimum(tokens, size), size)
+    first = ops.arange(rows * branches, dtype="int32") * (size + 1)
+    places = ops.reshape(columns, (rows * branches, count)) + first[:, None]
+    places = ops.reshape(places, (rows * branches * count, 1))
+    marked = ops.zeros((rows * branches * (size + 1),), "int32")
+    marked = ops.scatter_update(marked, places, ops.ones((rows * branches * count,), "int32"))
+    return ops.reshape(marked, (rows, branches, size + 1))[..., :size] > 0
+
+
+def repeated_ngrams(history, length, recent, n: int) -> tuple:
+    """The tokens that would complete a sequence of `n` tokens for the second time.
+
+    Args:
+        history: int `(rows, branches, room)`, all tokens from the first place on.
+        length: int `(rows,)`, how many there are.
+        recent: int `(rows, branches, width)`, the last of them, `width` at least `n - 1`; unused
+            for `n` of 1.
+        n: int.
+
+    Returns:
+        Tokens, int `(rows, branches, room - n + 1)`, and which of them count.
+    """
+    room = history.shape[-1]
+    if room < n:
+        return history, ops.zeros(history.shape, "bool")
+    windows = room - n + 1
+    last = ops.arange(n - 1, room, dtype="int32")
+    same = ops.broadcast_to((last[None] < length[:, None])[:, None], (*history.shape[:2], windows))
+    for i in range(n - 1):
+        token = recent[..., recent.shape[-1] - (n - 1) + i]
+        same = ops.logical_and(same, history[..., i : i + windows] == token[..., None])
+    return history[..., n - 1 :], same
+
+
+def completed_words(recent, words: list[tuple[int, ...]]) -> tuple:
+    """The tokens that would complete one of `words`, which are of one length above 1.
+
+    Args:
+        recent: int `(rows, branches, width)`, the last tokens; `width` at least as many as stand
+            before a word's last.
+        words: tuples of ids.
+
+    Returns:
+        Tokens, int `(rows, branches, words)`, and which of them count.
+    """
+    words = constant(np.array(words, "int32"))
+    count, before = words.shape[0], words.shape[1] - 1
+    same = ops.ones((*recent.shape[:2], count), "bool")
+    for i in range(before):
+        token = recent[..., recent.shape[-1] - before + i]
+        same = ops.logical_and(same, token[..., None] == words[:, i][None, None])
+    return ops.broadcast_to(words[:, -1][None, None], same.shape), same
+
+
+def allowed(automaton, place, size: int, limits: Limits):
+    """The tokens that an automaton allows next.
+
+    Args:
+        automaton: `TokenAutomaton`.
+        place: int `(rows, branches)`, its states; nothing is allowed in state -1.
+        size: int, of the vocabulary, which may be larger than the automaton's.
+        limits: `Limits`.
+
+    Returns:
+        Bool `(rows, branches, size)`. An end id is allowed in accepting states and where nothing
+        else is; without end ids, the pad id is allowed where nothing else is.
+    """
+    classes, known = np.zeros((size,), "int32"), np.zeros((size,), "bool")
+    count = min(size, len(automaton.token_classes))
+    classes[:count], known[:count] = automaton.token_classes[:count], True
+    known[[token for token in limits.end_ids if token < size]] = False
+    # Of the tokens that there are: a class may have none but an end id.
+    table = np.asarray(automaton.transitions, "int32")
+    stuck = (table[:, np.unique(classes[known])] < 0).all(axis=1)
+    ends = np.logical_or(automaton.accepting, stuck) if limits.end_ids else stuck
+
+    state = ops.maximum(place, 0)
+    following = ops.take(constant(table), state, axis=0)
+    following = ops.take(following, constant(classes), axis=-1)
+    tokens = ops.logical_and(following >= 0, constant(known)[None, None])
+    can_end = ops.take(constant(ends), state, axis=0)[..., None]
+    ending = ops.logical_and(can_end, mask_of(limits.end_ids or (limits.pad_id,), size))
+    return ops.logical_and(ops.logical_or(tokens, ending), (place >= 0)[..., None])
+
+
+def follow(automaton, place, tokens):
+    """The states of an automaton after `tokens`, both int `(rows, branches)`.
+
+    -1 after a token that is not allowed, but for states that no token leads out of: they stay.
+    """
+    table = np.asarray(automaton.transitions, "int32")
+    classes = np.asarray(automaton.token_classes, "int32")
+    stuck = (table < 0).all(axis=1)
+    state = ops.maximum(place, 0)
+    token_class = ops.take(constant(classes), ops.minimum(tokens, len(classes) - 1), axis=0)
+    flat = constant(table.reshape(-1))
+    following = ops.take(flat, state * table.shape[1] + token_class, axis=0)
+    following = ops.where(tokens < len(classes), following, -1)
+    following = ops.where(ops.take(constant(stuck), state, axis=0), state, following)
+    return ops.where(place >= 0, following, -1)

@@ -1,0 +1,297 @@
+"""Regular expressions and lists of strings as automata over the bytes of UTF-8.
+
+The syntax is that of Python's `re`, which also parses it: what is accepted here is exactly what
+`re.fullmatch` matches. An automaton with a limit is built here since the libraries that do it
+(outlines-core, interegular) have none: a short pattern can ask for more states than there is
+memory.
+
+Source: Thompson 1968 (from an expression to an automaton); Rabin & Scott 1959 (determinism).
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from re import _constants as codes
+from re import _parser as parser
+
+import numpy as np
+
+from keras_transformer.generation.characters import spelling
+
+# The states of an automaton; the nodes, and the steps, that may be spent on the way to them.
+MAX_STATES = 20_000
+_MAX_NODES = 200_000
+_MAX_STEPS = 5_000_000
+_UNSUPPORTED = {
+    codes.ASSERT: "look-ahead or look-behind, `(?=...)` or `(?<=...)`",
+    codes.ASSERT_NOT: "negative look-ahead or look-behind, `(?!...)` or `(?<!...)`",
+    codes.GROUPREF: "a back-reference such as `\\1`",
+    codes.GROUPREF_EXISTS: "a condition, `(?(1)...)`",
+    codes.POSSESSIVE_REPEAT: "a possessive repeat such as `a++`",
+    codes.ATOMIC_GROUP: "an atomic group, `(?>...)`",
+    codes.AT: "`^`, `$` or `\\b` inside of the pattern (the whole text is matched anyway)",
+}
+_EDGES = {
+    "first": (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING),
+    "last": (codes.AT_END, codes.AT_END_STRING),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteAutomaton:
+    """A deterministic automaton over bytes, which starts in state 0.
+
+    Args:
+        transitions: int32 `(states, 256)`, the next state for each byte, -1 for none.
+        accepting: bool `(states,)`.
+    """
+
+    transitions: np.ndarray
+    accepting: np.ndarray
+
+
+def compile_regex(pattern: str) -> ByteAutomaton:
+    """The automaton of the texts that a regular expression matches from their start to their end.
+
+    Args:
+        pattern: a string in the syntax of `re`.
+
+    Returns:
+        The automaton.
+
+    Raises:
+        ValueError: if the pattern is invalid, with the position; if it uses what no automaton
+            can do, such as a back-reference; if it needs too many states.
+
+    Example:
+
+    ```python
+    from keras_transformer.generation.byte_automaton import compile_regex
+
+    automaton = compile_regex("é?")
+    assert automaton.accepting.tolist() == [True, False, True]
+    ```
+    """
+    if not isinstance(pattern, str):
+        raise ValueError(f"A pattern must be a string, received {type(pattern).__name__}.")
+    where = f"The regular expression {_shown(pattern)}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            tree = parser.parse(pattern)
+        return _Builder().build(tree)
+    except re.error as error:
+        place = "" if error.pos is None else f" at position {error.pos}"
+        raise ValueError(f"{where} is invalid{place}: {error.msg}.") from None
+    except (RecursionError, OverflowError) as error:
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{where} is too large: {reason}.") from None
+    except _Refused as error:
+        raise ValueError(f"{where} {error}") from None
+
+
+def compile_strings(strings: Iterable[str]) -> ByteAutomaton:
+    """The automaton of some strings, each of which it accepts.
+
+    Args:
+        strings: the strings.
+
+    Returns:
+        The automaton.
+
+    Raises:
+        ValueError: if it needs too many states.
+    """
+    rows: list[dict[int, int]] = [{}]
+    ends = set()
+    for string in strings:
+        state = 0
+        for byte in string.encode():
+            if byte not in rows[state]:
+                rows[state][byte] = len(rows)
+                rows.append({})
+            state = rows[state][byte]
+        ends.add(state)
+        if len(rows) > 5 * _MAX_NODES:
+            raise ValueError(f"The choices have more than {5 * _MAX_NODES:,} bytes together.")
+    # A tree has many equal branches: they are merged before the states are counted.
+    try:
+        return _table([[(b, b, to) for b, to in row.items()] for row in rows], ends)
+    except _Refused as error:
+        raise ValueError(f"The list of choices {error}") from None
+
+
+class _Refused(Exception):
+    """What is wrong with a pattern that is valid for `re`."""
+
+
+class _Builder:
+    """Builds an automaton in which several ways may be open, and then the deterministic one.
+
+    `edges[node]` are pairs of a byte range and the next node; `free[node]` are nodes that are
+    reached without a byte.
+    """
+
+    def __init__(self):
+        self.edges: list[list[tuple[int, int, int]]] = []
+        self.free: list[list[int]] = []
+        self.steps = 0
+
+    def build(self, tree: parser.SubPattern) -> ByteAutomaton:
+        start = self.node()
+        end = self.sequence(tree, start, tree.state.flags, frozenset(_EDGES))
+        return self.deterministic(start, end)
+
+    def node(self) -> int:
+        if len(self.free) >= _MAX_NODES:
+            raise _Refused(f"has more than {_MAX_NODES:,} parts, repeats written out: repeat less.")
+        self.edges.append([])
+        self.free.append([])
+        return len(self.free) - 1
+
+    def sequence(self, items: Sequence, start: int, flags: int, edge: frozenset[str]) -> int:
+        """Adds a sequence behind a node and returns its end.
+
+        `edge` says whether it is at the start or the end of the whole pattern, where an anchor
+        says nothing new.
+        """
+        items = list(items)
+        for side, place in (("first", 0), ("last", -1)):
+            while side in edge and items and items[place] in [(codes.AT, c) for c in _EDGES[side]]:
+                items.pop(place)
+        node = start
+        for place, (code, value) in enumerate(items):
+            sides = {"first"} if place == 0 else set()
+            sides |= {"last"} if place == len(items) - 1 else set()
+            node = self.item(code, value, node, flags, edge & sides)
+        return node
+
+    def item(self, code, value, start: int, flags: int, edge: frozenset[str]) -> int:
+        if code in (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN):
+            end = self.node()
+            self.spell(spelling(code, value, flags), start, end)
+            return end
+        if code is codes.SUBPATTERN:
+            _, added, removed, items = value
+            return self.sequence(items, start, (flags | added) & ~removed, edge)
+        if code is codes.BRANCH:
+            end = self.node()
+            for items in value[1]:
+                self.free[self.sequence(items, start, flags, edge)].append(end)
+            return end
+        if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            return self.repeat(*value, start, flags)
+        raise _Refused(f"uses {_UNSUPPORTED.get(code, str(code))}, which is not supported.")
+
+    def repeat(self, least: int, most: int, items, start: int, flags: int) -> int:
+        node, none = start, frozenset()
+        for _ in range(least):
+            node = self.sequence(items, node, flags, none)
+        if most is codes.MAXREPEAT:
+            # A node of its own: what comes before must not be entered again.
+            loop = self.node()
+            self.free[node].append(loop)
+            self.free[self.sequence(items, loop, flags, none)].append(loop)
+            node = loop
+        else:
+            # Each copy can be left for the end, so that few ways are open at a time.
+            end = self.node()
+            for _ in range(most - least):
+                self.free[node].append(end)
+                node = self.sequence(items, node, flags, none)
+            self.free[node].append(end)
+            node = end
+        # A new end: what follows must not lead back into the repeat.
+        after = self.node()
+        self.free[node].append(after)
+        return after
+
+    def spell(self, tree: tuple, start: int, end: int) -> None:
+        """Adds the bytes of characters between two nodes, equal branches once."""
+        nodes = {(): end, tree: start}
+        waiting = [tree]
+        while waiting:
+            branch = waiting.pop()
+            for low, high, rest in branch:
+                if rest not in nodes:
+                    nodes[rest] = self.node()
+                    waiting.append(rest)
+                self.edges[nodes[branch]].append((low, high, nodes[rest]))
+
+    def deterministic(self, start: int, end: int) -> ByteAutomaton:
+        """The automaton whose states are sets of nodes."""
+        reach = functools.cache(lambda node: self.reachable(node, end))
+        numbers = {reach(start): 0}
+        sets, rows = [reach(start)], []
+        while len(rows) < len(sets):
+            nodes = sets[len(rows)]
+            edges = [edge for node in nodes for edge in self.edges[node]]
+            self.spend(len(nodes) + len(edges))
+            cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
+            row = []
+            for low, after in itertools.pairwise(cuts):
+                nexts = frozenset(to for first, last, to in edges if first <= low <= last)
+                if not nexts:
+                    continue
+                key = frozenset().union(*(reach(node) for node in nexts))
+                if key not in numbers:
+                    numbers[key] = len(sets)
+                    sets.append(key)
+                row.append((low, after - 1, numbers[key]))
+            rows.append(row)
+            # Some of these states are going to be merged.
+            if len(sets) > 4 * MAX_STATES:
+                self.spend(_MAX_STEPS)
+        return _table(rows, {number for number, nodes in enumerate(sets) if end in nodes})
+
+    def spend(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > _MAX_STEPS:
+            raise _Refused(
+                f"needs more than {MAX_STATES:,} states, or too long to find them: repeat less "
+                "in it, or make what is repeated easier to tell from what follows."
+            )
+
+    def reachable(self, node: int, end: int) -> frozenset[int]:
+        """The nodes that matter among those reached without a byte: with bytes, or the end."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            for other in self.free[waiting.pop()]:
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append(other)
+        self.spend(len(seen))
+        return frozenset(each for each in seen if self.edges[each] or each == end)
+
+
+def _table(rows: list[list[tuple[int, int, int]]], ends: set[int]) -> ByteAutomaton:
+    """The table of states given as lists of byte ranges, with states that do the same merged."""
+    number = list(range(len(rows)))
+    while True:
+        first: dict[tuple, int] = {}
+        merged = [
+            first.setdefault(
+                (state in ends, tuple((low, high, number[to]) for low, high, to in row)),
+                state,
+            )
+            for state, row in enumerate(rows)
+        ]
+        if merged == number:
+            break
+        number = merged
+    kept = sorted(set(number))
+    if len(kept) > MAX_STATES:
+        raise _Refused(f"needs {len(kept):,} states, more than {MAX_STATES:,}.")
+    place = {state: index for index, state in enumerate(kept)}
+    transitions = np.full((len(kept), 256), -1, "int32")
+    for index, state in enumerate(kept):
+        for low, high, to in rows[state]:
+            transitions[index, low : high + 1] = place[number[to]]
+    return ByteAutomaton(transitions, np.isin(kept, list(ends)))
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 100 else pattern[:100] + "…")

@@ -1,0 +1,113 @@
+"""Classes of characters of regular expressions, and how UTF-8 spells them."""
+
+import functools
+import re
+from re import _constants as codes
+from typing import Any
+
+import numpy as np
+
+_CATEGORIES = {
+    codes.CATEGORY_DIGIT: r"\d",
+    codes.CATEGORY_NOT_DIGIT: r"\D",
+    codes.CATEGORY_SPACE: r"\s",
+    codes.CATEGORY_NOT_SPACE: r"\S",
+    codes.CATEGORY_WORD: r"\w",
+    codes.CATEGORY_NOT_WORD: r"\W",
+}
+_SURROGATES = (0xD800, 0xDFFF)
+# The flags that change which characters a class has.
+_CHARACTER_FLAGS = re.IGNORECASE | re.ASCII | re.DOTALL
+
+
+def spelling(code: Any, value: Any, flags: int) -> tuple:
+    """The bytes of the characters that a part of a pattern matches.
+
+    Args:
+        code: what the parser of `re` calls the part: a literal, its negation, a set or a dot.
+        value: what it gives with it.
+        flags: the flags in force.
+
+    Returns:
+        A tree of tuples `(first byte, last byte, tree of what follows)`, the last tree empty.
+        Surrogates are no characters of UTF-8 and left out.
+    """
+    return _byte_tree(_code_points(*_class_source(code, value, flags)))
+
+
+def _class_source(code, value, flags: int) -> tuple[str, int]:
+    """A class of characters as a pattern again, and the flags that matter for it."""
+    flags &= _CHARACTER_FLAGS
+    if code is codes.ANY:
+        return ".", flags
+    if code in (codes.LITERAL, codes.NOT_LITERAL):
+        return f"[{'^' * (code is codes.NOT_LITERAL)}{_escaped(value)}]", flags
+    parts = []
+    for kind, item in value:
+        if kind is codes.NEGATE:
+            parts.append("^")
+        elif kind is codes.LITERAL:
+            parts.append(_escaped(item))
+        elif kind is codes.RANGE:
+            parts.append("-".join(map(_escaped, item)))
+        else:
+            parts.append(_CATEGORIES[item])
+    return f"[{''.join(parts)}]", flags
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_points(source: str, flags: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of characters in a class: those that `re` finds among all characters."""
+    single = re.fullmatch(r"\[\\U([0-9a-f]{8})\]", source)
+    if single and not flags & re.IGNORECASE:
+        code = int(single[1], 16)
+        spans = [(code, code + 1)]
+    else:
+        spans = [match.span() for match in re.finditer(f"{source}+", _all_characters(), flags)]
+    ranges = []
+    for low, after in spans:
+        # Surrogates are no characters of UTF-8.
+        below, above = (low, min(after - 1, _SURROGATES[0] - 1)), (max(low, 0xE000), after - 1)
+        ranges += [(a, b) for a, b in (below, above) if a <= b]
+    return tuple(ranges)
+
+
+@functools.cache
+def _all_characters() -> str:
+    codes = np.arange(0x110000, dtype="<u4")
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+@functools.lru_cache(maxsize=1024)
+def _byte_tree(ranges: tuple[tuple[int, int], ...]) -> tuple:
+    """The bytes of ranges of characters, as a tree of `(first byte, last byte, tree behind)`."""
+    tree: tuple = ()
+    limits = (0, 0x80, 0x800, 0x10000, 0x110000)
+    for length, base in enumerate((0, 0xC0, 0xE0, 0xF0)):
+        low, after = limits[length : length + 2]
+        part = [(max(a, low), min(b, after - 1)) for a, b in ranges if a < after and b >= low]
+        tree += _spelled(tuple(part), 6 * length, base)
+    return tree
+
+
+@functools.lru_cache(maxsize=4096)
+def _spelled(ranges: tuple[tuple[int, int], ...], shift: int, base: int) -> tuple:
+    """As `_byte_tree`, for numbers whose `shift` lowest bits follow in bytes of six bits."""
+    parts: dict[int, list[tuple[int, int]]] = {}
+    for low, high in ranges:
+        for top in range(low >> shift, (high >> shift) + 1):
+            bottom = top << shift
+            inside = max(low, bottom) - bottom, min(high, bottom + (1 << shift) - 1) - bottom
+            parts.setdefault(top, []).append(inside)
+    tree: list[tuple[int, int, tuple]] = []
+    for top, part in sorted(parts.items()):
+        rest = _spelled(tuple(part), shift - 6, 0x80) if shift else ()
+        if tree and tree[-1][1] == base + top - 1 and tree[-1][2] == rest:
+            tree[-1] = (tree[-1][0], base + top, rest)
+        else:
+            tree.append((base + top, base + top, rest))
+    return tuple(tree)
+
+
+def _escaped(code: int) -> str:
+    return f"\\U{code:08x}"

@@ -1,0 +1,282 @@
+"""Constraints on what is generated: which token may follow which, for a vocabulary."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_transformer.generation.byte_automaton import (
+    ByteAutomaton,
+    compile_regex,
+    compile_strings,
+)
+
+# The entries of a table, 256 MB of them.
+_MAX_ENTRIES = 2**26
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenAutomaton:
+    """The texts that are allowed, as an automaton over the tokens of a vocabulary.
+
+    It starts in state 0. After a token `t` state `s` becomes
+    `transitions[s, token_classes[t]]`; -1 says that the token is not allowed. Tokens that end a
+    text are not in it: they are allowed in accepting states. In a state with nothing but -1 only
+    the end is possible. From every other state an accepting one can be reached.
+
+    Args:
+        transitions: int32 `(states, classes)`.
+        token_classes: int32 `(vocabulary_size,)`. Tokens of a class do the same in every state.
+        accepting: bool `(states,)`, where the text may end.
+
+    Example:
+
+    ```python
+    from keras_transformer.generation.constraints import TokenAutomaton
+
+    vocabulary = [b"y", b"yes", b"es", b"no", b" no", None]
+    automaton = TokenAutomaton.from_regex("yes|no", vocabulary)
+    allowed = automaton.transitions[0, automaton.token_classes] >= 0
+    assert allowed.tolist() == [True, True, False, True, False, False]
+    ```
+
+    Source: Willard & Louf 2023, section 3.
+    """
+
+    transitions: np.ndarray
+    token_classes: np.ndarray
+    accepting: np.ndarray
+
+    @classmethod
+    def from_regex(cls, pattern: str, token_bytes: Sequence[bytes | None]) -> "TokenAutomaton":
+        r"""The texts that a regular expression matches as a whole.
+
+        Args:
+            pattern: a string in the syntax of Python's `re`, with its meaning (`\d` has the
+                digits of all scripts; write `[0-9]` or `(?a)` for ASCII). Not supported is what
+                needs to look around or back.
+            token_bytes: what each token adds to the text in UTF-8, `None` for one that is never
+                to be produced.
+
+        Returns:
+            The automaton.
+
+        Raises:
+            ValueError: if the pattern is invalid, not supported or too large, or if the tokens
+                cannot spell any text that matches.
+        """
+        return _over_tokens(compile_regex(pattern), token_bytes, f"the pattern {pattern!r}")
+
+    @classmethod
+    def from_choices(
+        cls, choices: Sequence[str], token_bytes: Sequence[bytes | None]
+    ) -> "TokenAutomaton":
+        """Some texts to choose from.
+
+        Args:
+            choices: strings that are not empty.
+            token_bytes: as in `from_regex`.
+
+        Returns:
+            The automaton.
+
+        Raises:
+            ValueError: if there are no choices, or one is empty or no string, or if the tokens
+                can spell none of them.
+        """
+        if isinstance(choices, str) or not isinstance(choices, (list, tuple, set, frozenset)):
+            raise ValueError(
+                f"`choices` must be a list of strings, received {type(choices).__name__}."
+            )
+        if not choices:
+            raise ValueError("`choices` is empty: there must be at least one string.")
+        for choice in choices:
+            if not isinstance(choice, str) or not choice:
+                raise ValueError(
+                    f"Each of `choices` must be a string with at least one character, received "
+                    f"{choice!r}."
+                )
+        strings = sorted(set(choices))
+        try:
+            automaton = compile_strings(strings)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"One of `choices` is not valid Unicode: {error}") from None
+        return _over_tokens(automaton, token_bytes, f"any of the {len(strings)} choices")
+
+
+class Constraints:
+    """Compiles constraints for one vocabulary, and keeps the last ones.
+
+    Args:
+        token_bytes: as in `TokenAutomaton.from_regex`.
+        size: int, how many automata are kept.
+
+    Example:
+
+    ```python
+    from keras_transformer.generation.constraints import Constraints
+
+    constraints = Constraints([b"yes", b"no"])
+    assert constraints.regex("yes|no") is constraints.regex("yes|no")
+    ```
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes | None], size: int = 32):
+        self.token_bytes = list(token_bytes)
+
+        @functools.lru_cache(maxsize=size)
+        def compiled(kind: str, value) -> TokenAutomaton:
+            return getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes)
+
+        self._compiled = compiled
+
+    def regex(self, pattern: str) -> TokenAutomaton:
+        """As `TokenAutomaton.from_regex`."""
+        return self._compiled("regex", pattern)
+
+    def choices(self, choices: Sequence[str]) -> TokenAutomaton:
+        """As `TokenAutomaton.from_choices`."""
+        known = isinstance(choices, (list, tuple)) and all(isinstance(c, str) for c in choices)
+        if not known:  # to be refused, or a set, which has no order
+            return TokenAutomaton.from_choices(choices, self.token_bytes)
+        return self._compiled("choices", tuple(choices))
+
+
+def _over_tokens(
+    automaton: ByteAutomaton, token_bytes: Sequence[bytes | None], what: str
+) -> TokenAutomaton:
+    classes, maps = _walk(automaton, token_bytes)
+    transitions = np.array(maps.T, order="C")  # a copy, to be written to
+    alive = _leading_to(transitions, automaton.accepting)
+    if not alive[0]:
+        raise ValueError(
+            f"The tokens of this vocabulary cannot spell {what}"
+            f"{_missing_first(automaton, token_bytes)}."
+        )
+    transitions[(transitions >= 0) & ~alive[transitions]] = -1
+    # States that only bytes, but no tokens lead to, and then classes that no longer differ.
+    states = _reached(transitions)
+    number = np.full(len(alive) + 1, -1, "int32")
+    number[states] = np.arange(len(states))
+    transitions = number[transitions[states]]  # -1 stays -1: it is the last of `number`
+    columns, same = np.unique(transitions.T, axis=0, return_inverse=True)
+    return TokenAutomaton(
+        np.ascontiguousarray(columns.T),
+        same.reshape(-1)[classes].astype("int32"),
+        automaton.accepting[states],
+    )
+
+
+def _walk(
+    automaton: ByteAutomaton, token_bytes: Sequence[bytes | None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each token leads from each state.
+
+    All tokens are walked at once, a byte at a time. What a beginning does to all states is one
+    row; beginnings that do the same share it, and so there are few rows.
+
+    Returns:
+        The class of each token, int32 `(vocabulary_size,)`, and the next state for each class
+        and state, int32 `(classes, states)`. Class 0 leads nowhere.
+    """
+    states = len(automaton.accepting)
+    byte_columns, byte_classes = np.unique(automaton.transitions, axis=1, return_inverse=True)
+    byte_classes = byte_classes.reshape(-1)
+    # One more state, the dead one, from which -1 leads to itself.
+    steps = np.vstack([byte_columns, np.full((1, byte_columns.shape[1]), -1)]).astype("int32")
+    lengths = np.array([len(token or b"") for token in token_bytes])
+    starts = np.cumsum(lengths) - lengths
+    letters = byte_classes[np.frombuffer(b"".join(t or b"" for t in token_bytes), "uint8")]
+
+    rows = _Rows(states)
+    dead = rows.add(np.full((1, states), -1, "int32"))[0]
+    identity = rows.add(np.arange(states, dtype="int32")[None])[0]
+    classes = np.full(len(lengths), dead)
+    tokens = np.flatnonzero(lengths)
+    at = np.full(len(tokens), identity)
+    place = 0
+    while len(tokens):
+        pairs = at * steps.shape[1] + letters[starts[tokens] + place]
+        distinct, which = np.unique(pairs, return_inverse=True)
+        before, letter = np.divmod(distinct, steps.shape[1])
+        chunk = max(1, 2**22 // states)
+        after = [
+            rows.add(steps[rows.get(before[i : i + chunk]), letter[i : i + chunk, None]])
+            for i in range(0, len(distinct), chunk)
+        ]
+        at = np.concatenate(after)[which.reshape(-1)]
+        place += 1
+        done = lengths[tokens] == place
+        classes[tokens[done]] = at[done]
+        going = ~done & (at != dead)
+        tokens, at = tokens[going], at[going]
+    used, classes = np.unique(np.append(classes, dead), return_inverse=True)
+    return classes.reshape(-1)[:-1], rows.get(used)
+
+
+class _Rows:
+    """Distinct rows of int32, by number."""
+
+    def __init__(self, width: int):
+        self.width = width
+        self.numbers: dict[bytes, int] = {}
+
+    def add(self, rows: np.ndarray) -> np.ndarray:
+        numbers = [self.numbers.setdefault(row.tobytes(), len(self.numbers)) for row in rows]
+        if len(self.numbers) * self.width > _MAX_ENTRIES:
+            raise ValueError(
+                f"The constraint is too large: {self.width:,} states and more than "
+                f"{len(self.numbers):,} kinds of tokens. Allow fewer or shorter texts."
+            )
+        self.rows = None
+        return np.array(numbers)
+
+    def get(self, numbers: np.ndarray) -> np.ndarray:
+        if self.rows is None:
+            self.rows = list(self.numbers)
+        data = b"".join([self.rows[number] for number in numbers])
+        return np.frombuffer(data, "int32").reshape(-1, self.width)
+
+
+def _leading_to(transitions: np.ndarray, accepting: np.ndarray) -> np.ndarray:
+    """Which states are accepting, or lead to one that is."""
+    states = len(accepting)
+    froms, columns = np.nonzero(transitions >= 0)
+    pairs = np.unique(transitions[froms, columns].astype("int64") * states + froms)
+    tos, froms = np.divmod(pairs, states)
+    begins = np.searchsorted(tos, np.arange(states + 1))
+    alive = accepting.copy()
+    waiting = np.flatnonzero(alive).tolist()
+    while waiting:
+        state = waiting.pop()
+        for before in froms[begins[state] : begins[state + 1]].tolist():
+            if not alive[before]:
+                alive[before] = True
+                waiting.append(before)
+    return alive
+
+
+def _reached(transitions: np.ndarray) -> np.ndarray:
+    """The states that can be reached from state 0, which comes first."""
+    seen = np.zeros(len(transitions), "bool")
+    seen[0] = True
+    waiting = np.array([0])
+    while len(waiting):
+        nexts = np.unique(transitions[waiting])
+        nexts = nexts[nexts >= 0]
+        waiting = nexts[~seen[nexts]]
+        seen[waiting] = True
+    return np.flatnonzero(seen)
+
+
+def _missing_first(automaton: ByteAutomaton, token_bytes: Sequence[bytes | None]) -> str:
+    """Why, if it is that no token has a byte that must come first."""
+    possible = set(np.flatnonzero(automaton.transitions[0] >= 0).tolist())
+    if not possible:
+        return ": no text matches it"
+    if possible & {token[0] for token in token_bytes if token}:
+        return ""
+    names = [repr(chr(byte)) if byte < 128 else f"the byte {byte:#x}" for byte in sorted(possible)]
+    more = ", ..." if len(names) > 4 else ""
+    return f": no token begins with {', '.join(names[:4])}{more}"

@@ -1,0 +1,126 @@
+"""Contrastive search."""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+from keras import ops
+
+from keras_transformer.generation.choosing import argmax, top_k
+from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
+
+
+class ContrastiveState(NamedTuple):
+    """The tokens so far, the candidates for the next one, and all states before them."""
+
+    tokens: Any  # int (rows, size)
+    count: Any  # int (rows,)
+    ended: Any  # bool (rows,)
+    candidates: Any  # int (rows, k)
+    probabilities: Any  # float32 (rows, k), of the candidates
+    past: Any  # float32 (rows, prompt + size, hidden_dim), states of length 1, zeros for none
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrastive(Sampler):
+    """Likely tokens whose states differ from all states before: coherent and not repetitive.
+
+    Of the `top_k` likeliest tokens that with the highest `(1 - a) p - a s` is taken, where `a` is
+    `penalty_alpha`, `p` the token's probability and `s` the greatest cosine similarity of its
+    state to those before it. The candidates are branches of one row: each step runs the model on
+    all of them.
+
+    Args:
+        top_k: int, number of candidates.
+        penalty_alpha: float from 0 to 1. With 0 this is greedy search.
+
+    Raises:
+        ValueError: for values that are out of range.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+    sampler = kt.generation.Contrastive(top_k=4, penalty_alpha=0.6)
+    translator.generate("a man rides a bike .", sampler=sampler)
+    ```
+
+    Source: Su et al. 2022, "A Contrastive Framework for Neural Text Generation", section 3.2.
+    """
+
+    top_k: int = 4
+    penalty_alpha: float = 0.6
+
+    reads_prompt: ClassVar[bool] = True
+    extra_steps: ClassVar[int] = 1  # the first one only names candidates
+
+    def __post_init__(self):
+        k, alpha = self.top_k, self.penalty_alpha
+        if not isinstance(k, int) or isinstance(k, bool) or k < 2:
+            raise ValueError(f"`top_k` must be an integer of at least 2, received {k!r}.")
+        if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+            raise ValueError(f"`penalty_alpha` must be a number from 0 to 1, received {alpha!r}.")
+
+    @property
+    def branches(self) -> int:
+        return self.top_k
+
+    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> ContrastiveState:
+        states = _normalized(prompt.hidden) * ops.cast(prompt.mask, "float32")[..., None]
+        room = ops.zeros((rows, size, states.shape[-1]), "float32")
+        return ContrastiveState(
+            ops.full((rows, size), limits.pad_id, "int32"),
+            # One token behind: the candidates of the first step are not chosen from yet.
+            ops.full((rows,), -1, "int32"),
+            ops.zeros((rows,), "bool"),
+            ops.zeros((rows, self.top_k), "int32"),
+            ops.zeros((rows, self.top_k), "float32"),
+            ops.concatenate([states, room], axis=1),
+        )
+
+    def advance(self, state: ContrastiveState, logits, hidden, limits: Limits):
+        rows, k = state.candidates.shape
+        states = _normalized(hidden)
+        similarity = ops.max(ops.matmul(states, ops.transpose(state.past, (0, 2, 1))), axis=-1)
+        alpha = self.penalty_alpha
+        scores = (1 - alpha) * state.probabilities - alpha * similarity
+        # Candidates that rules forbid have no probability.
+        best = argmax(ops.where(state.probabilities > 0, scores, -2.0))[:, None]
+
+        choosing = ops.logical_and(state.count >= 0, ops.logical_not(self.finished(state, limits)))
+        chosen = ops.take_along_axis(state.candidates, best, axis=1)[:, 0]
+        place = ops.maximum(state.count, 0)
+        tokens = put_at(state.tokens, place, chosen, choosing)
+        ended = ops.logical_or(state.ended, ops.logical_and(choosing, is_end(chosen, limits)))
+        chosen_state = ops.take_along_axis(states, best[..., None], axis=1)
+        prompt = state.past.shape[1] - state.tokens.shape[1]
+        columns = ops.arange(state.past.shape[1], dtype="int32")
+        here = ops.logical_and(columns[None] == (prompt + place)[:, None], choosing[:, None])
+        past = ops.where(here[..., None], chosen_state, state.past)
+
+        # The next candidates are those of the branch that was chosen.
+        following = ops.take_along_axis(logits, best[..., None], axis=1)[:, 0]
+        likeliest, candidates = top_k(ops.softmax(following, axis=-1), k)
+        count = state.count + ops.cast(ops.logical_or(choosing, state.count < 0), "int32")
+        new = ContrastiveState(tokens, count, ended, candidates, likeliest, past)
+        return new, ops.broadcast_to(best, (rows, k))
+
+    def next_tokens(self, state: ContrastiveState):
+        return state.candidates
+
+    def counts(self, state: ContrastiveState):
+        return ops.maximum(state.count, 0)
+
+    def finished(self, state: ContrastiveState, limits: Limits):
+        limit = ops.maximum(limits.max_new_tokens, 0)
+        full = ops.logical_or(state.count >= limit, limit == 0)
+        return ops.logical_or(state.ended, full)
+
+    def outputs(self, state: ContrastiveState) -> Outputs:
+        return Outputs(state.tokens[:, None], self.counts(state)[:, None])
+
+
+def _normalized(states):
+    states = ops.cast(states, "float32")
+    length = ops.sqrt(ops.sum(ops.square(states), axis=-1, keepdims=True))
+    return states / ops.maximum(length, 1e-12)

@@ -1,0 +1,297 @@
+"""Rules: what changes the scores of the tokens before a sampler chooses among them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.generation import banning, rule_values
+from keras_transformer.generation.banning import BANNED
+from keras_transformer.generation.samplers import Limits, Prompt, put_at
+
+# How much worse a branch becomes that goes on although all it could choose is banned. Far more
+# than a sampler's scores differ, and far less than what marks a hypothesis that there is not.
+_RELUCTANCE = 1e5
+
+
+class RulesState(NamedTuple):
+    """What the rules know of every row, `()` for what none of them needs."""
+
+    count: Any  # int (rows,), new tokens so far
+    seen: Any  # bool (rows, branches, vocabulary_size), tokens of the prompt and new ones
+    used: Any  # int (rows, branches, vocabulary_size), how often each is a new token
+    recent: Any  # int (rows, branches, width), the last tokens, -1 before the first
+    history: Any  # int (rows, branches, room), prompt and new tokens without a gap
+    prompt_lengths: Any  # int (rows,), of the prompt in `history`
+    tokens: Any  # int (rows, branches, size), new tokens
+    place: Any  # int (rows, branches), the state of the automaton, -1 behind a banned token
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a generated text must, should or must not hold. Equal rules share compiled functions.
+
+    They change logits, or log-probabilities for a sampler that ranks whole sequences, in the order
+    of the arguments: penalties, bans, forced tokens, the function, the automaton. A banned token
+    scores -1e30. Where all tokens are banned, the bans are lifted but for the automaton's.
+
+    Args:
+        repetition_penalty: float above 0. The logits of tokens that the decoder has read or
+            written are divided by it if positive, else multiplied. Above 1 avoids repetition.
+        presence_penalty: float, subtracted from the logits of all tokens generated before.
+        frequency_penalty: float, subtracted once for each time that a token was generated before.
+        no_repeat_ngram_size: int, no sequence of so many tokens comes twice, those of the prompt
+            of a decoder included. 0 for no such rule.
+        bad_words: sequences of ids that are not to be completed. An end id alone does not count.
+        min_new_tokens: int, no end before so many tokens.
+        forced_prefix: ids, the first new tokens. They score 0.
+        function: called as `function(logits, tokens, counts)`, with logits float32 `(rows,
+            branches, vocabulary_size)`, the new tokens so far, int32 `(rows, branches, size)`
+            filled up with pads, and their number, int32 `(rows,)`. Returns new logits. It is
+            traced into a compiled loop: it must be made of `keras.ops`, and runs in Python only
+            when something is compiled; so give the same function again, not a new lambda. It
+            sees banned tokens, and can allow them.
+        automaton: `TokenAutomaton`, the texts that are allowed. Nothing lifts this ban.
+
+    Raises:
+        ValueError: for values that are out of range.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+    from keras_transformer.generation import Engine, Greedy, Settings
+    from keras_transformer.generation.rules import Rules
+
+    backbone = kt.models.Decoder(kt.TransformerConfig(
+        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32,
+    ))
+    rules = Rules(no_repeat_ngram_size=1, bad_words=[[7], [8, 9]], forced_prefix=[5])
+    inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
+    tokens = Engine(backbone).generate(inputs, Settings(Greedy(), rules), 6).tokens[0, 0]
+    assert tokens[0] == 5 and len({3, 4, *tokens.tolist()}) == 8
+    ```
+
+    Source: repetition: Keskar et al. 2019, section 4.1; n-grams: Paulus et al. 2018, section 2.5;
+    automaton: Willard & Louf 2023, section 3.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    forced_prefix: tuple[int, ...] = ()
+    function: Callable | None = None
+    automaton: Any = None
+
+    def __post_init__(self):
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            object.__setattr__(self, name, rule_values.number(name, getattr(self, name)))
+        if self.repetition_penalty <= 0:
+            raise ValueError(
+                "`repetition_penalty` must be above 0, and is 1 for none, received "
+                f"{self.repetition_penalty}."
+            )
+        for name in ("no_repeat_ngram_size", "min_new_tokens"):
+            object.__setattr__(self, name, rule_values.count(name, getattr(self, name)))
+        object.__setattr__(
+            self, "forced_prefix", rule_values.ids("forced_prefix", self.forced_prefix)
+        )
+        object.__setattr__(self, "bad_words", rule_values.words("bad_words", self.bad_words))
+        if self.function is not None and not callable(self.function):
+            raise ValueError(f"`function` must be callable, received {self.function!r}.")
+        fields = ("transitions", "token_classes", "accepting")
+        if self.automaton is not None and not all(hasattr(self.automaton, x) for x in fields):
+            raise ValueError(f"`automaton` must be a TokenAutomaton, received {self.automaton!r}.")
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the tokens of the prompt count: then `start` needs all of them."""
+        words = any(len(word) > 1 for word in self.bad_words)
+        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0 or words
+
+    def check(self, vocabulary_size: int) -> None:
+        """ValueError if the rules name tokens that a model does not have."""
+        for name, ids in (
+            ("forced_prefix", self.forced_prefix),
+            ("bad_words", [token for word in self.bad_words for token in word]),
+        ):
+            if ids and max(ids) >= vocabulary_size:
+                raise ValueError(
+                    f"`{name}` has the id {max(ids)}, but the model's vocabulary has only "
+                    f"{vocabulary_size} tokens: ids are from 0 to {vocabulary_size - 1}."
+                )
+
+    def start(
+        self, branches: int, size: int, vocabulary_size: int, prompt: Prompt, limits: Limits
+    ) -> RulesState:
+        """The state before the first new token.
+
+        Args:
+            branches: int, continuations of each prompt.
+            size: int, room for new tokens.
+            vocabulary_size: int, the number of logits.
+            prompt: `Prompt` of `rows` rows, each row's tokens before its padding.
+            limits: `Limits`.
+        """
+        self.check(vocabulary_size)
+        rows = prompt.tokens.shape[0]
+        tokens, mask = ops.cast(prompt.tokens, "int32"), ops.cast(prompt.mask, "bool")
+        lengths = ops.sum(ops.cast(mask, "int32"), axis=1)
+        seen = used = recent = history = new = place = ()
+
+        def of_branches(tensor):
+            return ops.tile(tensor[:, None], (1, branches, 1))
+
+        if self.repetition_penalty != 1:
+            seen = banning.marks(tokens[:, None], mask[:, None], vocabulary_size)
+            seen = of_branches(seen[:, 0])
+        if self.presence_penalty or self.frequency_penalty:
+            used = ops.zeros((rows, branches, vocabulary_size), "int32")
+        width = max([self.no_repeat_ngram_size, *map(len, self.bad_words)]) - 1
+        if width > 0:
+            places = lengths[:, None] + ops.arange(-width, 0, dtype="int32")[None]
+            last = ops.take_along_axis(tokens, ops.maximum(places, 0), axis=1)
+            recent = of_branches(ops.where(places >= 0, last, -1))
+        if self.no_repeat_ngram_size:
+            history = of_branches(ops.pad(tokens, ((0, 0), (0, size))))
+        if self.function is not None:
+            new = ops.full((rows, branches, size), limits.pad_id, "int32")
+        if self.automaton is not None:
+            place = ops.zeros((rows, branches), "int32")
+        count = ops.zeros((rows,), "int32")
+        return RulesState(count, seen, used, recent, history, lengths, new, place)
+
+    def apply(self, logits, state: RulesState, limits: Limits):
+        """The scores of the next tokens by the rules.
+
+        Args:
+            logits: float32 `(rows, branches, vocabulary_size)`.
+            state: the state.
+            limits: `Limits`.
+        """
+        logits = self._penalized(logits, state)
+        ruled = banning.ban(logits, self._bans(state, logits.shape[-1], limits))
+        if self.forced_prefix:
+            ruled = self._forced(ruled, state)
+        if self.function is not None:
+            ruled = self._called(ruled, state)
+        allowed = None
+        if self.automaton is not None:
+            allowed = banning.allowed(self.automaton, state.place, logits.shape[-1], limits)
+            ruled = ops.where(allowed, ruled, BANNED)
+        elif self.function is None and not self.no_repeat_ngram_size and not self.bad_words:
+            return ruled
+        lifted = logits - _RELUCTANCE
+        lifted = lifted if allowed is None else ops.where(allowed, lifted, BANNED)
+        return ops.where(ops.max(ruled, axis=-1, keepdims=True) > BANNED / 2, ruled, lifted)
+
+    def advance(self, state: RulesState, parents, tokens) -> RulesState:
+        """The state after a step.
+
+        Args:
+            state: the state.
+            parents: int `(rows, branches)`, which branch each branch continues, or None for
+                itself.
+            tokens: int `(rows, branches)`, what each branch continues it with.
+        """
+        if parents is not None:
+            state = _continued(state, ops.cast(parents, "int32"))
+        tokens = ops.cast(tokens, "int32")
+        every = ops.ones((tokens.shape[0],), "bool")
+        seen, used, recent, history, _, new, place = state[1:]
+        if self.repetition_penalty != 1:
+            seen = ops.logical_or(seen, _is_token(tokens, seen.shape[-1]))
+        if self.presence_penalty or self.frequency_penalty:
+            used = used + ops.cast(_is_token(tokens, used.shape[-1]), "int32")
+        if not isinstance(recent, tuple):
+            recent = ops.concatenate([recent[..., 1:], tokens[..., None]], axis=-1)
+        if self.no_repeat_ngram_size:
+            history = put_at(history, state.prompt_lengths + state.count, tokens, every)
+        if self.function is not None:
+            new = put_at(new, state.count, tokens, every)
+        if self.automaton is not None:
+            place = banning.follow(self.automaton, place, tokens)
+        lengths = state.prompt_lengths
+        return RulesState(state.count + 1, seen, used, recent, history, lengths, new, place)
+
+    def _penalized(self, logits, state: RulesState):
+        if self.repetition_penalty != 1:
+            penalty = self.repetition_penalty
+            penalized = ops.where(logits < 0, logits * penalty, logits / penalty)
+            logits = ops.where(state.seen, penalized, logits)
+        if self.frequency_penalty:
+            logits = logits - self.frequency_penalty * ops.cast(state.used, "float32")
+        if self.presence_penalty:
+            logits = logits - self.presence_penalty * ops.cast(state.used > 0, "float32")
+        return logits
+
+    def _bans(self, state: RulesState, size: int, limits: Limits) -> list:
+        """Masks of banned tokens, bool, that broadcast to `(rows, branches, size)`."""
+        completed = []
+        if self.no_repeat_ngram_size:
+            length = state.prompt_lengths + state.count
+            completed.append(
+                banning.repeated_ngrams(
+                    state.history, length, state.recent, self.no_repeat_ngram_size
+                )
+            )
+        # An end id is no bad word, as in Transformers.
+        words = [word for word in self.bad_words if word not in [(x,) for x in limits.end_ids]]
+        for length in sorted({len(word) for word in words if len(word) > 1}):
+            of_length = [word for word in words if len(word) == length]
+            completed.append(banning.completed_words(state.recent, of_length))
+        bans = []
+        if completed:
+            tokens, where = (ops.concatenate(x, axis=-1) for x in zip(*completed, strict=True))
+            bans.append(banning.marks(tokens, where, size))
+        single = [word[0] for word in words if len(word) == 1]
+        if single:
+            bans.append(banning.mask_of(single, size))
+        if self.min_new_tokens and limits.end_ids:
+            early = (state.count < self.min_new_tokens)[:, None, None]
+            bans.append(ops.logical_and(early, banning.mask_of(limits.end_ids, size)))
+        return bans
+
+    def _forced(self, logits, state: RulesState):
+        prefix = banning.constant(np.array(self.forced_prefix, "int32"))
+        last = len(self.forced_prefix) - 1
+        token = ops.take(prefix, ops.minimum(state.count, last))[:, None, None]
+        columns = ops.arange(logits.shape[-1], dtype="int32")[None, None]
+        forced = ops.where(columns == token, 0.0, BANNED)
+        return ops.where((state.count <= last)[:, None, None], forced, logits)
+
+    def _called(self, logits, state: RulesState):
+        result = ops.convert_to_tensor(self.function(logits, state.tokens, state.count))
+        if tuple(result.shape) != tuple(logits.shape):
+            raise ValueError(
+                "`function` must return logits of the shape that it was given, "
+                f"{tuple(logits.shape)}, and returned {tuple(result.shape)}."
+            )
+        return ops.maximum(ops.cast(result, "float32"), BANNED)  # no infinity
+
+
+def _continued(state: RulesState, parents) -> RulesState:
+    """The state with each branch as its parent's was."""
+    rows, branches = parents.shape
+    places = parents + ops.arange(rows, dtype="int32")[:, None] * branches
+    places = ops.reshape(places, (rows * branches,))
+
+    def pick(tensor):
+        if len(tensor.shape) == 1:
+            return tensor
+        # Whole lines are copied, which is faster than `take_along_axis`.
+        lines = ops.reshape(tensor, (rows * branches, *tensor.shape[2:]))
+        return ops.reshape(ops.take(lines, places, axis=0), tensor.shape)
+
+    return keras.tree.map_structure(pick, state)
+
+
+def _is_token(tokens, size: int):
+    return ops.arange(size, dtype="int32")[None, None] == tokens[..., None]

@@ -1,0 +1,251 @@
+"""Many prompts through one running batch: rows that are done make room for others."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.generation.engine import DecodeState, Engine, Settings, round_up, steps_of
+from keras_transformer.generation.samplers import Outputs
+
+# A prefix is computed once for all prompts if it has at least so many tokens.
+_SHORTEST_PREFIX = 16
+
+
+class Finished(NamedTuple):
+    """What was generated for a prompt.
+
+    Fields:
+        index: int, which prompt.
+        copy: int, which of its samples.
+        tokens: a list of ids for each hypothesis, best first, an end id included.
+        scores: list of float, a score for each hypothesis, or None.
+        passes: int, how often the model ran for the row, where a pass may give several tokens;
+            else None.
+    """
+
+    index: int
+    copy: int
+    tokens: list[list[int]]
+    scores: list[float] | None
+    passes: int | None = None
+
+
+class Progress(NamedTuple):
+    """What a row has so far.
+
+    Fields:
+        index: int, which prompt.
+        copy: int, which of its samples.
+        tokens: list of ids, all the new ones, an end id included.
+    """
+
+    index: int
+    copy: int
+    tokens: list[int]
+
+
+class Scheduler:
+    """Decodes prompts in batches of a fixed number of rows.
+
+    The longest prompts come first. When a quarter of the rows is done, waiting prompts take their
+    place: they are read in one pass of their own, and their rows appended to the running batch.
+
+    Args:
+        engine: `Engine`.
+        settings: `Settings`.
+        make_inputs: from ids and mask, `(rows, length)`, to the backbone's inputs.
+        batch_size: int, prompts decoded together.
+        copies: int, samples of each prompt.
+        seed: int, for samplers that draw. Row `i`'s numbers depend on `seed` and `i` alone.
+        share_prefix: bool, compute what all prompts begin with once. Not done for
+            samplers and rules that need to see whole prompts.
+        longest: int, the most tokens a prompt may be padded to, or None.
+
+    Example: see `keras_transformer.CausalLM.generate`, which is made of it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        make_inputs: Callable,
+        batch_size: int = 32,
+        copies: int = 1,
+        seed: int = 0,
+        share_prefix: bool = False,
+        longest: int | None = None,
+    ):
+        self.engine = engine
+        self.settings = settings
+        self.make_inputs = make_inputs
+        self.batch_size = batch_size
+        self.copies = copies
+        self.seed = seed
+        self.share_prefix = share_prefix
+        self.longest = longest
+
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: Sequence[int],
+        steps: int | None = None,
+    ) -> Iterator[Finished | Progress]:
+        """What is generated for each prompt, as it is done.
+
+        Args:
+            prompts: lists of ids.
+            max_new_tokens: int for each prompt.
+            steps: int, to be told of each row's `Progress` after at most so many steps.
+        """
+        self._prompts, self._limits, self._stopped = prompts, max_new_tokens, set()
+        self._size = round_up(max(max_new_tokens))
+        self._prefix, self._shared = None, 0
+        if self.share_prefix:
+            self._read_prefix()
+        queue = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
+        batch = self._start(self._next(queue, self.batch_size))
+        while True:
+            done = self.engine.finished(batch.state, self.settings, batch.limits)
+            if steps is not None and self.settings.sampler.streams and not done.all():
+                yield from self._progress(batch)
+                done = done | [owner in self._stopped for owner in batch.owners]
+            leaving = [row for row in np.flatnonzero(done) if batch.owners[row] is not None]
+            if leaving:
+                found = self.engine.outputs(batch.state, self.settings)
+                for row in leaving:
+                    yield _finished(batch.owners[row], found, row)
+                    batch.owners[row], batch.limits[row] = None, 0
+            free = sum(owner is None for owner in batch.owners)
+            if free == len(batch.owners):
+                if not queue:
+                    return
+                batch = self._start(self._next(queue, self.batch_size))
+            elif queue and free >= max(self.copies, len(batch.owners) // 4):
+                batch = self._refill(batch, queue, free)
+            else:
+                self._extend(batch, bool(queue), free, steps)
+
+    def stop(self, index: int, copy: int = 0) -> None:
+        """Ends the sample `copy` of prompt `index`, whose `Progress` was just given."""
+        self._stopped.add((index, copy))
+
+    @staticmethod
+    def _next(queue: deque, count: int) -> list[int]:
+        return [queue.popleft() for _ in range(min(count, len(queue)))]
+
+    def _progress(self, batch: "_Batch") -> Iterator[Progress]:
+        found = self.engine.outputs(batch.state, self.settings)
+        for row, owner in enumerate(batch.owners):
+            if owner is not None:
+                tokens = found.tokens[row, 0, : found.counts[row, 0]].tolist()
+                yield Progress(*owner, tokens)
+
+    def _extend(self, batch: "_Batch", waiting: bool, free: int, steps: int | None) -> None:
+        rows = len(batch.owners)
+        counts = self.engine.counts(batch.state, self.settings)
+        remaining = int(max(batch.limits - counts)) + self.settings.sampler.extra_steps
+        now = steps_of(self.settings.sampler, remaining)
+        now = now if steps is None else min(now, steps)
+        batch.state = self.engine.make_room(batch.state, self.settings, now)
+        enough = min(rows, max(free + 1, rows // 4)) if waiting else rows
+        batch.state = self.engine.extend(
+            batch.state, self.settings, batch.limits, batch.uniforms, now, enough
+        )
+
+    def _start(self, chosen: list[int]) -> "_Batch":
+        """A batch of the prompts `chosen`, in a number of rows from the ladder."""
+        owners: list = [(i, copy) for i in chosen for copy in range(self.copies)]
+        filled = chosen + chosen[:1] * (round_up(len(chosen)) - len(chosen))
+        limits = np.zeros((len(filled) * self.copies,), "int32")
+        limits[: len(owners)] = [self._limits[i] for i, _ in owners]
+        owners += [None] * (len(limits) - len(owners))
+        width = self._size * self.settings.sampler.draws
+        uniforms = np.zeros((len(limits), width), "float32")
+        if width:
+            for row, owner in enumerate(owners):
+                if owner is not None:
+                    uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
+        rows = [self._prompts[i][self._shared :] for i in filled]
+        longest = None if self.longest is None else self.longest - self._shared
+        length = self.engine.padded_length(len(rows), max(map(len, rows)), longest)
+        ids = np.full((len(rows), length), self.settings.pad_id, "int32")
+        mask = np.zeros((len(rows), length), "bool")
+        for row, prompt in enumerate(rows):
+            ids[row, : len(prompt)] = prompt
+            mask[row, : len(prompt)] = True
+        first = steps_of(self.settings.sampler, int(limits.max()))
+        state = self.engine.prefill(
+            self.make_inputs(ids, mask),
+            self.settings,
+            limits,
+            uniforms,
+            self._size,
+            first,
+            self._prefix,
+            self.copies,
+        )
+        return _Batch(state, owners, limits, uniforms)
+
+    def _refill(self, batch: "_Batch", queue: deque, free: int) -> "_Batch":
+        """The batch with waiting prompts in the place of finished ones, as many rows as before."""
+        places = free // self.copies
+        while round_up(places) > places:  # as many prompts as a step of the ladder has
+            places -= 1
+        new = self._start(self._next(queue, places))
+        kept = sorted(range(len(batch.owners)), key=lambda row: batch.owners[row] is None)
+        kept = np.asarray(kept[: len(batch.owners) - len(new.owners)], "int32")
+        state = self.engine.replace_rows(batch.state, self.settings, kept, new.state)
+        return _Batch(
+            state,
+            [batch.owners[row] for row in kept] + new.owners,
+            np.concatenate([batch.limits[kept], new.limits]),
+            np.concatenate([batch.uniforms[kept], new.uniforms]),
+        )
+
+    def _read_prefix(self) -> None:
+        """Computes what all prompts begin with, if that pays."""
+        rules = self.settings.rules
+        whole = self.settings.sampler.reads_prompt or (rules is not None and rules.reads_prompt)
+        if len(self._prompts) < 2 or whole:
+            return
+        first, last = min(self._prompts), max(self._prompts)
+        # At least one token of each prompt is left, to predict the next from.
+        longest = min(map(len, self._prompts)) - 1
+        same = 0
+        while same < longest and first[same] == last[same]:
+            same += 1
+        shared = max((s for s in range(_SHORTEST_PREFIX, same + 1) if round_up(s) == s), default=0)
+        if shared:
+            self._shared = shared
+            self._prefix = self.engine.read_prefix(list(first[:shared]), self.settings)
+
+
+class _Batch:
+    """The running batch: its state, and whose row is whose."""
+
+    def __init__(self, state: DecodeState, owners: list, limits: np.ndarray, uniforms: np.ndarray):
+        self.state = state
+        self.owners = owners  # (prompt, sample) of each row, None for a free one
+        self.limits = limits  # of new tokens, 0 for a free row
+        self.uniforms = uniforms
+
+
+def row_uniforms(seed: int, owner: tuple[int, int], copies: int, size: int) -> np.ndarray:
+    """Random numbers of one row, whatever batch it is in: from 0 to 1, float32 `(size,)`.
+
+    They come from a counter-based generator (Salmon et al. 2011, "Parallel random numbers: as
+    easy as 1, 2, 3") with the seed and the row as its key.
+    """
+    row = owner[0] * copies + owner[1]
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, row], "uint64")))
+    return generator.random(size, dtype="float32")
+
+
+def _finished(owner: tuple[int, int], found: Outputs, row: int) -> Finished:
+    kept = [i for i in range(found.tokens.shape[1]) if found.counts[row, i]]
+    tokens = [found.tokens[row, i, : found.counts[row, i]].tolist() for i in kept]
+    scores = None if found.scores is None else [float(found.scores[row, i]) for i in kept]
+    passes = None if found.passes is None else int(found.passes[row])
+    return Finished(*owner, tokens, scores, passes)

@@ -1,0 +1,71 @@
+"""How likely a model finds given texts: one pass, without a cache."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from keras import ops
+
+from keras_transformer.generation.compiling import compile_function
+from keras_transformer.generation.engine import Engine, round_up
+
+# So many logits are made at a time, in rows times length: they are the largest tensor.
+_TOKENS = 1024
+
+
+def score_continuations(
+    engine: Engine, make_inputs: Callable, pairs: Sequence[tuple[list[int], list[int]]], pad_id: int
+) -> list[np.ndarray]:
+    """Of every token of each continuation the log-probability that the model gives it.
+
+    Args:
+        engine: `Engine`.
+        make_inputs: from lists of prompts and continuations to the backbone's inputs, padded, and
+            the place of the output that predicts each continuation's first token.
+        pairs: prompts and continuations, lists of ids.
+        pad_id: int.
+
+    Returns:
+        A float32 array for each pair.
+    """
+    compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
+    results: list = [np.zeros((0,), "float32")] * len(pairs)
+    order = sorted((i for i, (_, new) in enumerate(pairs) if new), key=lambda i: _length(pairs[i]))
+    while order:
+        count = max(1, _TOKENS // round_up(_length(pairs[order[-1]])))
+        chosen, order = order[-count:], order[:-count]
+        filled = chosen + chosen[:1] * (min(round_up(len(chosen)), count) - len(chosen))
+        inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
+        width = next(x.shape[1] for name, x in inputs.items() if name.endswith("token_ids"))
+        if "decoder_token_ids" in inputs:
+            width = inputs["decoder_token_ids"].shape[1]
+        targets = np.full((len(filled), width), pad_id, "int32")
+        for row, i in enumerate(filled):
+            targets[row, first[row] : first[row] + len(pairs[i][1])] = pairs[i][1]
+        tensors = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+        scores = ops.convert_to_numpy(compiled(tensors, ops.convert_to_tensor(targets)))
+        for row, i in enumerate(chosen):
+            results[i] = scores[row, first[row] : first[row] + len(pairs[i][1])]
+    return results
+
+
+def pad_rows(rows: Sequence[list[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as one array, padded on the right to a length of the ladder, and their mask."""
+    ids = np.full((len(rows), round_up(max(map(len, rows)))), pad_id, "int32")
+    mask = np.zeros(ids.shape, "bool")
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = True
+    return ids, mask
+
+
+def _length(pair: tuple[list[int], list[int]]) -> int:
+    return len(pair[0]) + len(pair[1])
+
+
+def _compile(backbone) -> Callable:
+    def score(inputs, targets):
+        logits = ops.cast(backbone.logits(backbone(inputs)), "float32")
+        chosen = ops.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return chosen - ops.logsumexp(logits, axis=-1)
+
+    return compile_function(score, backbone)

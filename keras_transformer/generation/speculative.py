@@ -1,0 +1,279 @@
+"""Speculative decoding: several tokens are drafted, and one pass of the model checks them."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_transformer.generation.choosing import argmax, draw
+from keras_transformer.generation.lookup import look_up
+from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end
+from keras_transformer.models.backbone import Backbone
+
+# The places of a token's random numbers.
+_ACCEPT, _CHOOSE, _DRAFT = range(3)
+
+
+class SpeculativeState(NamedTuple):
+    """The new tokens of every row, and the drafts of the step under way."""
+
+    tokens: Any  # int (rows, size)
+    count: Any  # int (rows,)
+    ended: Any  # bool (rows,)
+    passes: Any  # int (rows,), how often the model ran
+    text: Any  # int (rows, prompt + size), prompts and new tokens; () with a draft model
+    length: Any  # int (rows,), of the prompts; () with a draft model
+    drafts: Any = ()  # int (rows, num_draft_tokens), -1 for none; () between steps
+    chances: Any = ()  # float32 (rows, num_draft_tokens, vocabulary_size), what they were drawn of
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculative(Sampler):
+    """Greedy decoding or sampling, in fewer passes of the model.
+
+    Before each pass some tokens are drafted: by a smaller model, or by looking up what followed
+    the last tokens where they stood before in the prompt and its continuation. One pass of the
+    model gives its own logits behind each of them. The first drafts that it agrees with are kept,
+    and one token of its own is added: 1 to `num_draft_tokens + 1` tokens a pass.
+
+    At temperature 0 the tokens are those of `Greedy`, but for logits that differ by no more than
+    the rounding of a pass of another length. Above, each token has the distribution that sampling
+    from the model alone gives it.
+
+    Lookup suits outputs that repeat their input: summaries, answers from a text, edited code.
+
+    Args:
+        draft: a backbone with the vocabulary of the model, of the same kind; None to look up.
+        num_draft_tokens: int, tokens drafted for a pass.
+        max_ngram: int, of so many last tokens, or fewer, the earlier place is looked for.
+        temperature: float, divides the logits before a token is drawn. 0 takes the likeliest.
+
+    Raises:
+        ValueError: for values out of range, or a draft that is no decoder. When generation
+            starts: for a draft with another vocabulary or of another kind than the model, and
+            with rules that change the logits.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+    from keras_transformer.generation import Engine, Settings, Speculative
+
+    backbone = kt.models.Decoder(kt.TransformerConfig(
+        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32,
+    ))
+    inputs = {"token_ids": np.array([[3, 4, 5, 3, 4]]), "padding_mask": np.ones((1, 5), bool)}
+    settings = Settings(Speculative(num_draft_tokens=2))
+    outputs = Engine(backbone).generate(inputs, settings, max_new_tokens=6)
+    assert outputs.counts.tolist() == [[6]] and 2 <= outputs.passes[0] <= 6
+    ```
+
+    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
+    sections 2.1 to 2.3; lookup: Saxena 2023, "Prompt Lookup Decoding".
+    """
+
+    draft: Any = None
+    num_draft_tokens: int = 4
+    max_ngram: int = 3
+    temperature: float = 0.0
+
+    def __post_init__(self):
+        for name in ("num_draft_tokens", "max_ngram"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+        value = self.temperature
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and 0 <= value < math.inf):
+            raise ValueError(f"`temperature` must be a number of at least 0, received {value!r}.")
+        if self.draft is None:
+            return
+        if not isinstance(self.draft, Backbone):
+            raise ValueError(
+                f"`draft` must be a backbone, received {type(self.draft).__name__}. Of a task, "
+                "give its `backbone`."
+            )
+        if self.draft.config.kind == "encoder":
+            raise ValueError(
+                "`draft` must be a model with a decoder, received one of kind 'encoder'."
+            )
+
+    @property
+    def reads_prompt(self) -> bool:
+        return self.draft is None
+
+    @property
+    def step_length(self) -> int:
+        return self.num_draft_tokens + 1
+
+    @property
+    def draws(self) -> int:
+        if self.temperature == 0:
+            return 0
+        return 2 if self.draft is None else 3
+
+    @property
+    def models(self) -> tuple:
+        return () if self.draft is None else (self.draft,)
+
+    def check(self, backbone, rules) -> None:
+        if rules is not None:
+            raise ValueError(
+                "Rules that change the logits do not go with `Speculative`. Use another sampler, "
+                "or leave them out."
+            )
+        if self.draft is None:
+            return
+        for name in ("vocabulary_size", "kind"):
+            mine, theirs = getattr(self.draft.config, name), getattr(backbone.config, name)
+            if mine != theirs:
+                raise ValueError(
+                    f"`draft` has {name}={mine!r}, but the model that it drafts for has "
+                    f"{theirs!r}. Both must be the same."
+                )
+
+    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> SpeculativeState:
+        none = ops.zeros((rows,), "int32")
+        tokens = ops.full((rows, size), limits.pad_id, "int32")
+        text = length = ()
+        if self.draft is None:
+            text = ops.concatenate([ops.cast(prompt.tokens, "int32"), tokens], axis=1)
+            length = ops.sum(ops.cast(prompt.mask, "int32"), axis=1)
+        return SpeculativeState(tokens, none, ops.zeros((rows,), "bool"), none, text, length)
+
+    def propose(self, state: SpeculativeState, cache, limits: Limits):
+        if self.draft is None:
+            lengths = state.length + state.count
+            drafts = look_up(state.text, lengths, self.num_draft_tokens, self.max_ngram)
+            return state._replace(drafts=drafts), cache
+        # One step more than there are drafts, so that the cache holds what the model's holds.
+        token, drafts, chances = self.next_tokens(state), [], []
+        numbers = self._numbers(state.count, limits)
+        for i in range(self.step_length):
+            hidden, cache = self.draft(self.draft.step_inputs(token), cache=cache)
+            if i == self.num_draft_tokens:
+                break
+            logits = ops.cast(self.draft.logits(hidden[:, 0]), "float32")
+            if self.temperature == 0:
+                token = argmax(logits)[:, None]
+            else:
+                chances.append(ops.softmax(logits / self.temperature, axis=-1))
+                token = draw(chances[-1], numbers[:, i, _DRAFT])[:, None]
+            drafts.append(token)
+        chances = ops.stack(chances, axis=1) if chances else ()
+        return state._replace(drafts=ops.concatenate(drafts, axis=1), chances=chances), cache
+
+    def next_tokens(self, state: SpeculativeState):
+        last = ops.maximum(state.count - 1, 0)
+        token = ops.take_along_axis(state.tokens, last[:, None], axis=1)
+        if isinstance(state.drafts, tuple):
+            return token
+        return ops.concatenate([token, ops.maximum(state.drafts, 0)], axis=1)
+
+    def advance(self, state: SpeculativeState, logits, hidden, limits: Limits):
+        first = isinstance(state.drafts, tuple)
+        judge = self._compare if self.temperature == 0 else self._sample
+        chosen, accepted = judge(state, logits, limits)
+        places = ops.arange(logits.shape[1], dtype="int32")[None]
+        # What counts of `chosen`: the accepted and one more, up to the limit and up to an end.
+        number = ops.minimum(accepted + 1, limits.max_new_tokens - state.count)
+        ends = ops.logical_and(is_end(chosen, limits), places < number[:, None])
+        end = ops.min(ops.where(ends, places, logits.shape[1]), axis=1)
+        open_ = ops.logical_not(self.finished(state, limits))
+        number = ops.where(open_, ops.minimum(number, end + 1), 0)
+        ended = ops.logical_and(open_, end < logits.shape[1])
+        text = state.text
+        if self.draft is None:
+            text = put_run(text, state.length + state.count, chosen, number)
+        new = SpeculativeState(
+            put_run(state.tokens, state.count, chosen, number),
+            state.count + number,
+            ops.logical_or(state.ended, ended),
+            state.passes + ops.cast(open_, "int32"),
+            text,
+            state.length,
+        )
+        # The cache keeps the token before the drafts, and those that were accepted.
+        return new, None if first else number
+
+    def _compare(self, state: SpeculativeState, logits, limits: Limits):
+        """The likeliest tokens, int `(rows, length)`, and how many of them were drafted."""
+        chosen = argmax(logits)
+        if isinstance(state.drafts, tuple):
+            return chosen, ops.zeros_like(state.count)
+        return chosen, _leading(state.drafts == chosen[:, :-1])
+
+    def _sample(self, state: SpeculativeState, logits, limits: Limits):
+        """The accepted drafts and a token behind them, int `(rows, length)`, and how many were.
+
+        Source: Leviathan et al. 2023, section 2.3 and algorithm 1.
+        """
+        length, vocabulary = logits.shape[1:]
+        numbers = self._numbers(state.count, limits)
+        chances = ops.softmax(logits / self.temperature, axis=-1)
+        if isinstance(state.drafts, tuple):
+            return draw(chances[:, 0], numbers[:, 0, _CHOOSE])[:, None], ops.zeros_like(state.count)
+        drafts, drafted = state.drafts, state.chances
+        if isinstance(drafted, tuple):  # looked up: all the probability is the draft's
+            ids = ops.arange(vocabulary, dtype="int32")
+            drafted = ops.cast(ids[None, None] == drafts[..., None], "float32")
+        ids = ops.maximum(drafts, 0)[..., None]
+        mine = ops.take_along_axis(chances[:, :-1], ids, axis=2)[..., 0]
+        theirs = ops.take_along_axis(drafted, ids, axis=2)[..., 0]
+        agreed = numbers[:, : length - 1, _ACCEPT] * theirs < mine
+        accepted = _leading(ops.logical_and(agreed, drafts >= 0))
+        # Behind the accepted: what the model would choose more often than the draft does.
+        place = accepted[:, None, None]
+        drafted = ops.pad(drafted, ((0, 0), (0, 1), (0, 0)))
+        mine = ops.take_along_axis(chances, place, axis=1)[:, 0]
+        rest = ops.maximum(mine - ops.take_along_axis(drafted, place, axis=1)[:, 0], 0.0)
+        rest = ops.where(ops.sum(rest, axis=-1, keepdims=True) > 0, rest, mine)
+        number = ops.take_along_axis(numbers, place, axis=1)[:, 0, _CHOOSE]
+        behind = ops.arange(length, dtype="int32")[None] >= accepted[:, None]
+        drafts = ops.pad(drafts, ((0, 0), (0, 1)))
+        return ops.where(behind, draw(rest, number)[:, None], drafts), accepted
+
+    def _numbers(self, count, limits: Limits):
+        """The random numbers of the tokens that a step may give, `(rows, step_length, draws)`.
+
+        Those of a token are the same whatever step it comes from. A draft that was rejected leaves
+        no trace in the tokens before it, so that its numbers can be used again.
+        """
+        if self.draws == 0:
+            return None
+        uniforms = limits.uniforms
+        uniforms = ops.reshape(uniforms, (uniforms.shape[0], -1, self.draws))
+        places = count[:, None] + ops.arange(self.step_length, dtype="int32")[None]
+        places = ops.minimum(places, uniforms.shape[1] - 1)
+        return ops.take_along_axis(uniforms, places[..., None], axis=1)
+
+    def counts(self, state: SpeculativeState):
+        return state.count
+
+    def finished(self, state: SpeculativeState, limits: Limits):
+        return ops.logical_or(state.ended, state.count >= limits.max_new_tokens)
+
+    def outputs(self, state: SpeculativeState) -> Outputs:
+        return Outputs(state.tokens[:, None], state.count[:, None], passes=state.passes)
+
+
+def put_run(tokens, places, values, counts):
+    """`tokens`, `(rows, size)`, with the first `counts` of `values` from `places` on, row by row.
+
+    Args:
+        tokens: int32 `(rows, size)`.
+        places: int `(rows,)`.
+        values: int32 `(rows, length)`.
+        counts: int `(rows,)`, at most `length`.
+    """
+    index = ops.arange(tokens.shape[1], dtype="int32")[None] - places[:, None]
+    written = ops.logical_and(index >= 0, index < counts[:, None])
+    index = ops.clip(index, 0, values.shape[1] - 1)
+    return ops.where(written, ops.take_along_axis(values, index, axis=1), tokens)
+
+
+def _leading(hits):
+    """How many are True before the first that is not, int32 `(rows,)` of `(rows, length)`."""
+    return ops.cast(ops.sum(ops.cumprod(ops.cast(hits, "int32"), axis=1), axis=1), "int32")

@@ -1,0 +1,191 @@
+"""PyTorch: a function of Keras layers as a flat list of tensor operations.
+
+A decoding step of a small batch is a few hundred small operations. Called through Keras's layers,
+Python takes longer for them than the processor. Traced, what is left is the operations.
+
+On a CPU the products with weights then go to oneDNN, which reads a weight at the speed of the
+memory on every processor; the library that `torch.matmul` calls does so on Intel's alone.
+"""
+
+import operator
+from collections.abc import Callable
+
+import keras
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
+from torch.overrides import TorchFunctionMode
+
+_aten = torch.ops.aten
+_SAME_NUMBERS = (
+    _aten.t.default,
+    _aten.detach.default,
+    _aten.permute.default,
+    _aten.transpose.int,
+)
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
+
+
+def run_eagerly(function: Callable) -> Callable:
+    """`function` as it is, without gradients, with its products by oneDNN."""
+
+    @torch.inference_mode()
+    def run(*args):
+        with _Products():
+            return function(*args)
+
+    return run
+
+
+class _Products(TorchFunctionMode):
+    """Within, `torch.matmul` of tensors with a matrix on the CPU is oneDNN's."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.matmul and not kwargs and len(args) == 2:
+            left, right = args
+            if right.ndim == 2 and left.ndim > 1 and _suits(right) and left.dtype == right.dtype:
+                return _linear(left, right.t(), None, "none", [], "")
+        return function(*args, **(kwargs or {}))
+
+
+def _linear(*args):
+    return torch.ops.mkldnn._linear_pointwise.default(*args)
+
+
+class TracedFunction:
+    """`function` without its Python, traced anew for other shapes or weights.
+
+    Args:
+        function: nested structures of tensors to a nested structure of tensors. What it does must
+            not depend on the values in them.
+        *models: the models whose weights it reads.
+        pack: keep a copy of the weights in oneDNN's own order (CPU only).
+    """
+
+    def __init__(self, function: Callable, *models: keras.Model, pack: bool = False):
+        self.function = function
+        self.models = models
+        self.pack = pack
+        self._traced: dict = {}
+        self._packed: dict = {}  # one copy of a weight for all traces
+
+    def weights_key(self) -> tuple:
+        """What changes when the models' weights are others, and packed ones when their values."""
+        weights = [weight for model in self.models for weight in model.weights]
+        versions = tuple(w.value._version for w in weights) if self.pack else ()
+        return (*map(id, weights), *versions)
+
+    def __call__(self, weights_key: tuple, *args):
+        leaves, structure = pytree.tree_flatten(args)
+        key = (
+            structure,
+            tuple((x.shape, x.stride(), x.dtype, x.device) for x in leaves),
+            weights_key,
+        )
+        if key not in self._traced:
+            self._traced[key] = self._trace(leaves, structure)
+        run, result = self._traced[key]
+        return pytree.tree_unflatten(run(*leaves), result)
+
+    def _trace(self, leaves: list, structure):
+        found = []
+
+        def flat(*leaves):
+            outputs, result = pytree.tree_flatten(
+                self.function(*pytree.tree_unflatten(leaves, structure))
+            )
+            found.append(result)
+            return [keras.ops.convert_to_tensor(output) for output in outputs]
+
+        # Traced on copies: the function writes the cache in place.
+        graph = make_fx(flat)(*[leaf.clone() for leaf in leaves])
+        graph = _simplified(graph)
+        self._use_onednn(graph)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return graph.forward, found[-1]
+
+    def _use_onednn(self, graph: fx.GraphModule) -> None:
+        """Products of a matrix with a weight become oneDNN's, with the bias that is added."""
+        for node in list(graph.graph.nodes):
+            if node.target is not _aten.mm.default:
+                continue
+            weight = _constant(graph, node.args[1])
+            if weight is None or not _suits(weight):
+                continue
+            name = f"onednn_{node.name}"
+            graph.register_buffer(name, self._as_onednn_has_it(weight), persistent=False)
+            bias, sum_ = _bias_added(graph, node)
+            with graph.graph.inserting_before(node):
+                bias = bias and graph.graph.get_attr(bias.target)
+                arguments = (node.args[0], graph.graph.get_attr(name), bias, "none", [], "")
+                linear = graph.graph.call_function(
+                    torch.ops.mkldnn._linear_pointwise.default, arguments
+                )
+            node.replace_all_uses_with(linear)
+            if sum_ is not None:
+                sum_.replace_all_uses_with(sum_.args[0])
+
+    def _as_onednn_has_it(self, weight: torch.Tensor) -> torch.Tensor:
+        """`weight` as `(out, in)`, in any order in memory; or in oneDNN's own."""
+        weight = weight.detach().t()
+        if not self.pack:
+            return weight
+        key = (weight.data_ptr(), weight.shape, weight._version)
+        if key not in self._packed:
+            self._packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        return self._packed[key]
+
+
+def _suits(weight: torch.Tensor) -> bool:
+    """Whether oneDNN takes a matrix."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def _simplified(graph: fx.GraphModule) -> fx.GraphModule:
+    """Without operations that are there twice, or that change nothing."""
+    for node in graph.graph.nodes:
+        same_shape = node.target in _VIEWS and _shape(node) == _shape(node.args[0])
+        if same_shape or node.target is _aten.lift_fresh_copy.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    return CSEPass(banned_ops={_aten.index_copy_, _aten.copy_})(graph).graph_module
+
+
+def _shape(node: fx.Node):
+    meta = node.meta.get("tensor_meta")
+    return None if meta is None else tuple(meta.shape)
+
+
+def _constant(graph: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
+    """The weight that `node` is: an attribute of the graph, or one seen transposed."""
+    if node.op == "get_attr":
+        return operator.attrgetter(node.target)(graph)
+    if node.target in _SAME_NUMBERS:
+        weight = _constant(graph, node.args[0])
+        return None if weight is None else node.target(weight, *node.args[1:])
+    return None
+
+
+def _bias_added(graph: fx.GraphModule, product: fx.Node):
+    """The vector that is added to a product, and the sum; or None twice."""
+    node = product
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if user.target in _VIEWS:
+            node = user
+        elif user.target is _aten.add.Tensor and user.args[0] is node and not user.kwargs:
+            bias = user.args[1]
+            vector = isinstance(bias, fx.Node) and bias.op == "get_attr"
+            if vector and operator.attrgetter(bias.target)(graph).ndim == 1:
+                return bias, user
+            break
+        else:
+            break
+    return None, None
