@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import pathlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -61,7 +62,11 @@ examples:
 """
 
 _GENERATE = f"""\
-Continues a prompt with a decoder-only model, and prints prompt and continuation.
+Continues a prompt with a decoder-only model, and prints prompt and continuation. With --stream the
+text comes as it is made.
+
+The likeliest token is taken at each step, unless --temperature, --top-k, --top-p or --beams say
+otherwise. Use --seed to get the same random text again.
 
 {_PRESET}"""
 
@@ -69,6 +74,7 @@ _GENERATE_EXAMPLES = """\
 examples:
   python examples/language_model.py --output my_model
   keras-transformer generate --preset my_model "ROMEO:" --beams 4 --max-new-tokens 80
+  keras-transformer generate --preset my_model "ROMEO:" --stream --top-p 0.9 --temperature 0.8
 """
 
 
@@ -89,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ```
     """
     options = _parser().parse_args(arguments)
+    _keep_compiled_programs()
     try:
         options.run(options)
         sys.stdout.flush()
@@ -102,6 +109,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("keras-transformer: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _keep_compiled_programs() -> None:
+    """A command lives shortly: JAX is to find what it compiled for an earlier one."""
+    jax = sys.modules.get("jax")  # there already if it is the backend
+    if jax is None or jax.config.jax_compilation_cache_dir is not None:
+        return
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(cache / "keras_transformer" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -183,6 +200,17 @@ def _parser() -> argparse.ArgumentParser:
             "--max-new-tokens", type=_positive, default=length, metavar="N",
             help="longest output, in tokens (default %(default)s)",
         )  # fmt: skip
+    generate.add_argument("--stream", action="store_true", help="print the text as it is made")
+    for name, kind, meaning in (
+        ("--temperature", float, "draw tokens, below 1 the likely ones more often"),
+        ("--top-k", _positive, "draw from the K likeliest tokens"),
+        ("--top-p", float, "draw from the likeliest tokens that have the probability P together"),
+        ("--seed", int, "draw the same text again"),
+    ):
+        generate.add_argument(name, type=kind, metavar=name[-1].upper(), help=meaning)
+    generate.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; can be repeated"
+    )
     return parser
 
 
@@ -251,13 +279,18 @@ def _info(options) -> None:
     _print_table([*rows, ("  all", f"{total:,}", "")], right=(1, 2))
 
     print("\nmemory")
-    rows = [("", *_ITEM_SIZES), _sizes("  weights", total)]
+    weights = [total * itemsize for itemsize in _ITEM_SIZES.values()]
+    rows = [("", *_ITEM_SIZES), ("  weights", *map(_size, weights))]
     if config.kind != "encoder":
         length = options.length or config.max_sequence_length
         source = length if config.kind == "seq2seq" else 0
-        count = Cache.count_bytes(config, options.batch, length, source, itemsize=1)
+        taken = [
+            Cache.count_bytes(config, options.batch, length, source, itemsize)
+            for itemsize in _ITEM_SIZES.values()
+        ]
         tokens = f"{length:,} tokens" + (" of source and of target" if source else "")
-        rows.append(_sizes(f"  keys and values, {options.batch} x {tokens}", count))
+        label = f"  keys and values, {options.batch} x {tokens}"
+        rows.append((label, *map(_size, taken)))
     _print_table(rows, right=(1, 2, 3))
     if files:
         print(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
@@ -265,11 +298,6 @@ def _info(options) -> None:
 
 # Bytes of a number.
 _ITEM_SIZES = {"float32": 4, "float16, bfloat16": 2, "int8": 1}
-
-
-def _sizes(label: str, count: int) -> tuple[str, ...]:
-    """A row of the table of memory, for so many numbers."""
-    return (label, *(_size(count * itemsize) for itemsize in _ITEM_SIZES.values()))
 
 
 def _part(path: str) -> str:
@@ -330,20 +358,32 @@ def _translate(options) -> None:
 def _generate(options) -> None:
     from keras_transformer import CausalLM
 
+    arguments = {
+        "max_new_tokens": options.max_new_tokens,
+        "sampler": _sampler(options),
+        "stop": options.stop,
+        "seed": options.seed,
+    }
     lm = CausalLM.from_preset(options.preset)
-    print(
-        lm.generate(
-            options.prompt,
-            max_new_tokens=options.max_new_tokens,
-            sampler=_sampler(options),
-            return_prompt=True,
-        )
-    )
+    if not options.stream:
+        print(lm.generate(options.prompt, return_prompt=True, **arguments))
+        return
+    pieces = lm.generate(options.prompt, stream=True, **arguments)
+    print(options.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
 
 
 def _sampler(options):
-    from keras_transformer.generation import BeamSearch, Greedy
+    from keras_transformer.generation import BeamSearch, Greedy, Random
 
+    given = {name: getattr(options, name, None) for name in ("temperature", "top_k", "top_p")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and options.beams > 1:
+        raise ValueError("--beams does not go with --temperature, --top-k and --top-p: choose one.")
+    if given:
+        return Random(**given)
     return Greedy() if options.beams == 1 else BeamSearch(num_beams=options.beams)
 
 

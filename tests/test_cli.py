@@ -154,10 +154,10 @@ def test_info_counts_the_cache(run):
     code, out, _ = run("info", "llama3_8b_en", "--length", "4096", "--batch", "2")
     assert code == 0
     bytes_of_one = 2 * 32 * 8 * 128 * 2 * 4096
-    row = re.search(r"keys and values, 2 x 4,096 tokens +([\d.]+) GB +([\d.]+) GB", out)
-    assert [float(x) for x in row.groups()] == [
-        round(bytes_of_one * itemsize / 1e9, 1) for itemsize in (4, 2)
-    ]
+    row = re.search(r"keys and values, 2 x 4,096 tokens" + r" +([\d.]+) GB" * 2 + " +(.*) MB", out)
+    scales = 2 * 32 * 8 * 2 * 4096 * 4  # of int8: float32, for each key and each value
+    taken = (4 * bytes_of_one / 1e9, 2 * bytes_of_one / 1e9, (bytes_of_one + scales) / 1e6)
+    assert [float(x) for x in row.groups()] == [round(size, 1) for size in taken]
     assert run("info", "llama3_8b_en", "--length", "0")[0] == 2
 
 
@@ -232,6 +232,22 @@ def test_generate(run, folder):
     assert code == 0
     assert out == lm.generate("a man", max_new_tokens=4, return_prompt=True) + "\n"
     assert out.startswith("a man")
+    code, streamed, _ = run(
+        "generate", "--preset", folder / "lm", "a man", "--max-new-tokens", 4, "--stream"
+    )
+    assert (code, streamed) == (0, out)
+
+
+def test_generate_draws(run, folder):
+    arguments = ["generate", "--preset", folder / "lm", "a man", "--max-new-tokens", 6]
+    arguments += ["--temperature", 1.5, "--top-k", 50, "--top-p", 0.99]
+    texts = [run(*arguments, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    stop = texts[0].removeprefix("a man").rstrip("\n")[3:5]
+    code, cut, _ = run(*arguments, "--seed", 1, "--stop", stop)
+    assert code == 0 and stop not in cut.removeprefix("a man") and texts[0].startswith(cut[:-1])
+    code, _, error = run(*arguments, "--beams", 2)
+    assert code == 2 and "--beams does not go with --temperature" in error
 
 
 @pytest.mark.parametrize(

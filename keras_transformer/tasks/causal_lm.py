@@ -1,9 +1,11 @@
 """Text that goes on."""
 
 import keras
+import numpy as np
 
 from keras_transformer.data import BucketedDataset
-from keras_transformer.tasks.language_model import LanguageModel, with_end, without_end
+from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
 from keras_transformer.tasks.task import text_rows
 
 
@@ -45,6 +47,7 @@ class CausalLM(LanguageModel):
     """
 
     backbone_kinds = ("decoder",)
+    continues_prompts = True
 
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
@@ -72,15 +75,57 @@ class CausalLM(LanguageModel):
             **options,
         )
 
+    def score(self, texts, per_token: bool = False):
+        """How likely the model finds texts.
+
+        Args:
+            texts: a string, a list of strings, or lists of ids. The first token has nothing before
+                it and is not scored, unless the tokenizer begins a text with one of its own.
+            per_token: bool, the log-probability of each token but the first.
+
+        Returns:
+            The natural logarithm of each text's probability, float64 `(texts,)`; a float for a
+            string. `per_token` a list of float32 arrays; an array for a string.
+
+        Raises:
+            ValueError: for a text of fewer than two tokens, or one longer than the model.
+        """
+        rows, _, single = self._prompt_ids(texts)
+        for place, row in enumerate(rows):
+            if len(row) < 2:
+                raise ValueError(f"`texts[{place}]` is too short: there is no token to score.")
+            self.backbone.check_ids(**{f"texts[{place}]": np.asarray(row)})
+        scores = self._log_probabilities([(row[:1], row[1:]) for row in rows])
+        if not per_token:
+            scores = np.asarray([row.sum(dtype="float64") for row in scores])
+        return scores[0] if single else scores
+
+    def chat(self, messages: list[dict], **options):
+        """The model's answer to a conversation, by the chat template of its tokenizer.
+
+        Args:
+            messages: list of `{"role": "user" or "assistant" or "system", "content": str}`.
+            **options: as of `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
+
+        Returns:
+            The text of the answer, or what `generate` returns with these options.
+
+        Raises:
+            ValueError: for a model without a chat template, and for messages that are no
+                conversation.
+        """
+        tokenizer = self._require_tokenizer()
+        # The template has its own special tokens: no others are added.
+        ids = tokenizer.encode(tokenizer.render_chat(messages), special_tokens=False)
+        return self.generate(IdsOfText(ids), **options)
+
     def _encode_prompts(self, texts):
         tokenizer = self._require_tokenizer()
         return without_end(tokenizer.encode_batch(texts), tokenizer.end_id)
 
-    def _to_texts(self, prompts, continuations, return_prompt):
+    def _to_texts(self, prompts, continuations):
         decode = self._require_tokenizer().decode_batch
         wholes = decode([row + ids for row, ids in zip(prompts, continuations, strict=True)])
-        if return_prompt:
-            return wholes
         # Decoded alone, a continuation may lose the space before its first word.
         parts = zip(wholes, decode(prompts), decode(continuations), strict=True)
         return [
@@ -91,10 +136,23 @@ class CausalLM(LanguageModel):
     def _engine_inputs(self, ids, mask):
         return {"token_ids": ids, "padding_mask": mask}
 
-    def _check_room(self, rows, max_new_tokens):
-        config, longest = self.backbone.config, max(map(len, rows))
-        if config.position == "learned" and longest + max_new_tokens > config.max_sequence_length:
-            raise ValueError(
-                f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
-                f"positions than the model has, {config.max_sequence_length}. Shorten one of them."
-            )
+    def _scoring_inputs(self, prompts, continuations):
+        rows = [prompt + new for prompt, new in zip(prompts, continuations, strict=True)]
+        first = [len(prompt) - 1 for prompt in prompts]
+        ids, mask = pad_rows([row[:-1] for row in rows], self.pad_id)
+        return {"token_ids": ids, "padding_mask": mask}, np.asarray(first)
+
+    def _length_of(self, prompt):
+        return len(prompt)
+
+    def _check_room(self, rows, limits):
+        config = self.backbone.config
+        if config.position != "learned":
+            return
+        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            if len(row) + limit > config.max_sequence_length:
+                raise ValueError(
+                    f"`prompts[{place}]` has {len(row)} tokens, and with {limit} new ones needs "
+                    f"more positions than the model has, {config.max_sequence_length}. Shorten "
+                    "the prompt, or lower `max_new_tokens`."
+                )

@@ -8,11 +8,23 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation import samplers
-from keras_transformer.generation.engine import Engine, round_up
+from keras_transformer.generation.cache import CACHE_DTYPES
+from keras_transformer.generation.constraints import Constraints, TokenAutomaton
+from keras_transformer.generation.engine import Engine
+from keras_transformer.generation.rules import Rules
+from keras_transformer.generation.samplers import Sampler
+from keras_transformer.generation.scoring import score_continuations
+from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.generating import Completion, GenerationCall, Options
 from keras_transformer.tasks.task import Task, text_rows
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
+
+
+class IdsOfText(list):
+    """Ids that are a text, so that what continues them is wanted as text."""
 
 
 class LanguageModel(Task):
@@ -26,6 +38,7 @@ class LanguageModel(Task):
     """
 
     predict_options: ClassVar = {"max_buckets": 1}
+    continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
 
     def __init__(
         self,
@@ -44,6 +57,7 @@ class LanguageModel(Task):
             backbone.check_ids(end_ids=np.asarray(end_ids))
         self.end_ids = tuple(map(int, end_ids))
         self.engine = Engine(backbone)
+        self._constraints: Constraints | None = None
         self.built = True
         self.compile(
             optimizer=keras.optimizers.Adam(1e-4),
@@ -51,9 +65,18 @@ class LanguageModel(Task):
             weighted_metrics=[Perplexity(), TokenAccuracy()],
         )
 
-    def compile(self, *args, sampler="greedy", **kwargs):
-        """As `keras.Model.compile`; `sampler` is the default of `generate`."""
+    def compile(self, *args, sampler="greedy", pack_weights: bool = False, **kwargs):
+        """As `keras.Model.compile`, and how `generate` works.
+
+        Args:
+            *args: as of `keras.Model.compile`.
+            sampler: name or object, the default of `generate`.
+            pack_weights: on PyTorch and a CPU, keep the weights once more in the order in which
+                they are read: faster, for the memory of the model once more.
+            **kwargs: as of `keras.Model.compile`.
+        """
         self.sampler = samplers.get(sampler)
+        self.pack_weights = pack_weights
         super().compile(*args, **kwargs)
 
     @property
@@ -67,72 +90,218 @@ class LanguageModel(Task):
         self,
         prompts,
         max_new_tokens: int = 64,
-        sampler=None,
+        sampler: "str | Sampler | None" = None,
         batch_size: int = 32,
         return_prompt: bool = False,
+        *,
+        max_length: int | None = None,
+        stop=None,
+        rules: Rules | None = None,
+        num_samples: int = 1,
+        seed: int | None = None,
+        stream: bool = False,
+        return_details: bool = False,
+        cache_dtype: str | None = None,
+        verbose: bool = False,
     ):
         """Continuations of prompts, or translations of sources.
 
-        Prompts of any lengths go in one call; each gives what it gives alone.
+        Any number of prompts of any lengths go in one call; each gives what it gives alone. They
+        are decoded `batch_size` at a time, and those that are done make room for others.
 
         Args:
             prompts: a string, a list of strings, a list of ids, or a list of lists of ids.
-            max_new_tokens: int.
-            sampler: `"greedy"`, `"beam"`, or a sampler object. Defaults to that of `compile`.
+            max_new_tokens: int, a text ends after so many tokens at the latest.
+            sampler: `"greedy"`, `"beam"`, `"random"`, `"top_k"`, `"top_p"`, `"contrastive"`,
+                `"speculative"`, or a sampler object. Defaults to that of `compile`.
             batch_size: int, prompts decoded together.
             return_prompt: bool, put the prompt before its continuation.
+            max_length: int, likewise the most tokens of a prompt and its continuation together;
+                of an encoder-decoder's output.
+            stop: strings and token ids that end a text, one or a list. They are not part of it.
+            rules: `Rules`, what the text must or must not contain.
+            num_samples: int, texts for each prompt: the best ones of beam search, else one drawn
+                after the other.
+            seed: int, for samplers that draw. What a row draws depends on it and on the row's
+                place among the prompts alone. Defaults to a number from `keras.random`.
+            stream: bool, return an iterator of pieces of text as they come; for a list of prompts
+                of pairs of the prompt's place and a piece.
+            return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
+            cache_dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and
+                values are kept. Defaults to the model's compute dtype.
+            verbose: bool, show a progress bar.
 
         Returns:
-            A string for a string, a list of strings for a list; ids likewise.
+            A string for a string, a list of strings for a list; ids likewise. With `num_samples`
+            above 1 a list in the place of each.
 
         Raises:
             ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a
-                length that the model does not have, an unknown sampler.
+                length that the model does not have, an unknown sampler, options that contradict
+                each other.
+            FloatingPointError: if logits are not numbers.
         """
-        sampler = self.sampler if sampler is None else samplers.get(sampler)
-        for name, value in {"max_new_tokens": max_new_tokens, "batch_size": batch_size}.items():
+        rows, as_text, single = self._prompt_ids(prompts)
+        options = self._options(
+            rows,
+            as_text,
+            max_new_tokens=max_new_tokens,
+            sampler=self.sampler if sampler is None else samplers.get(sampler),
+            batch_size=batch_size,
+            max_length=max_length,
+            stop=stop,
+            rules=rules,
+            num_samples=num_samples,
+            seed=seed,
+            cache_dtype=cache_dtype,
+            verbose=verbose,
+        )
+        call = GenerationCall(self, rows, options)
+        if stream:
+            if self.tokenizer is None or num_samples > 1 or return_details or return_prompt:
+                raise ValueError(
+                    "`stream=True` gives pieces of text: it needs a tokenizer, and does not go "
+                    "with `num_samples`, `return_details` or `return_prompt`."
+                )
+            pieces = call.pieces()
+            return (piece for _, piece in pieces) if single else pieces
+        found = call.completions()
+        if return_details:
+            found = self._with_log_probabilities(rows, found)
+        outputs: list = []
+        for row, completions in zip(rows, found, strict=True):
+            if return_prompt:
+                completions = [self._with_prompt(row, c) for c in completions]
+            if not return_details:
+                completions = [c.text if as_text else c.token_ids for c in completions]
+            outputs.append(completions if num_samples > 1 else completions[0])
+        return outputs[0] if single else outputs
+
+    def constraint(
+        self, regex: str | None = None, choices: Sequence[str] | None = None
+    ) -> TokenAutomaton:
+        """The texts that `generate` may give, for `Rules(automaton=...)`.
+
+        Args:
+            regex: a regular expression, as of Python's `re`, that the whole text must match.
+            choices: list of strings, one of which the text must be.
+
+        Returns:
+            A `TokenAutomaton`; the same one for the same arguments, so that compiled functions are
+            shared.
+
+        Raises:
+            ValueError: for an invalid expression, or a text that the tokens cannot make.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+        rules = kt.generation.Rules(automaton=translator.constraint(choices=["ein hund", "nein"]))
+        assert translator.generate("a dog", rules=rules) == "ein hund"
+        ```
+        """
+        if (regex is None) == (choices is None):
+            raise ValueError("Give either `regex` or `choices`.")
+        tokenizer = self._require_tokenizer()
+        if self._constraints is None:
+            self._constraints = Constraints(token_bytes(tokenizer))
+        # Decoding a text of its own drops the space before its first word.
+        free = not self.continues_prompts and strips_first_space(tokenizer)
+        if regex is not None:
+            return self._constraints.regex(f" ?(?:{regex})" if free else regex)
+        spaced = [" " + text for text in choices if isinstance(text, str) and text] if free else []
+        return self._constraints.choices([*choices, *spaced])
+
+    def _options(
+        self, rows, as_text, max_new_tokens, sampler, batch_size, max_length, stop, rules,
+        num_samples, seed, cache_dtype, verbose,
+    ) -> Options:  # fmt: skip
+        """The arguments of `generate`, checked before any work."""
+        numbers = {
+            "max_new_tokens": max_new_tokens,
+            "batch_size": batch_size,
+            "num_samples": num_samples,
+        }
+        if max_length is not None:
+            numbers["max_length"] = max_length
+        for name, value in numbers.items():
             if not _is_int(value) or value < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
-        rows, as_text, single = self._prompt_ids(prompts)
         for place, row in enumerate(rows):
             if not row:
                 raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
             self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
-        self._check_room(rows, max_new_tokens)
-        continuations: list = [None] * len(rows)
-        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        for first in range(0, len(rows), batch_size):
-            chosen = by_length[first : first + batch_size]
-            new = self._generate_batch([rows[i] for i in chosen], max_new_tokens, sampler)
-            for i, ids in zip(chosen, new, strict=True):
-                continuations[i] = ids
-        if as_text:
-            outputs = self._to_texts(rows, continuations, return_prompt)
-        elif return_prompt:
-            outputs = [row + ids for row, ids in zip(rows, continuations, strict=True)]
+        vocabulary = self.backbone.config.vocabulary_size
+        if sampler.branches > vocabulary:
+            raise ValueError(
+                f"{sampler} follows {sampler.branches} continuations, but the vocabulary has "
+                f"{vocabulary} tokens only."
+            )
+        if num_samples > 1 and sampler.streams and not sampler.draws:
+            raise ValueError(
+                f"num_samples={num_samples} of {sampler} would all be the same. Use a sampler "
+                'that draws, such as "top_p", or beam search for the best few.'
+            )
+        if not sampler.streams and num_samples > sampler.branches:
+            raise ValueError(
+                f"num_samples={num_samples} needs at least as many beams, received {sampler}."
+            )
+        if rules is not None and not isinstance(rules, Rules):
+            raise ValueError(
+                "`rules` must be a keras_transformer.generation.Rules, received "
+                f"{type(rules).__name__}."
+            )
+        if cache_dtype not in (None, *CACHE_DTYPES):
+            raise ValueError(
+                f"`cache_dtype` must be one of {', '.join(map(repr, CACHE_DTYPES))}, received "
+                f"{cache_dtype!r}."
+            )
+        if seed is not None and (not _is_int(seed) or not 0 <= seed < 2**63):
+            raise ValueError(f"`seed` must be an integer from 0 on, received {seed!r}.")
+        if seed is None and sampler.draws:
+            seed = int(keras.random.randint((), 0, 2**31 - 1))
+        stop_strings, stop_ids = ((), ()) if stop is None else check_stop(stop)
+        if stop_strings and self.tokenizer is None:
+            raise ValueError("A model without a tokenizer stops at token ids, not at strings.")
+        if stop_ids:
+            self.backbone.check_ids(stop=np.asarray(stop_ids))
+        limits = [max_new_tokens] * len(rows)
+        if max_length is not None:
+            limits = [min(max_new_tokens, max_length - self._length_of(row)) for row in rows]
+            for place, limit in enumerate(limits):
+                if limit < 1:
+                    raise ValueError(
+                        f"`prompts[{place}]` has {len(rows[place])} tokens: max_length="
+                        f"{max_length} leaves no room for a new one."
+                    )
+        self._check_room(rows, limits)
+        return Options(
+            limits, sampler, rules, stop_strings, (*self.end_ids, *stop_ids), num_samples,
+            batch_size, int(seed or 0), cache_dtype, verbose,
+        )  # fmt: skip
+
+    def _with_prompt(self, prompt: list[int], completion: Completion) -> Completion:
+        ids = prompt + completion.token_ids
+        if completion.text is None:
+            return completion._replace(token_ids=ids)
+        text = completion.text
+        if self.continues_prompts:
+            text = self.tokenizer.decode(prompt) + text
         else:
-            outputs = continuations
-        return outputs[0] if single else outputs
+            text = self.tokenizer.decode_batch([ids])[0]
+        return completion._replace(text=text, token_ids=ids)
 
-    def _generate_batch(self, rows, max_new_tokens, sampler) -> list[list[int]]:
-        # Sizes of a ladder: the compiled functions serve batches of other sizes too.
-        length = round_up(max(map(len, rows)))
-        if self.backbone.config.position == "learned":
-            length = min(length, self.backbone.config.max_sequence_length)
-        filled = rows + [rows[0]] * (round_up(len(rows)) - len(rows))
-        ids = np.full((len(filled), length), self.pad_id, "int32")
-        mask = np.zeros((len(filled), length), "bool")
-        for i, row in enumerate(filled):
-            ids[i, : len(row)] = row
-            mask[i, : len(row)] = True
-        new = self.engine.generate(
-            self._engine_inputs(ids, mask), sampler, max_new_tokens, self.end_ids, self.pad_id
-        )
-        return [self._until_end(row) for row in new[: len(rows)].tolist()]
+    def _with_log_probabilities(self, prompts, found: list[list[Completion]]):
+        """The completions with what the model gives each token: one pass over all of them."""
+        pairs = [(p, c.token_ids) for p, cs in zip(prompts, found, strict=True) for c in cs]
+        scores = iter(self._log_probabilities(pairs))
+        return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in found]
 
-    def _until_end(self, ids: list[int]) -> list[int]:
-        ends = [place for place, token in enumerate(ids) if token in self.end_ids]
-        return ids[: ends[0]] if ends else ids
+    def _log_probabilities(self, pairs: list[tuple[list[int], list[int]]]) -> list[np.ndarray]:
+        """Of every token of each continuation its log-probability behind the prompt."""
+        return score_continuations(self.engine, self._scoring_inputs, pairs, self.pad_id)
 
     @property
     def pad_id(self) -> int:
@@ -141,6 +310,8 @@ class LanguageModel(Task):
 
     def _prompt_ids(self, prompts) -> tuple[list[list[int]], bool, bool]:
         """Rows of ids, whether they were text, and whether it was one prompt."""
+        if isinstance(prompts, IdsOfText):
+            return [list(prompts)], True, True
         if isinstance(prompts, str):
             return self._encode_prompts([prompts]), True, True
         rows = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
@@ -168,13 +339,19 @@ class LanguageModel(Task):
     def _encode_prompts(self, texts: list[str]) -> list[list[int]]:
         raise NotImplementedError
 
-    def _to_texts(self, prompts, continuations, return_prompt: bool) -> list[str]:
+    def _to_texts(self, prompts, continuations) -> list[str]:
         raise NotImplementedError
 
     def _engine_inputs(self, ids, mask) -> dict:
         raise NotImplementedError
 
-    def _check_room(self, rows, max_new_tokens: int):
+    def _scoring_inputs(self, prompts, continuations) -> tuple[dict, np.ndarray]:
+        raise NotImplementedError
+
+    def _length_of(self, prompt: list[int]) -> int:
+        raise NotImplementedError
+
+    def _check_room(self, rows, limits: list[int]):
         raise NotImplementedError
 
     def make_dataset(self, x, y=None, *args, **kwargs) -> BucketedDataset:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.language_model import LanguageModel, with_end
 from keras_transformer.tasks.task import text_rows
@@ -44,6 +45,7 @@ class Seq2SeqLM(LanguageModel):
     """
 
     backbone_kinds = ("seq2seq",)
+    continues_prompts = False
 
     def __init__(
         self,
@@ -106,12 +108,46 @@ class Seq2SeqLM(LanguageModel):
             **options,
         )
 
+    def score(self, sources, targets, per_token: bool = False):
+        """How likely the model finds targets of sources, each with its end.
+
+        Args:
+            sources: a string or a list of strings, or lists of ids.
+            targets: one for each source.
+            per_token: bool, the log-probability of each token of the target.
+
+        Returns:
+            The natural logarithm of each target's probability, float64 `(targets,)`; a float for a
+            string. `per_token` a list of float32 arrays; an array for a string.
+
+        Raises:
+            ValueError: for sources and targets of different numbers, or empty ones.
+        """
+        rows, as_text, single = self._prompt_ids(sources)
+        if as_text:
+            texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
+            targets = self._require_tokenizer().encode_targets(texts)
+        else:
+            targets = self._prompt_ids(targets)[0]
+        if len(rows) != len(targets):
+            raise ValueError(
+                f"Received {len(rows)} sources and {len(targets)} targets: give one for each."
+            )
+        for name, lists in (("sources", rows), ("targets", targets)):
+            for place, row in enumerate(lists):
+                if not row:
+                    raise ValueError(f"`{name}[{place}]` is empty.")
+                self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
+        targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
+        scores = self._log_probabilities(list(zip(rows, targets, strict=True)))
+        if not per_token:
+            scores = np.asarray([row.sum(dtype="float64") for row in scores])
+        return scores[0] if single else scores
+
     def _encode_prompts(self, texts):
         return self._require_tokenizer().encode_batch(texts)
 
-    def _to_texts(self, prompts, continuations, return_prompt):
-        if return_prompt:
-            continuations = [row + ids for row, ids in zip(prompts, continuations, strict=True)]
+    def _to_texts(self, prompts, continuations):
         return self._require_tokenizer().decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
@@ -121,11 +157,26 @@ class Seq2SeqLM(LanguageModel):
             "decoder_token_ids": np.full((len(ids), 1), self.start_id, "int32"),
         }
 
-    def _check_room(self, rows, max_new_tokens):
+    def _scoring_inputs(self, prompts, continuations):
+        ids, mask = pad_rows(prompts, self.pad_id)
+        before = [[self.start_id, *row[:-1]] for row in continuations]
+        decoder_ids, decoder_mask = pad_rows(before, self.pad_id)
+        inputs = {
+            "encoder_token_ids": ids,
+            "encoder_padding_mask": mask,
+            "decoder_token_ids": decoder_ids,
+            "decoder_padding_mask": decoder_mask,
+        }
+        return inputs, np.zeros((len(prompts),), "int64")
+
+    def _length_of(self, prompt):
+        return 0
+
+    def _check_room(self, rows, limits):
         config = self.backbone.config
-        if config.position == "learned" and max_new_tokens > config.max_sequence_length:
+        if config.position == "learned" and max(limits) > config.max_sequence_length:
             raise ValueError(
-                f"max_new_tokens={max_new_tokens} needs more positions than the model has, "
+                f"max_new_tokens={max(limits)} needs more positions than the model has, "
                 f"{config.max_sequence_length}."
             )
 
