@@ -50,6 +50,7 @@ format: $(VENV)/.lint  ## format, and repair what can be
 bench: $(VENV)/.bench  ## speed beside the peers: some minutes on an idle machine
 	@$(BIN)/python benchmarks/encoding.py $(ARGS)
 	@$(BIN)/python benchmarks/finetuning.py $(ARGS)
+	@$(BIN)/python benchmarks/generation.py $(ARGS)
 	@$(BIN)/python benchmarks/loading.py
 
 wheel: $(VENV)/.venv  ## build the package into dist/

@@ -9,11 +9,12 @@ import importlib.util
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -76,37 +77,90 @@ def main(description: str, contenders: dict[str, Callable], unit: str, default: 
     if arguments.worker:
         print("RESULT " + json.dumps(contenders[arguments.worker]()))
         return
+    environment = {"KT_BENCHMARK_DATA": arguments.data_dir}
+    values = run_rounds(
+        arguments.contenders, arguments.rounds, lambda name: run_worker(name, (), environment)
+    )
+    print_table(description, values, unit)
+
+
+def run_rounds(names: list[str], rounds: int, run: Callable) -> dict:
+    """Each contender once a round: `{(measure, name): values}` of what `run(name)` returns."""
     values: dict[tuple[str, str], list[float]] = {}
-    for number in range(arguments.rounds):
-        for name in arguments.contenders:
-            print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr, flush=True)
-            for measure, value in _run_worker(name, arguments.data_dir):
+    for number in range(rounds):
+        for name in names:
+            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+            for measure, value in run(name):
                 values.setdefault((measure, name), []).append(value)
-    _print_table(description, values, unit)
+    return values
 
 
-def _run_worker(name: str, data_dir: str) -> list:
-    environment = {
+def run_worker(name: str, options: Iterable[str] = (), environment: dict | None = None):
+    """Runs this script with `--worker name` in a process of its own: what it reports.
+
+    Args:
+        name: of the contender. One that ends with the name of a backend gets that backend.
+        options: further options of the command line.
+        environment: further variables of the process.
+    """
+    variables = {
         **os.environ,
-        "KT_BENCHMARK_DATA": data_dir,
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     for backend in BACKENDS:
         if name.endswith(backend):
-            environment["KERAS_BACKEND"] = backend
-    # Compile time is part of what is measured: no cache of compiled programs.
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    command = [sys.executable, "-W", "ignore", sys.argv[0], "--worker", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            variables["KERAS_BACKEND"] = backend
+    # Compile time is part of what is measured: no cache of compiled programs, unless asked for.
+    variables.pop("JAX_COMPILATION_CACHE_DIR", None)
+    variables.update(environment or {})
+    command = [sys.executable, "-W", "ignore", sys.argv[0], "--worker", name, *options]
+    before = _processor_seconds()
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    _warn_of_others(before)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
     sys.exit(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
-def _print_table(description: str, values: dict, unit: str) -> None:
+def _processor_seconds() -> tuple[float, float, float]:
+    """The clock, and the processor time of the whole machine and of the workers until now."""
+    path = pathlib.Path("/proc/stat")
+    machine = 0.0
+    if path.exists():
+        user, nice, system, _, _, interrupts, soft, stolen = map(int, path.read_text().split()[1:9])
+        ticks = user + nice + system + interrupts + soft + stolen
+        machine = ticks / os.sysconf("SC_CLK_TCK")
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter(), machine, workers.ru_utime + workers.ru_stime
+
+
+def _warn_of_others(before: tuple[float, float, float]) -> None:
+    """Libraries with threads that wait for one another can slow down many times beside others."""
+    seconds, machine, workers = (
+        now - then for now, then in zip(_processor_seconds(), before, strict=True)
+    )
+    others = (machine - workers) / seconds
+    if others > 0.1:
+        print(
+            f"  others used {others:.1f} processors meanwhile: not to be trusted", file=sys.stderr
+        )
+
+
+def memory(name: str) -> float:
+    """`VmRSS` (now) or `VmHWM` (the highest) of this process, in megabytes."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
+
+
+def start_peak() -> None:
+    """`VmHWM` starts again at `VmRSS`."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+def print_table(description: str, values: dict, unit: str) -> None:
     print(f"\n{description}\n")
     for measure in dict.fromkeys(measure for measure, _ in values):
         rows = {name: v for (m, name), v in values.items() if m == measure}
@@ -120,3 +174,18 @@ def _print_table(description: str, values: dict, unit: str) -> None:
             low, high = min(rows[name]), max(rows[name])
             print(f"  {name:<42}{medians[name]:>10.4g}{low:>10.4g}{high:>10.4g}   {ratio}")
         print()
+
+
+def print_columns(description: str, values: dict) -> None:
+    """One line a contender, one column a measure: the medians."""
+    measures = list(dict.fromkeys(measure for measure, _ in values))
+    print(f"\n{description}\n")
+    widths = [max(len(measure), 8) + 2 for measure in measures]
+    print(" " * 34 + "".join(f"{m:>{w}}" for m, w in zip(measures, widths, strict=True)))
+    for name in dict.fromkeys(name for _, name in values):
+        cells = []
+        for measure, width in zip(measures, widths, strict=True):
+            found = values.get((measure, name))
+            cells.append(f"{statistics.median(found):>{width}.4g}" if found else f"{'-':>{width}}")
+        print(f"  {name:<32}" + "".join(cells))
+    print()

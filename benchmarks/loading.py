@@ -17,17 +17,15 @@ The bar: at most 1.3 times the model's size plus 300 MB. If it is missed, the ex
 import argparse
 import gc
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
-from harness import BACKENDS, ROOT
+from harness import BACKENDS, memory, run_worker, start_peak
 
 SIZES = {
     "large": {
@@ -95,12 +93,6 @@ def make_checkpoints(root: pathlib.Path) -> None:
         scratch.rename(root / f"{size}-{stored}")
 
 
-def memory(name: str) -> float:
-    """`VmRSS` (now) or `VmHWM` (the highest) of this process, in megabytes."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
-
-
 def measure(load: Callable, root: pathlib.Path, stored: str) -> dict[str, float]:
     """Seconds and megabytes of one load in this process."""
     load(root / f"tiny-{stored}")
@@ -110,7 +102,7 @@ def measure(load: Callable, root: pathlib.Path, stored: str) -> dict[str, float]
             while file.read(2**24):
                 pass
     gc.collect()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again at VmRSS
+    start_peak()
     before, start = memory("VmRSS"), time.perf_counter()
     model = load(folder)
     loaded = time.perf_counter() - start
@@ -125,25 +117,6 @@ def as_numpy(value) -> np.ndarray:
     """The values of a Keras variable or a PyTorch parameter, not copied where that is possible."""
     value = getattr(value, "value", value)
     return value.detach().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
-def run_worker(name: str, root: pathlib.Path, stored: str) -> dict[str, float]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    for backend in BACKENDS:
-        if name.endswith(backend):
-            environment["KERAS_BACKEND"] = backend
-    command = [sys.executable, "-W", "ignore", __file__, "--worker", name]
-    command += ["--folder", str(root), "--stored", stored]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
-    sys.exit(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
 def print_table(values: dict[str, list[dict[str, float]]], stored: str, size: float) -> bool:
@@ -195,13 +168,13 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     make_checkpoints(arguments.folder)
     size = (arguments.folder / "large-float32" / "model.safetensors").stat().st_size / 1e6
-    kept = True
+    kept, options = True, ["--folder", str(arguments.folder), "--stored"]
     for stored in arguments.stored:
         values: dict[str, list] = {name: [] for name in arguments.contenders}
         for number in range(arguments.rounds):
             for name in arguments.contenders:
                 print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr)
-                values[name].append(run_worker(name, arguments.folder, stored))
+                values[name].append(run_worker(name, [*options, stored]))
         kept = print_table(values, stored, size) and kept
     sys.exit(0 if kept else 1)
 

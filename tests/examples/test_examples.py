@@ -26,7 +26,7 @@ def start(backend, shared_data, tmp_path):
             [
                 sys.executable,
                 str(ROOT / "examples" / f"{name}.py"),
-                f"--data_dir={shared_data}" if name != "demo" else "--seed=0",
+                "--seed=0" if name in ("demo", "generate") else f"--data_dir={shared_data}",
                 *map(str, arguments),
             ],
             cwd=tmp_path,
@@ -118,6 +118,46 @@ def test_language_model(run, tmp_path):
     before, after = map(float, losses.split())
     assert after < before
     assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=2)
+
+
+def test_generate(run, tmp_path):
+    run("language_model", "--train_size=200", "--epochs=1", "--output=model")
+    options = ["--preset=model", "--prompt=ROMEO:", "--max_new_tokens=8"]
+    printed = run("generate", *options, "--temperature=0")
+    text = kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=8)
+    assert f"ROMEO:{text}\n[" in printed
+    count, seconds, first = re.search(
+        r"\[(\d+) tokens in ([\d.]+) s, .* ([\d.]+) s", printed
+    ).groups()
+    assert 0 < int(count) <= 8 and float(first) <= float(seconds) + 0.1
+    drawn = [run("generate", *options, "--seed=3").split("\n[")[0] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+
+
+def test_translate_file(start, run, tmp_path):
+    """Killed after its first part, it goes on, and gives what one run gives."""
+    lines = ["a man rides a bike .", "", "two dogs run .", "a woman sings .", "a red car ."]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ["--input=in.txt", "--part=1", "--beams=2", "--max_new_tokens=12"]
+    process = start("translate_file", *options, "--output=killed.txt")
+    journal = tmp_path / "killed.txt.part"
+    while process.poll() is None:
+        if journal.is_file() and journal.read_text(encoding="utf-8").count("\n[") >= 1:
+            process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "killed.txt").exists()
+    done = journal.read_text(encoding="utf-8").count("\n[")
+    printed = run("translate_file", *options, "--output=killed.txt")
+    assert f"{done} of 5 lines are done already" in printed
+    run("translate_file", *options, "--output=whole.txt")
+    whole = (tmp_path / "whole.txt").read_text(encoding="utf-8")
+    assert (tmp_path / "killed.txt").read_text(encoding="utf-8") == whole
+    translated = whole.split("\n")
+    assert len(translated) == 6 and translated[1] == "" and "mann" in translated[0]
+    assert not journal.exists()
+    journal.write_text("of another run\n", encoding="utf-8")
+    refused = run("translate_file", *options, "--output=killed.txt", code=1)
+    assert "is of another input, model or setting. Remove it" in refused
 
 
 def test_custom_model(run):

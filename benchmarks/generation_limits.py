@@ -1,0 +1,152 @@
+"""What bounds a decoding step: reading the weights, and the matrix products alone.
+
+A step of one token reads every matrix once and does little with it, so that the bandwidth of the
+memory is the floor under its time. Between the floor and the step lie the matrix products, which
+may not read at full bandwidth, and all that is not a matrix product.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from harness import median_seconds
+
+
+def compiled(function: Callable) -> Callable:
+    """The function compiled as decoding is on this backend; the call returns when it is done."""
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        jitted = jax.jit(function)
+        return lambda *args: jax.block_until_ready(jitted(*args))
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True)
+    import torch
+
+    return torch.inference_mode()(function)
+
+
+def _random(*shape: int):
+    """Numbers of a size that a product with them keeps."""
+    from keras import ops
+
+    values = np.random.default_rng(0).standard_normal(shape, "float32")
+    return ops.convert_to_tensor(values / np.float32(shape[0] ** 0.5))
+
+
+def bandwidth(short: bool) -> float:
+    """GB/s of a product of a vector and a large matrix, which reads the matrix once."""
+    from keras import ops
+
+    rows, columns = (1024, 1024) if short else (16_384, 8192)
+    matrix = _random(rows, columns)
+    vector = ops.ones((1, rows), "float32")
+    product = compiled(ops.matmul)
+    seconds = median_seconds(lambda: product(vector, matrix), runs=5, warmup=2)
+    return 4 * rows * columns / seconds / 1e9
+
+
+def gflops(short: bool) -> float:
+    """GFLOP/s of a product of two square float32 matrices."""
+    from keras import ops
+
+    size = 256 if short else 2048
+    left, right = _random(size, size), _random(size, size)
+    product = compiled(ops.matmul)
+    return 2 * size**3 / median_seconds(lambda: product(left, right), runs=5, warmup=2) / 1e9
+
+
+def matrix_shapes(config) -> list[tuple[int, int]]:
+    """The matrices of one layer of a GPT-2: query, key, value, output, and the feed-forward's."""
+    width, inner = config.hidden_dim, config.intermediate_dim
+    return [(width, width)] * 4 + [(width, inner), (inner, width)]
+
+
+def step_bytes(config, rows: int, slots: float, itemsize: int = 4) -> float:
+    """What one step must read: every matrix once, and the filled slots of the cache."""
+    from keras_transformer.generation import Cache
+
+    of_a_layer = sum(rows * columns for rows, columns in matrix_shapes(config))
+    weights = config.num_layers * of_a_layer + config.vocabulary_size * config.hidden_dim
+    cache = Cache.count_bytes(config, rows, 1, itemsize=itemsize) * slots
+    return weights * itemsize + cache
+
+
+def products_seconds(config, rows: int, steps: int, runs: int) -> float:
+    """Seconds of the matrix products of one step, in a compiled loop of nothing else."""
+    import keras
+    from keras import ops
+
+    layers = [
+        [_random(*shape) for shape in matrix_shapes(config)] for _ in range(config.num_layers)
+    ]
+    # The logits are a product with the transposed embeddings: GPT-2 has no other output matrix.
+    embeddings = _random(config.vocabulary_size, config.hidden_dim)
+    start = _random(rows, 1, config.hidden_dim)
+
+    def step(x, layers, embeddings, start):
+        for query, key, value, output, first, second in layers:
+            x = ops.matmul(x, query) + ops.matmul(x, key) + ops.matmul(x, value)
+            x = ops.matmul(ops.matmul(ops.matmul(x, output), first), second)
+        logits = ops.matmul(x, ops.transpose(embeddings))
+        # Each step needs all of the one before, so that no compiler leaves a product out; and
+        # each starts from the same size, so that the numbers neither grow nor vanish.
+        return start + 1e-9 * ops.max(logits, axis=-1, keepdims=True)
+
+    def loop(layers, embeddings, start):
+        if keras.backend.backend() == "torch":
+            x = start
+            for _ in range(steps):
+                x = step(x, layers, embeddings, start)
+            return x
+        return ops.fori_loop(0, steps, lambda _, x: step(x, layers, embeddings, start), start)
+
+    run = compiled(loop)
+    return median_seconds(lambda: run(layers, embeddings, start), runs=runs) / steps
+
+
+def measure(contender, prompts: Callable, new: int, short: bool) -> list:
+    """The limits and the steps of one backend, all in this process.
+
+    Args:
+        contender: of this project, a GPT-2.
+        prompts: a number of rows to prompts.
+        new: how many tokens are generated.
+        short: for trying the benchmark.
+    """
+    config, runs = contender.model.backbone.config, 1 if short else 3
+    results = [("read GB/s", bandwidth(short)), ("matmul GFLOP/s", gflops(short))]
+    for rows in (1, 8):
+        given = prompts(rows)
+        first = median_seconds(lambda given=given: contender.generate(given, 1), runs)
+        whole = median_seconds(lambda given=given: contender.generate(given, new), runs)
+        step = (whole - first) / (new - 1)  # The first token comes from the pass over the prompt.
+        products = products_seconds(config, rows, new, runs)
+        slots = len(given[0]) + new / 2
+        results += [
+            (f"step ms, {rows}", 1e3 * step),
+            (f"products ms, {rows}", 1e3 * products),
+            (f"outside products, {rows}", 1 - products / step),
+            (f"MB a step, {rows}", step_bytes(config, rows, slots) / 1e6),
+        ]
+    return results
+
+
+def print_floors(values: dict, medians: Callable) -> None:
+    """How near each backend's step is to the bandwidth, the highest that a backend reached."""
+    names = list(dict.fromkeys(name for _, name in values))
+    best = max(medians("read GB/s", name) for name in names)
+    print(f"The floor of a step: its bytes at {best:.1f} GB/s, the most that was read here.")
+    for name in names:
+        for rows in (1, 8):
+            floor = medians(f"MB a step, {rows}", name) / best
+            step = medians(f"step ms, {rows}", name)
+            print(
+                f"  {name}, batch {rows}: the floor is {floor:.2f} ms, "
+                f"{floor / step:.0%} of the step of {step:.2f} ms"
+            )
+    print()

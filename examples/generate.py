@@ -1,0 +1,84 @@
+"""Text that appears as it is made, from any decoder-only preset.
+
+Without a preset a small model is trained on Shakespeare first (see language_model.py, about two
+minutes), kept in --model_dir, and used from there the next time.
+
+    python examples/generate.py
+    python examples/generate.py --prompt "JULIET:" --temperature 0.8 --top_p 0.9 --seed 3
+    python examples/generate.py --preset hf://openai-community/gpt2 --prompt "The old sailor"
+
+Ctrl-C ends a text; what was printed stays, and the model can be asked again.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+import keras_transformer as kt
+
+PRESET = flags.DEFINE_string("preset", None, "Preset, folder or hf:// name of a decoder.")
+MODEL_DIR = flags.DEFINE_string(
+    "model_dir",
+    str(pathlib.Path.home() / ".cache" / "keras_transformer" / "shakespeare"),
+    "Where the model trained here is kept.",
+)
+PROMPTS = flags.DEFINE_multi_string("prompt", ["ROMEO:", "First Citizen:"], "Texts to continue.")
+TOKENS = flags.DEFINE_integer("max_new_tokens", 80, "Longest text, in tokens.", lower_bound=1)
+TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0 for the likeliest token at every step.")
+TOP_P = flags.DEFINE_float("top_p", 0.95, "Share of the probability that is drawn from.")
+STOP = flags.DEFINE_multi_string("stop", [], "The text ends before these strings.")
+SEED = flags.DEFINE_integer("seed", 0, "Draws the same text again.")
+
+
+def load() -> kt.CausalLM:
+    """The preset's model, or the one trained here."""
+    if PRESET.value is not None:
+        return kt.CausalLM.from_preset(PRESET.value)
+    folder = pathlib.Path(MODEL_DIR.value)
+    if not (folder / "config.json").is_file():
+        print(f"Training a small model on Shakespeare first; it is kept in {folder}.\n")
+        script = pathlib.Path(__file__).with_name("language_model.py")
+        done = subprocess.run([sys.executable, script, "--output", folder], check=False)
+        if done.returncode:
+            sys.exit(f"{script.name} failed: see above.")
+    return kt.CausalLM.from_preset(folder)
+
+
+def main(_) -> None:
+    lm = load()
+    if TEMPERATURE.value > 0:
+        sampler = kt.generation.Random(temperature=TEMPERATURE.value, top_p=TOP_P.value)
+    else:
+        sampler = kt.generation.Greedy()
+    for prompt in PROMPTS.value:
+        print(f"\n{prompt}", end="", flush=True)
+        start, first, text = time.perf_counter(), None, ""
+        try:
+            for piece in lm.generate(
+                prompt,
+                max_new_tokens=TOKENS.value,
+                sampler=sampler,
+                stop=STOP.value or None,
+                seed=SEED.value,
+                stream=True,
+            ):
+                first = first or time.perf_counter() - start
+                text += piece
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" [interrupted]", end="")
+        seconds = time.perf_counter() - start
+        count = len(lm.tokenizer.encode(text, special_tokens=False)) if text else 0
+        print(
+            f"\n[{count} tokens in {seconds:.1f} s, the first after {first or seconds:.2f} s, "
+            "compilation included]"
+        )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    app.run(main)
