@@ -15,6 +15,9 @@ from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampl
 # Shapes come from this ladder, so that inputs of similar sizes share compiled functions.
 _LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
+# So many samplers, rules and ends are kept compiled: a request may bring a constraint of its own.
+_MOST_COMPILED = 32
+
 
 def round_up(size: int) -> int:
     """The next size of the ladder; above it, multiples of 512."""
@@ -252,6 +255,8 @@ class Engine:
     def compiled_once(self, key, make):
         """What `make` gave for this key the first time."""
         if key not in self._compiled:
+            if len(self._compiled) >= _MOST_COMPILED:  # the oldest goes
+                del self._compiled[next(iter(self._compiled))]
             self._compiled[key] = make()
         return self._compiled[key]
 
