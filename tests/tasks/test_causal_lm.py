@@ -74,7 +74,7 @@ def test_preset_round_trip(tmp_path, task):
 def test_long_texts_are_cut_and_long_prompts_refused(task):
     inputs, targets, _ = task.make_dataset(["a man " * 60])[0]
     assert inputs["token_ids"].shape == targets.shape == (1, 40)
-    with pytest.raises(ValueError, match="max_new_tokens=39 need more positions than.*has, 40"):
+    with pytest.raises(ValueError, match="with 39 new ones needs more positions than.*has, 40"):
         task.generate([[5, 6]], 39)
     with pytest.raises(ValueError, match=r"`prompts\[0\]` has 41 tokens a row.*positions for 40"):
         task.generate([[5] * 41])
