@@ -258,15 +258,15 @@ class Cache(NamedTuple):
             return used
         return ops.logical_and(used, self.positions > self.lengths[:, None] - window)
 
-    def compact(self, slots: int, window: int | None = None) -> "Cache":
-        """The slots in use moved to the front, of `slots` in all: at least as many as are in use.
+    def compact(self, window: int | None = None) -> "Cache":
+        """The slots in use moved to the front.
 
         What goes: the padding of short prompts, branches that no hypothesis continues, and what
         has left a sliding window.
         """
         used = self.in_use(window)
         places = ops.arange(self.slots, dtype="int32")
-        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)[:, :slots]
+        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)
         order = ops.cast(order, "int32")
         filled = ops.logical_and(self.filled, used[:, None])
 

@@ -45,6 +45,14 @@ def top_k(scores, k: int):
     return ops.reshape(values, (*shape[:-1], k)), ops.reshape(places, (*shape[:-1], k))
 
 
+def broken(logits):
+    """Whether one of the numbers is NaN or infinite, bool `(...)` of `(..., size)`."""
+    if keras.backend.backend() != "torch":
+        # TensorFlow's maximum passes over NaN; in a pass of a maximum the comparison costs nothing.
+        logits = ops.where(ops.isnan(logits), float("inf"), logits)
+    return ops.logical_not(ops.max(logits, axis=-1) < float("inf"))
+
+
 def log_sum(logits):
     """The logarithm of the summed exponentials over the last axis, float32 `(...)`."""
     if keras.backend.backend() == "torch":  # its own takes twice as long as its log-softmax

@@ -36,7 +36,7 @@ def compile_function(function: Callable, *models: keras.Model, donate: tuple[int
     if backend == "tensorflow":
         import tensorflow as tf
 
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def traced(weights, *args):
             return function(*args)
 

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.generation.cache import Cache, join_padded
-from keras_transformer.generation.choosing import log_sum
+from keras_transformer.generation.choosing import broken, log_sum
 from keras_transformer.generation.compiling import compile_function, compile_loop
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
 
@@ -49,7 +49,7 @@ class DecodeState(NamedTuple):
 
     sampled: Any  # the sampler's state
     ruled: Any  # the state of the rules
-    not_a_number: Any  # int (rows,), the first token whose logits were NaN, or -1
+    not_a_number: Any  # int (rows,), the first token with logits NaN or infinite, or -1
     cache: Cache
     steps: Any  # int scalar, steps made in the loop under way
 
@@ -81,7 +81,7 @@ class Engine:
     `backbone.logits`; `backbone.prompt_tokens(inputs)` the ids and mask that the decoder starts
     from; and `backbone.step_inputs(tokens)` the inputs of one further step.
 
-    `generate` decodes one batch to its end. `scheduler.generate` decodes many prompts, and lets
+    `generate` decodes one batch to its end. `Scheduler.run` decodes many prompts, and lets
     others take the place of those that are done.
 
     Args:
@@ -221,22 +221,20 @@ class Engine:
         return state._replace(cache=state.cache.grow(slots))
 
     def replace_rows(
-        self, state: DecodeState, settings: Settings, kept: np.ndarray, new: DecodeState | None
+        self, state: DecodeState, settings: Settings, kept: np.ndarray, new: DecodeState
     ) -> DecodeState:
         """The rows `kept`, int `(count,)`, and behind them those of `new`."""
         kept = ops.convert_to_tensor(kept, dtype="int32")
-        name = "take" if new is None else "replace"
-        arguments = () if new is None else (new,)
-        return self._functions(settings)[name](state, kept, *arguments)
+        return self._functions(settings)["replace"](state, kept, new)
 
     def finished(self, state: DecodeState, settings: Settings, max_new_tokens) -> np.ndarray:
-        """Bool `(rows,)`, the rows that are done. FloatingPointError if logits were NaN."""
-        broken = ops.convert_to_numpy(state.not_a_number)
-        broken = broken[(broken >= 0) & (max_new_tokens > 0)]
-        if broken.size:
+        """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""
+        places = ops.convert_to_numpy(state.not_a_number)
+        places = places[(places >= 0) & (max_new_tokens > 0)]
+        if places.size:
             raise FloatingPointError(
-                f"The logits of new token {broken.min() + 1} are NaN (not a number): the model's "
-                "weights hold NaN or infinite values, or overflow in its dtype "
+                f"The logits of new token {places.min() + 1} are NaN or infinite: the model's "
+                "weights hold such values, or it overflows in its dtype "
                 f"({self.backbone.compute_dtype}). Check the weights, or load with "
                 'dtype="float32".'
             )
@@ -281,9 +279,7 @@ class Engine:
             """The next tokens from states `(rows, branches or step_length, hidden_dim)`."""
             logits = ops.cast(backbone.logits(hidden), "float32")
             count = sampler.counts(state.sampled)
-            # A sum is NaN, or infinite, if one of its terms is.
-            broken = ops.isnan(ops.max(ops.max(logits, axis=-1), axis=-1))
-            broken = ops.logical_and(broken, state.not_a_number < 0)
+            first_broken = ops.logical_and(ops.any(broken(logits), axis=-1), state.not_a_number < 0)
             ruled, options = state.ruled, {}
             if sampler.ranks_log_probabilities:
                 # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
@@ -301,7 +297,7 @@ class Engine:
                 cache = cache.keep_first(kept, sampler.step_length)
             elif kept is not None:
                 cache = cache.continue_from(kept)
-            not_a_number = ops.where(broken, count, state.not_a_number)
+            not_a_number = ops.where(first_broken, count, state.not_a_number)
             return DecodeState(sampled, ruled, not_a_number, cache, state.steps + 1)
 
         def new_cache(rows, slots):
@@ -366,24 +362,17 @@ class Engine:
         def count_used(cache):
             return ops.max(ops.sum(ops.cast(cache.in_use(window), "int32"), axis=1))
 
-        def take(state, rows):
-            chosen = take_rows(tuple(state[:3]), rows)
-            return DecodeState(*chosen, state.cache.take_rows(rows), state.steps)
-
         def replace(state, rows, new):
-            mine, theirs = take(state, rows), new
-            joined = join_rows(tuple(mine[:3]), tuple(theirs[:3]))
-            return DecodeState(*joined, mine.cache.append(theirs.cache), state.steps)
+            joined = join_rows(take_rows(tuple(state[:3]), rows), tuple(new[:3]))
+            cache = state.cache.take_rows(rows).append(new.cache)
+            return DecodeState(*joined, cache, state.steps)
 
         return {
             "prefill": compile_function(prefill, *models),
             "prefix": compile_function(prefix, *models),
             "extend": compile_loop(unfinished, step, *models, pack=settings.pack_weights),
             "count_used": compile_function(count_used),
-            "compact": compile_function(
-                lambda cache: cache.compact(cache.slots, window), donate=(0,)
-            ),
-            "take": compile_function(take),
+            "compact": compile_function(lambda cache: cache.compact(window), donate=(0,)),
             "replace": compile_function(replace),
         }
 

@@ -144,7 +144,6 @@ class LanguageModel(Task):
         rows, as_text, single = self._prompt_ids(prompts)
         options = self._options(
             rows,
-            as_text,
             max_new_tokens=max_new_tokens,
             sampler=self.sampler if sampler is None else samplers.get(sampler),
             batch_size=batch_size,
@@ -156,13 +155,14 @@ class LanguageModel(Task):
             cache_dtype=cache_dtype,
             verbose=verbose,
         )
+        whole = num_samples > 1 or return_details or return_prompt
+        if stream and (whole or self.tokenizer is None):
+            raise ValueError(
+                "`stream=True` gives pieces of text: it needs a tokenizer, and does not go with "
+                "`num_samples`, `return_details` or `return_prompt`."
+            )
         call = GenerationCall(self, rows, options)
         if stream:
-            if self.tokenizer is None or num_samples > 1 or return_details or return_prompt:
-                raise ValueError(
-                    "`stream=True` gives pieces of text: it needs a tokenizer, and does not go "
-                    "with `num_samples`, `return_details` or `return_prompt`."
-                )
             pieces = call.pieces()
             return (piece for _, piece in pieces) if single else pieces
         found = call.completions()
@@ -215,7 +215,7 @@ class LanguageModel(Task):
         return self._constraints.choices([*choices, *spaced])
 
     def _options(
-        self, rows, as_text, max_new_tokens, sampler, batch_size, max_length, stop, rules,
+        self, rows, max_new_tokens, sampler, batch_size, max_length, stop, rules,
         num_samples, seed, cache_dtype, verbose,
     ) -> Options:  # fmt: skip
         """The arguments of `generate`, checked before any work."""

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -36,6 +37,13 @@ def make_prompts(lengths, vocabulary_size=24, seed=0):
     return [random.integers(3, vocabulary_size, length).tolist() for length in lengths]
 
 
+def compiled(function, *models):
+    """On TensorFlow the function as it is: tracing takes longer there than what is tested."""
+    if keras.backend.backend() == "tensorflow":
+        return function
+    return compile_function(function, *models)
+
+
 def engine_inputs(backbone, prompts):
     """The prompts as one batch, padded on the right."""
     ids = np.full((len(prompts), max(map(len, prompts))), PAD, "int32")
@@ -59,7 +67,7 @@ def uncached_logits(backbone, prompts, new):
         inputs, first = engine_inputs(backbone, whole), [len(prompt) - 1 for prompt in prompts]
     else:
         inputs["decoder_token_ids"] = np.array([[START, *row] for row in before])
-    logits = compile_function(lambda inputs: backbone.logits(backbone(inputs)), backbone)
+    logits = compiled(lambda inputs: backbone.logits(backbone(inputs)), backbone)
     inputs = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
     rows = ops.convert_to_numpy(logits(inputs))
     return np.stack([row[i:][: len(new[0])] for i, row in zip(first, rows, strict=True)])
@@ -73,7 +81,7 @@ def uncached_greedy(backbone, prompts, count):
         names = ("decoder_token_ids", "decoder_padding_mask")
         inputs["decoder_padding_mask"] = np.ones((len(prompts), 1), "bool")
     ids, mask = (np.pad(inputs[name], ((0, 0), (0, count))) for name in names)
-    logits = compile_function(lambda inputs: backbone.logits(backbone(inputs)), backbone)
+    logits = compiled(lambda inputs: backbone.logits(backbone(inputs)), backbone)
     rows, last = np.arange(len(prompts)), mask.sum(axis=1) - 1
     new = np.zeros((len(prompts), count), "int32")
     for step in range(count):

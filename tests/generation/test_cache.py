@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_transformer.generation import Cache
 from keras_transformer.generation.cache import CACHE_DTYPES
-from keras_transformer.generation.compiling import compile_function
-from tests.generation.common import make_backbone
+from tests.generation.common import compiled, make_backbone
 
 
 class Model:
@@ -16,8 +15,8 @@ class Model:
 
     def __init__(self, backbone):
         self.backbone = backbone
-        self.whole = compile_function(backbone, backbone)
-        self.part = compile_function(lambda inputs, cache: backbone(inputs, cache=cache), backbone)
+        self.whole = compiled(backbone, backbone)
+        self.part = compiled(lambda inputs, cache: backbone(inputs, cache=cache), backbone)
 
     def __call__(self, inputs, cache=None):
         inputs = {name: ops.convert_to_tensor(np.asarray(x)) for name, x in inputs.items()}
@@ -147,7 +146,7 @@ def test_branches_of_branches_and_compaction(name, request):
     for _ in range(8):
         if int(cache.end) + 3 > cache.slots:
             used = ops.convert_to_numpy(cache.in_use(width))
-            cache = cache.compact(16, width)
+            cache = cache.compact(width)
             assert int(cache.end) == used.sum(axis=1).max()
             compacted += 1
         tokens = random.integers(3, 24, (2, 3)).tolist()
@@ -172,11 +171,11 @@ def test_compaction_removes_padding_and_dead_branches(model):
     _, cache = model({"token_ids": [[12, 13], [14, 15]]}, cache)
     cache = cache.continue_from(tensor([[0, 0], [1, 0]]))
     assert ops.convert_to_numpy(cache.in_use(None)).sum(axis=1).tolist() == [6, 4]
-    cache = cache.compact(9)
-    assert (cache.slots, int(cache.end)) == (9, 6)
+    cache = cache.compact()
+    assert (cache.slots, int(cache.end)) == (12, 6)
     assert filled(cache) == [
-        [[True] * 6 + [False] * 3] * 2,
-        [[True, True, False, True] + [False] * 5, [True, True, True] + [False] * 6],
+        [[True] * 6 + [False] * 6] * 2,
+        [[True, True, False, True] + [False] * 8, [True, True, True] + [False] * 9],
     ]
     assert ops.convert_to_numpy(cache.positions)[:, :4].tolist() == [[0, 1, 2, 3], [0, 1, 2, 2]]
     states, cache = model({"token_ids": [[16, 17], [16, 17]]}, cache)
@@ -196,9 +195,9 @@ def test_compaction_removes_what_has_left_the_window(window):
     mask = np.array([[True] * 9, [True] * 5 + [False] * 4])
     cache = Cache.create(window.backbone, rows=2, slots=12)
     _, cache = window({"token_ids": ids[:, :9], "padding_mask": mask}, cache)
-    cache = cache.compact(5, window=4)
+    cache = cache.compact(window=4)
     # The next token sees the three before it.
-    assert int(cache.end) == 3 and cache.slots == 5
+    assert int(cache.end) == 3 and cache.slots == 12
     assert ops.convert_to_numpy(cache.positions)[:, :3].tolist() == [[6, 7, 8], [2, 3, 4]]
     pasts = [ids[0, :9].tolist(), ids[1, :5].tolist()]
     for step in range(2):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.generation.choosing import argmax, top_k
+from keras_transformer.generation.choosing import argmax, broken, top_k
+from keras_transformer.generation.compiling import compile_function
 
 # Around multiples of the chunks of 128, and where chunks begin to be used.
 SIZES = [1, 2, 127, 128, 129, 383, 384, 385, 511, 512, 513, 1023, 1024, 1025, 1500, 5000]
@@ -72,3 +73,13 @@ def test_ranks(shape):
         ops.convert_to_numpy(argmax(ops.convert_to_tensor(array))), array.argmax(axis=-1)
     )
     check(array, 3)
+
+
+def test_one_number_that_is_none_is_found():
+    array = scores((8, 1000))
+    array[1, 7] = array[2, 0] = array[5] = np.nan
+    array[3, 999], array[4, 5] = np.inf, -np.inf
+    expected = [False, True, True, True, False, True, False, False]
+    compiled = compile_function(broken)
+    assert ops.convert_to_numpy(compiled(ops.convert_to_tensor(array))).tolist() == expected
+    assert ops.convert_to_numpy(broken(ops.convert_to_tensor(array))).tolist() == expected

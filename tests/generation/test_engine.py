@@ -212,18 +212,20 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
 
 
 def test_padding_is_given_back_before_the_cache_grows():
-    """One short prompt is left of a long and a short one: its padding makes room for its tokens."""
+    """A short prompt takes the place of a long one, and padding makes room for tokens."""
     backbone = make_backbone("decoder", position="alibi")
-    engine, prompts = Engine(backbone), make_prompts([30, 2])
-    inputs, settings = engine_inputs(backbone, prompts), Settings(Recording(), None, (), PAD)
+    engine, prompts = Engine(backbone), make_prompts([30, 2, 3])
+    inputs, settings = engine_inputs(backbone, prompts[:2]), Settings(Recording(), None, (), PAD)
     limits, uniforms = np.array([1, 40], "int32"), np.zeros((2, 0), "float32")
     state = engine.prefill(inputs, settings, limits, uniforms, 40, 8)
     assert state.cache.slots == 64
-    state = engine.replace_rows(state, settings, np.array([1]), None)
-    limits, uniforms = limits[1:], uniforms[1:]
+    inputs = engine_inputs(backbone, prompts[2:])
+    new = engine.prefill(inputs, settings, limits[1:], uniforms[1:], 40, 8)
+    state = engine.replace_rows(state, settings, np.array([1]), new)
+    limits = np.array([40, 40], "int32")
     while not engine.finished(state, settings, limits).all():
         state = engine.make_room(state, settings, 8)
-        state = engine.extend(state, settings, limits, uniforms, 8, 1)
+        state = engine.extend(state, settings, limits, uniforms, 8, 2)
     assert state.cache.slots == 64 and int(state.cache.end) < 64
     found = engine.outputs(state, settings)
     expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0])
