@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
+# In two starts, since TensorFlow gives back the memory of compiled programs only when it ends.
+TESTS ?= tests/generation "tests --ignore=tests/generation"
 # Files in two processes: most of the time goes into compiling, which takes one core.
 PYTEST_ARGS ?= -q -n 2 --dist loadfile --durations 10
 
@@ -26,7 +28,7 @@ help:  ## print the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 	@echo
 	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
-	@echo "make test BACKENDS=jax PYTEST_ARGS='-x tests/layers'   some of the tests"
+	@echo "make test BACKENDS=jax TESTS=tests/layers PYTEST_ARGS=-x   some of the tests"
 
 demo: $(VENV)/.demo  ## fit a classifier, translate: under three minutes after the install
 	@$(BIN)/python examples/demo.py $(ARGS)
@@ -34,8 +36,11 @@ demo: $(VENV)/.demo  ## fit a classifier, translate: under three minutes after t
 test: $(VENV)/.test  ## run the tests on each backend
 	@failed=""; \
 	for backend in $(BACKENDS); do \
-	  echo "== tests on $$backend"; \
-	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) || failed="$$failed $$backend"; \
+	  for tests in $(TESTS); do \
+	    echo "== $$tests on $$backend"; \
+	    KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
+	      || failed="$$failed $$backend"; \
+	  done; \
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
