@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -74,6 +74,7 @@ def streamed(tokenizer, prompt, ids, sizes=(1,), stop=()):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: getattr(k, "__name__", k))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(prompt=["👩\u200d👩\u200d👧"], text=["🙂", *["👩\u200d👩\u200d👧"] * 2], sizes=[1], half=0)
 @given(
     prompt=texts, text=texts, sizes=st.lists(st.integers(1, 9), min_size=1), half=st.integers(0, 3)
 )
@@ -85,7 +86,7 @@ def test_pieces_are_the_whole(kind, prompt, text, sizes, half):
     for part in (ids, ids[half:], ids[: len(ids) // 2]):
         stream, _ = streamed(tokenizer, prompt, part, sizes)
         expected = whole(tokenizer, prompt, part)
-        if part is not ids and "\ufffd" * 33 in expected:
+        if part is not ids and "\ufffd" * 33 in tokenizer.decode([*prompt, *part]):
             continue  # a long row of bytes, all of which half a character spoils
         assert stream.text == expected
 
