@@ -40,7 +40,7 @@ def steps_of(sampler: Sampler, remaining: int) -> int:
     interruption is heard soon.
     """
     return min(
-        round_up(remaining), 32 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
+        round_up(remaining), 16 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
     )
 
 
