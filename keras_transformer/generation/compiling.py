@@ -85,11 +85,27 @@ def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack
         return run
 
     def loop(state, *args):
-        return ops.while_loop(
-            lambda *state: condition(_unwrap(state), *args),
-            lambda *state: (body(_unwrap(state), *args),),
-            (state,),
-        )[0]
+        shapes = [x.shape for x in keras.tree.flatten(state)]
+
+        def narrow(state):
+            # XLA copies the whole cache of a single row several times in each step, if the axis of
+            # the rows is carried through the loop.
+            return [
+                ops.reshape(x, shape[1:]) if _of_one_row(shape) else x
+                for x, shape in zip(keras.tree.flatten(state), shapes, strict=True)
+            ]
+
+        def widen(carried):
+            tensors = [ops.reshape(x, shape) for x, shape in zip(carried, shapes, strict=True)]
+            return keras.tree.pack_sequence_as(state, tensors)
+
+        return widen(
+            ops.while_loop(
+                lambda *carried: condition(widen(carried), *args),
+                lambda *carried: narrow(body(widen(carried), *args)),
+                narrow(state),
+            )
+        )
 
     return compile_function(loop, *models, donate=(0,))
 
@@ -99,5 +115,5 @@ def weights_of(models: Sequence[keras.Model]) -> list:
     return [variable for model in models for variable in model.weights]
 
 
-def _unwrap(state: tuple):
-    return state[0]
+def _of_one_row(shape) -> bool:
+    return len(shape) == 4 and shape[0] == 1

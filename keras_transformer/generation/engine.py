@@ -201,8 +201,10 @@ class Engine:
         limits = _tensors(max_new_tokens, uniforms)
         return self._functions(settings)["extend"](state, *limits, *numbers)
 
-    def make_room(self, state: DecodeState, settings: Settings, steps: int) -> DecodeState:
-        """The state with slots for `steps` more steps.
+    def make_room(
+        self, state: DecodeState, settings: Settings, steps: int, remaining: int | None = None
+    ) -> DecodeState:
+        """The state with slots for `steps` more steps, of `remaining` in all.
 
         Slots that nothing sees any more are given back first: padding, dead branches, rejected
         tokens, what has left the window of a model that has one.
@@ -217,7 +219,11 @@ class Engine:
             state, end = state._replace(cache=cache), used
         if end + needed <= state.cache.slots:
             return state
+        # Half as many again, so that it is seldom; but not for steps that will not come.
         slots = round_slots(end + max(needed, end // 2))
+        if remaining is not None:
+            remaining = max(remaining, steps) * settings.sampler.slots_per_step
+            slots = min(slots, round_slots(end + remaining))
         return state._replace(cache=state.cache.grow(slots))
 
     def replace_rows(

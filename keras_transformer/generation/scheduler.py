@@ -148,7 +148,9 @@ class Scheduler:
         remaining = int(max(batch.limits - counts)) + self.settings.sampler.extra_steps
         now = steps_of(self.settings.sampler, remaining)
         now = now if steps is None else min(now, steps)
-        batch.state = self.engine.make_room(batch.state, self.settings, now)
+        batch.state = self.engine.make_room(
+            batch.state, self.settings, now, None if waiting else remaining
+        )
         enough = min(rows, max(free + 1, rows // 4)) if waiting else rows
         batch.state = self.engine.extend(
             batch.state, self.settings, batch.limits, batch.uniforms, now, enough

@@ -5,6 +5,9 @@ import math
 import keras
 from keras import ops
 
+# Measured on a CPU: of 4 queries (beams) the transposed keys are the faster ones again.
+_FEW_QUERIES = 1
+
 
 class Score(keras.layers.Layer):
     """Scores of projected queries and keys.
@@ -41,7 +44,12 @@ class Dot(Score):
         # Groups of query heads that share a key head are rows of one product.
         shape, groups = ops.shape(queries), ops.shape(keys)[1]
         queries = ops.reshape(queries * self.scale, (shape[0], groups, -1, shape[3]))
-        products = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
+        if isinstance(shape[2], int) and shape[2] <= _FEW_QUERIES:
+            # XLA would copy all keys, transposed: here it is the queries that are.
+            products = ops.matmul(keys, ops.transpose(queries, (0, 1, 3, 2)))
+            products = ops.transpose(products, (0, 1, 3, 2))
+        else:
+            products = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
         return ops.reshape(products, (*shape[:3], ops.shape(keys)[2]))
 
 
