@@ -90,6 +90,12 @@ class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding, Embeddi
         outputs = super().quantized_call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 
+    def output_kernel(self):
+        """The matrix that logits are made with, `(vocabulary_size, hidden_dim)`."""
+        tied = self.tie_weights
+        kernel = self.embeddings if tied else ops.transpose(self.reverse_embeddings)
+        return ops.cast(kernel, self.compute_dtype)
+
     def _scaled(self, vectors):
         if not self.scale:
             return vectors

@@ -94,6 +94,15 @@ class Backbone(keras.Model):
         logits = self.token_embedding(hidden_states, reverse=True)
         return logits if self.output_bias is None else self.output_bias(logits)
 
+    def output_projection(self, hidden_states):
+        """States and kernel `(vocabulary_size, embedding_dim)`: their product are the logits.
+
+        But for the bias. For a loss that does not need all logits at once.
+        """
+        if self.config.scale_logits:
+            hidden_states = hidden_states * self.config.hidden_dim**-0.5
+        return hidden_states, self.token_embedding.output_kernel()
+
     def positions_of(self, token_ids):
         """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...
 

@@ -17,7 +17,8 @@ from keras_transformer.generation.scoring import score_continuations
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
-from keras_transformer.tasks.task import Task, text_rows
+from keras_transformer.tasks.task import text_rows
+from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
@@ -27,7 +28,7 @@ class IdsOfText(list):
     """Ids that are a text, so that what continues them is wanted as text."""
 
 
-class LanguageModel(Task):
+class LanguageModel(TokenPredictor):
     """A decoder with the vocabulary's logits as output, and `generate`.
 
     Args:
@@ -79,12 +80,8 @@ class LanguageModel(Task):
         self.pack_weights = pack_weights
         super().compile(*args, **kwargs)
 
-    @property
-    def number_of_targets(self) -> int:
-        return self.backbone.config.vocabulary_size
-
-    def call(self, inputs, training: bool = False):
-        return self.backbone.logits(self.backbone(inputs, training=training))
+    def final_states(self, inputs, training: bool = False):
+        return self.backbone(inputs, training=training)
 
     def generate(
         self,

@@ -13,7 +13,8 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
-from keras_transformer.tasks.task import Task, batching, softmax, text_rows
+from keras_transformer.tasks.task import batching, softmax, text_rows
+from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
@@ -35,7 +36,7 @@ class Filling(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MaskedLM(Task):
+class MaskedLM(TokenPredictor):
     """An encoder that tells which token is hidden behind a mask, from both sides of it.
 
     The head is a dense layer, an activation, a normalization, the token embedding as output
@@ -127,15 +128,14 @@ class MaskedLM(Task):
         )
 
     @property
-    def number_of_targets(self) -> int:
-        return self.backbone.config.vocabulary_size
+    def vocabulary_bias(self) -> VocabularyBias:
+        return self.output_bias
 
-    def call(self, inputs, training: bool = False):
+    def final_states(self, inputs, training: bool = False):
         states = self.backbone(inputs, training=training)
         if inputs.get("mask_positions") is not None:
             states = states_at(states, inputs["mask_positions"])
-        states = self.transform_norm(self.activation(self.transform_dense(states)))
-        return self.output_bias(self.backbone.logits(states))
+        return self.transform_norm(self.activation(self.transform_dense(states)))
 
     def make_dataset(
         self,

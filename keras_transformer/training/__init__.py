@@ -2,6 +2,7 @@
 
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
 from keras_transformer.training.callbacks import BLEUCallback, ResumableEpochs, Throughput
+from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
@@ -18,5 +19,6 @@ __all__ = [
     "TokenAccuracy",
     "TokenCrossEntropy",
     "average_checkpoints",
+    "linear_cross_entropy",
     "transformer_adam",
 ]

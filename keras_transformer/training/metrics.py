@@ -3,10 +3,11 @@
 import keras
 from keras import ops
 
+from keras_transformer.training.linear_cross_entropy import TokenSums
 from keras_transformer.training.losses import token_cross_entropy
 
 
-class _TokenMean(keras.metrics.Metric):
+class TokenMean(keras.metrics.Metric):
     """Mean over tokens, each weighted by its sample weight.
 
     Not `keras.metrics.Mean`: that first averages each row over its length, so a token in a
@@ -31,12 +32,21 @@ class _TokenMean(keras.metrics.Metric):
         self.total.assign_add(ops.sum(ops.where(weights > 0, values * weights, 0.0)))
         self.count.assign_add(ops.sum(weights))
 
+    def total_of(self, sums: TokenSums):
+        """What of the sums over a batch is to be averaged."""
+        raise NotImplementedError
+
+    def update_from_sums(self, sums: TokenSums) -> None:
+        """As `update_state`, from what the loss has computed already."""
+        self.total.assign_add(ops.cast(self.total_of(sums), self.dtype))
+        self.count.assign_add(ops.cast(sums.weight, self.dtype))
+
     def result(self):
         return ops.divide_no_nan(self.total, self.count)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Perplexity(_TokenMean):
+class Perplexity(TokenMean):
     """The exponential of the mean cross-entropy of the real tokens, from logits.
 
     Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
@@ -64,12 +74,15 @@ class Perplexity(_TokenMean):
     def token_values(self, y_true, y_pred):
         return token_cross_entropy(y_true, y_pred)
 
+    def total_of(self, sums: TokenSums):
+        return sums.cross_entropy
+
     def result(self):
         return ops.exp(super().result())
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenAccuracy(_TokenMean):
+class TokenAccuracy(TokenMean):
     """The share of real tokens whose most likely prediction is the target.
 
     Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
@@ -98,6 +111,9 @@ class TokenAccuracy(_TokenMean):
 
     def token_values(self, y_true, y_pred):
         return ops.equal(ops.argmax(y_pred, axis=-1), ops.cast(y_true, "int32"))
+
+    def total_of(self, sums: TokenSums):
+        return sums.correct
 
 
 class BLEU:

@@ -1,0 +1,189 @@
+"""The projection to the vocabulary and its cross-entropy in one, without the whole logits.
+
+The logits of a batch are the largest tensor of a training step: 4,096 tokens and 32,000 words
+make 524 MB, and as much for their gradient. Here a few positions at a time are projected, and what
+the loss needs of them, gradients included, is computed while their logits are at hand.
+"""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_transformer.layers.slots import put
+
+# Of the logits computed at a time: small enough for a cache, large enough for quick products.
+_CHUNK_BYTES = 16 * 2**20
+# Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
+_WIDTH_OF_UNKNOWN = 8
+
+
+class TokenSums(NamedTuple):
+    """Sums over the tokens of a batch, each token by its weight. All float32 scalars.
+
+    Fields:
+        loss: of the label-smoothed cross-entropy. Only this one has a gradient.
+        cross_entropy: of the cross-entropy without smoothing.
+        correct: of 1 for each token with the largest logit.
+        weight: of the weights.
+    """
+
+    loss: Any
+    cross_entropy: Any
+    correct: Any
+    weight: Any
+
+
+def linear_cross_entropy(
+    states,
+    kernel,
+    targets,
+    weights=None,
+    bias=None,
+    label_smoothing: float = 0.0,
+    gradient: bool = True,
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> TokenSums:
+    """Sums of the cross-entropy of `states @ kernel.T + bias`, without that product as a whole.
+
+    Args:
+        states: float `(batch, length, dim)`.
+        kernel: float `(vocabulary_size, dim)`, of the dtype of `states`.
+        targets: int `(batch, length)`.
+        weights: float `(batch, length)`, at least 0; None for 1 each.
+        bias: float `(vocabulary_size,)`, or None.
+        label_smoothing: float in [0, 1), see `TokenCrossEntropy`.
+        gradient: bool, False if `loss` will not be differentiated: saves two products.
+        chunk_bytes: int, about the size of the logits that are there at a time.
+
+    Returns:
+        `TokenSums`.
+
+    Source: the gradient in the pass forward is that of Hsu et al. 2024, "Liger Kernel",
+    section 3.2.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import linear_cross_entropy
+
+    states, kernel = np.zeros((2, 3, 4), "float32"), np.ones((10, 4), "float32")
+    sums = linear_cross_entropy(states, kernel, np.zeros((2, 3), "int32"))
+    assert abs(float(sums.loss / sums.weight) - np.log(10)) < 1e-5
+    ```
+    """
+    states, kernel = ops.convert_to_tensor(states), ops.convert_to_tensor(kernel)
+    targets = ops.cast(targets, "int32")
+    if weights is None:
+        weights = ops.ones(ops.shape(targets), "float32")
+    weights = ops.cast(weights, "float32")
+    has_bias = bias is not None
+    arguments = (states, kernel, *((ops.convert_to_tensor(bias),) if has_bias else ()))
+    width = _positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
+
+    def forward(*arguments):
+        states, kernel = arguments[:2]
+        bias = arguments[2] if has_bias else None
+        return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
+
+    if not gradient:
+        return TokenSums(*forward(*arguments)[0])
+
+    @ops.custom_gradient
+    def differentiated(*arguments):
+        sums, gradients = forward(*arguments)
+
+        def backward(*args, upstream=None):
+            upstream = args[0] if upstream is None else upstream  # PyTorch names it
+            return tuple(ops.cast(upstream[0], g.dtype) * g for g in gradients)
+
+        return ops.stack(sums), backward  # one tensor: on PyTorch there can be no more
+
+    stacked = differentiated(*arguments)
+    return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
+
+
+def _positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int) -> int:
+    """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
+    batch, length = shape[:2]
+    if not isinstance(batch, int) or not isinstance(length, int):
+        return _WIDTH_OF_UNKNOWN
+    fitting = max(1, chunk_bytes // (4 * batch * vocabulary_size))
+    return -(-length // -(-length // fitting))  # as equal as can be
+
+
+def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
+    """The sums, and the gradients of the first by states, kernel and bias."""
+    batch, length, dim = ops.shape(states)
+    vocabulary_size = kernel.shape[0]
+    count = -(-length // width)
+
+    def in_chunks(x):
+        x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
+        x = ops.reshape(x, (batch, count, width, *x.shape[2:]))
+        return ops.moveaxis(x, 1, 0)
+
+    ids = ops.arange(vocabulary_size, dtype="int32")
+
+    def step(i, carry):
+        sums, by_states, kernel_gradient, bias_gradient = carry
+        states, targets, weights = (x[i] for x in chunks)
+        states = ops.reshape(states, (-1, dim))
+        targets, weights = ops.reshape(targets, (-1, 1)), ops.reshape(weights, (-1, 1))
+        logits = ops.cast(ops.matmul(states, ops.transpose(kernel)), "float32")
+        if bias is not None:
+            logits = logits + ops.cast(bias, "float32")
+        largest = ops.max(logits, axis=-1, keepdims=True)
+        exponentials = ops.exp(logits - largest)
+        total = ops.sum(exponentials, axis=-1, keepdims=True)
+        log_total = ops.log(total) + largest
+        is_target = ops.equal(ids, targets)
+        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=-1, keepdims=True)
+        cross_entropy = log_total - picked
+        loss = cross_entropy
+        if label_smoothing:
+            mean = ops.mean(logits, axis=-1, keepdims=True)
+            loss = log_total - (1.0 - label_smoothing) * picked - label_smoothing * mean
+        correct = ops.cast(picked >= largest, "float32")
+        # where: what the model says at a padded position, be it infinite, does not matter.
+        sums = tuple(
+            old + ops.sum(ops.where(weights > 0, value * weights, 0.0))
+            for old, value in zip(sums, (loss, cross_entropy, correct), strict=True)
+        )
+        if not gradient:
+            return sums, by_states, kernel_gradient, bias_gradient
+        off_target = label_smoothing / vocabulary_size
+        wanted = ops.where(is_target, 1.0 - label_smoothing + off_target, off_target)
+        by_logits = ops.where(weights > 0, (exponentials / total - wanted) * weights, 0.0)
+        if bias is not None:
+            bias_gradient = bias_gradient + ops.sum(by_logits, axis=0)
+        by_logits = ops.cast(by_logits, states.dtype)
+        new = ops.reshape(ops.matmul(by_logits, kernel), (1, batch, width, dim))
+        by_states = put(by_states, new, i, axis=0)
+        by_kernel = ops.matmul(ops.transpose(by_logits), states)
+        kernel_gradient = kernel_gradient + ops.cast(by_kernel, "float32")
+        return sums, by_states, kernel_gradient, bias_gradient
+
+    chunks = tuple(map(in_chunks, (states, targets, weights)))
+    zero, nothing = ops.zeros((), "float32"), ops.zeros((0,), "float32")
+    carry = (
+        (zero, zero, zero),
+        ops.zeros_like(chunks[0]) if gradient else nothing,
+        ops.zeros(kernel.shape, "float32") if gradient else nothing,
+        ops.zeros((vocabulary_size,), "float32") if gradient and bias is not None else nothing,
+    )
+    sums, by_states, kernel_gradient, bias_gradient = ops.fori_loop(0, count, step, carry)
+    sums = (*sums, ops.sum(weights))
+    if not gradient:
+        return sums, None
+    by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
+    by_states = by_states[:, :length]
+    gradients = [by_states, ops.cast(kernel_gradient, kernel.dtype)]
+    if bias is not None:
+        gradients.append(ops.cast(bias_gradient, bias.dtype))
+    return sums, gradients
+
+
+def mean_of(sums: TokenSums):
+    """The loss per unit of weight, as `TokenCrossEntropy` reduces it: 0 for no weight at all."""
+    return ops.divide_no_nan(sums.loss, sums.weight)

@@ -1,0 +1,113 @@
+"""Value and gradient without the whole logits, against those with them."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.training import linear_cross_entropy
+from keras_transformer.training.losses import token_cross_entropy
+from tests.training.gradients import value_and_gradients
+
+RANDOM = np.random.default_rng(0)
+
+
+def batch(shape=(3, 12), dim=8, vocabulary_size=50):
+    return {
+        "states": RANDOM.normal(size=(*shape, dim)).astype("float32"),
+        "kernel": RANDOM.normal(size=(vocabulary_size, dim)).astype("float32"),
+        "bias": RANDOM.normal(size=vocabulary_size).astype("float32"),
+        "targets": RANDOM.integers(0, vocabulary_size, shape),
+        "weights": np.where(RANDOM.random(shape) < 0.3, 0.0, RANDOM.random(shape)).astype(
+            "float32"
+        ),
+    }
+
+
+def plain(states, kernel, bias, targets, weights, label_smoothing):
+    """From the whole logits: the mean loss, and the other sums."""
+    logits = ops.matmul(states, ops.transpose(kernel))
+    logits = logits if bias is None else logits + bias
+    losses = token_cross_entropy(targets, logits, label_smoothing)
+    weights = ops.convert_to_tensor(weights)
+    return ops.sum(losses * weights) / ops.sum(weights), logits
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 50 * 3 * 4 * 4, 10**9], ids=["1", "4", "12"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_value_and_gradient(chunk_bytes, label_smoothing, with_bias):
+    given = batch()
+    targets, weights = given["targets"], given["weights"]
+    arrays = [given[name] for name in ("states", "kernel", "bias")[: 2 + with_bias]]
+
+    def whole(*arrays):
+        bias = arrays[2] if with_bias else None
+        return plain(*arrays[:2], bias, targets, weights, label_smoothing)[0]
+
+    def chunked(*arrays):
+        sums = linear_cross_entropy(
+            *arrays[:2],
+            targets,
+            weights,
+            arrays[2] if with_bias else None,
+            label_smoothing,
+            chunk_bytes=chunk_bytes,
+        )
+        return sums.loss / sums.weight
+
+    value, gradients = value_and_gradients(chunked, arrays)
+    expected, expected_gradients = value_and_gradients(whole, arrays)
+    assert abs(value - expected) < 1e-5
+    for mine, theirs in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
+    assert np.abs(gradients[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_other_sums(gradient):
+    given = batch(shape=(4, 30), vocabulary_size=6)
+    sums = linear_cross_entropy(
+        given["states"], given["kernel"], given["targets"], given["weights"], given["bias"],
+        label_smoothing=0.2, gradient=gradient, chunk_bytes=500,
+    )  # fmt: skip
+    sums = [float(x) for x in sums]
+    weights = given["weights"]
+    _, logits = plain(*(given[n] for n in ("states", "kernel", "bias", "targets", "weights")), 0.0)
+    smooth = token_cross_entropy(given["targets"], logits, 0.2)
+    sharp = token_cross_entropy(given["targets"], logits)
+    hits = ops.convert_to_numpy(logits).argmax(axis=-1) == given["targets"]
+    expected = [float(ops.sum(each * weights)) for each in (smooth, sharp)]
+    expected += [(hits * weights).sum(), weights.sum()]
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    assert 0 < expected[2] < expected[3]
+
+
+def test_padding_may_be_infinite():
+    given = batch()
+    given["states"][0, 5] = np.inf
+    given["weights"][0, 5] = 0.0
+
+    def loss(states):
+        sums = linear_cross_entropy(
+            states, given["kernel"], given["targets"], given["weights"], chunk_bytes=2000
+        )
+        return sums.loss / sums.weight
+
+    assert np.isfinite(value_and_gradients(loss, [given["states"]])[0])
+
+
+def test_half_precision():
+    given = batch()
+    states, kernel = (
+        ops.cast(ops.convert_to_tensor(given[name]), "bfloat16") for name in ("states", "kernel")
+    )
+    found = linear_cross_entropy(states, kernel, given["targets"], given["weights"])
+    exact = linear_cross_entropy(
+        ops.cast(states, "float32"),
+        ops.cast(kernel, "float32"),
+        given["targets"],
+        given["weights"],
+    )
+    assert keras.backend.standardize_dtype(found.loss.dtype) == "float32"
+    assert float(found.loss) == pytest.approx(float(exact.loss), rel=1e-2)
