@@ -102,8 +102,8 @@ def _named_variables(
         raise ValueError(
             "The model has variables that its config knows nothing of, so that it could not be "
             f"loaded again: {', '.join(further[:3])} and so on, {len(further)} in all. They come "
-            "from `enable_lora` or `quantize`. Save the model before that, or put the sum "
-            "(`dense.kernel` of each layer) into a new model of the same config."
+            "from `enable_lora` or `quantize`. Call the task's `merge_lora` first, or save what "
+            "was learned by `save_adapter`; a quantized model is saved before it is quantized."
         )
     backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}

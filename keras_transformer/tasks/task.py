@@ -11,10 +11,11 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
+from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tokenizers import Tokenizer
 
 
-class Task(keras.Model):
+class Task(Adaptable, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for

@@ -1,0 +1,188 @@
+"""Low-rank adaptation of a task: a few trained matrices beside frozen weights."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+from safetensors import safe_open
+
+from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
+
+_INNER = "/lora_kernel_a"
+
+
+class Adaptable:
+    """What a task has of low-rank adaptation (LoRA).
+
+    Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
+    """
+
+    _adapted = False
+
+    def enable_lora(
+        self,
+        rank: int,
+        alpha: float | None = None,
+        targets: Sequence[str] = ("query", "value"),
+    ) -> None:
+        """Freezes the backbone, and trains matrices of low rank beside some of its kernels.
+
+        The kernel `W` of a target becomes `W + alpha / rank * A @ B`. `B` is zero at first, so
+        that the model is what it was. The head of the task is trained as before. Optimizer states
+        start anew: call it before `fit`, with the learning rate that `compile` was given or gives.
+
+        Args:
+            rank: int, the inner size of `A @ B`.
+            alpha: float, see above. Defaults to `rank`.
+            targets: names of the dense layers to adapt, of `"query"`, `"key"`, `"value"`,
+                `"output"` and the layers of the feed-forward part.
+
+        Raises:
+            ValueError: for a rank or alpha that is not positive, a target that no layer is named
+                by, a model that is quantized or adapted already.
+
+        Example:
+        ```python
+        import math
+        import keras_transformer as kt
+
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        before = classifier.count_params()
+        classifier.enable_lora(rank=4)
+        trained = sum(math.prod(v.shape) for v in classifier.trainable_variables)
+        assert trained < before / 50
+        ```
+        """
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ValueError(f"`rank` must be an integer of at least 1, received {rank!r}.")
+        if alpha is not None and (isinstance(alpha, bool) or not alpha > 0):
+            raise ValueError(f"`alpha` must be a number above 0, received {alpha!r}.")
+        if self._adapted:
+            raise ValueError("The task is adapted already: call `merge_lora` first.")
+        layers = self._dense_layers()
+        names = {layer.name for layer in layers}
+        unknown = [target for target in targets if target not in names]
+        if unknown or not targets:
+            raise ValueError(
+                f"`targets` must name dense layers of the backbone, {', '.join(sorted(names))}; "
+                f"received {list(targets)}."
+            )
+        if any(layer.quantization_mode is not None for layer in layers):
+            raise ValueError("The model is quantized, and would not keep what it learns.")
+        for variable in self.backbone.variables:
+            variable.trainable = False
+        for layer in layers:
+            if layer.name in targets:
+                layer.enable_lora(rank, lora_alpha=alpha)
+        self._adapted = True
+        self._forget_compiled()
+
+    def merge_lora(self) -> None:
+        """Adds what was learned to the kernels: a model as any other, that can be saved so.
+
+        Its weights are trained again afterwards.
+
+        Raises:
+            ValueError: for a task without adapters.
+        """
+        for layer in self._adapted_layers():
+            # Keras's property gives the sum.
+            merged = ops.convert_to_numpy(layer.kernel)
+            for variable in (layer.lora_kernel_a, layer.lora_kernel_b):
+                layer._untrack_variable(variable)
+            layer.lora_enabled = False
+            layer._kernel.assign(merged)
+        for variable in self.backbone.variables:
+            if not variable.path.endswith("seed_generator_state"):
+                variable.trainable = True
+        self._adapted = False
+        self._forget_compiled()
+
+    def save_adapter(self, path: str | os.PathLike) -> None:
+        """Writes the adapters and the task's head, without the frozen weights, to one file.
+
+        Args:
+            path: of a safetensors file, which appears complete or not at all.
+
+        Raises:
+            ValueError: for a task without adapters.
+        """
+        variables = self._adapter_variables()
+        alpha = np.float32(self._adapted_layers()[0].lora_alpha)
+        save_tensors(path, {**variables, "alpha": alpha})
+
+    def load_adapter(self, path: str | os.PathLike) -> None:
+        """Adapters and head of a file, on the weights that the task has.
+
+        Args:
+            path: a file of `save_adapter`.
+
+        Raises:
+            FileNotFoundError: for a file that is not there.
+            ValueError: for adapters of another model: the tensor is named, with both shapes.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"There is no file {path}.")
+        infos = read_header(path)
+        inner = [name for name in infos if name.endswith(_INNER)]
+        if not inner or "alpha" not in infos:
+            raise ValueError(f"{path} holds no adapters: it is no file of `save_adapter`.")
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in infos}
+        alpha = float(arrays.pop("alpha"))
+        fresh = not self._adapted
+        if fresh:
+            targets = sorted({name.split("/")[-2] for name in inner})
+            self.enable_lora(int(infos[inner[0]].shape[-1]), alpha, targets)
+        variables = self._adapter_variables()
+        try:
+            _check_same(path, arrays, variables)
+        except ValueError:
+            if fresh:
+                self.merge_lora()  # nothing was learned yet: the model is as it was
+            raise
+        for layer in self._adapted_layers():
+            layer.lora_alpha = alpha
+        for name, variable in variables.items():
+            variable.assign(arrays[name])
+
+    def _dense_layers(self) -> list[keras.layers.Dense]:
+        layers = self.backbone._flatten_layers(include_self=False)
+        return [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+
+    def _adapted_layers(self) -> list[keras.layers.Dense]:
+        if not self._adapted:
+            raise ValueError("The task has no adapters: call `enable_lora` first.")
+        return [layer for layer in self._dense_layers() if layer.lora_enabled]
+
+    def _adapter_variables(self) -> dict[str, keras.Variable]:
+        prefix = self.backbone.path + "/"
+        variables = {
+            "backbone/" + variable.path.removeprefix(prefix): variable
+            for layer in self._adapted_layers()
+            for variable in (layer.lora_kernel_a, layer.lora_kernel_b)
+        }
+        return variables | {"head/" + name: variable for name, variable in self.head.items()}
+
+    def _forget_compiled(self) -> None:
+        """The compiled steps and optimizer states are of other variables than there are now."""
+        self.train_function = self.test_function = self.predict_function = None
+        if self.compiled and self.optimizer is not None:
+            config = keras.optimizers.serialize(self.optimizer)
+            self.optimizer = keras.optimizers.deserialize(config)
+
+
+def _check_same(path, arrays: dict, variables: dict) -> None:
+    """ValueError unless there is one array of its shape for each variable."""
+    for name in sorted(set(arrays) ^ set(variables)):
+        where = "file" if name in arrays else "task"
+        raise ValueError(f"{path} is of another task: {name!r} is in the {where} only.")
+    for name, variable in variables.items():
+        if arrays[name].shape != tuple(variable.shape):
+            raise ValueError(
+                f"{path} is of another model: {name!r} has the shape {arrays[name].shape} there "
+                f"and {tuple(variable.shape)} here."
+            )

@@ -1,0 +1,172 @@
+"""Low-rank adaptation: what is trained, what is saved, and what the sum computes."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_transformer as kt
+
+TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 16
+LABELS = np.array([0, 1, 2] * 16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return kt.Tokenizer.train(TEXTS, kind="wordpiece", vocabulary_size=100)
+
+
+def make(tokenizer, hidden_dim=16, num_classes=3, seed=0):
+    keras.utils.set_random_seed(seed)
+    config = kt.TransformerConfig(
+        kind="encoder",
+        vocabulary_size=tokenizer.vocabulary_size,
+        hidden_dim=hidden_dim,
+        num_layers=2,
+        num_heads=2,
+        intermediate_dim=32,
+    )
+    classifier = kt.TextClassifier(kt.models.Encoder(config), tokenizer, num_classes=num_classes)
+    classifier.compile(keras.optimizers.Adam(0.01), classifier.loss, weighted_metrics=["accuracy"])
+    return classifier
+
+
+def arrays(variables):
+    return [ops.convert_to_numpy(variable) for variable in variables]
+
+
+def test_adapters_alone_are_trained(tokenizer):
+    task = make(tokenizer)
+    before = task.predict(TEXTS[:6], verbose=0)
+    frozen = {
+        v.path: array
+        for v, array in zip(task.backbone.weights, arrays(task.backbone.weights), strict=True)
+    }
+    task.enable_lora(rank=2, alpha=4)
+    np.testing.assert_array_equal(task.predict(TEXTS[:6], verbose=0), before)
+    inside = {id(variable) for variable in task.backbone.variables}
+    trained = [v for v in task.trainable_variables if id(v) in inside]
+    assert [tuple(v.shape) for v in trained] == [(16, 2), (2, 16)] * 4
+    history = task.fit(TEXTS, LABELS, epochs=8, seed=0, verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    for variable in task.backbone.weights:
+        if variable.path in frozen:
+            np.testing.assert_array_equal(ops.convert_to_numpy(variable), frozen[variable.path])
+    assert all(np.abs(array).max() > 0 for array in arrays(trained))
+
+
+def test_a_task_that_was_trained_can_be_adapted(tokenizer):
+    task = make(tokenizer)
+    task.fit(TEXTS, LABELS, epochs=1, verbose=0)
+    task.enable_lora(rank=2)
+    first = task.fit(TEXTS, LABELS, epochs=1, verbose=0).history["loss"][0]
+    assert np.isfinite(first)
+    task.merge_lora()
+    assert np.isfinite(task.fit(TEXTS, LABELS, epochs=1, verbose=0).history["loss"][0])
+
+
+def test_the_merged_model_computes_the_same_and_is_a_preset(tokenizer, tmp_path):
+    task = make(tokenizer)
+    paths = [variable.path for variable in task.weights]
+    trainable = [variable.path for variable in task.trainable_variables]
+    task.enable_lora(rank=2, alpha=6, targets=["query", "key", "output"])
+    task.fit(TEXTS, LABELS, epochs=3, verbose=0)
+    with pytest.raises(ValueError, match="Call the task's `merge_lora` first"):
+        task.save_to_preset(tmp_path / "preset")
+    expected = task.predict(TEXTS[:6], verbose=0)
+    task.merge_lora()
+    np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, rtol=0, atol=1e-5)
+    assert [variable.path for variable in task.weights] == paths
+    assert [variable.path for variable in task.trainable_variables] == trainable
+    task.save_to_preset(tmp_path / "preset")
+    loaded = kt.TextClassifier.from_preset(tmp_path / "preset")
+    np.testing.assert_allclose(loaded.predict(TEXTS[:6], verbose=0), expected, rtol=0, atol=1e-5)
+
+
+def test_adapters_are_saved_alone(tokenizer, tmp_path):
+    task = make(tokenizer)
+    task.enable_lora(rank=2, alpha=8)
+    task.fit(TEXTS, LABELS, epochs=3, verbose=0)
+    expected = task.predict(TEXTS[:6], verbose=0)
+    task.save_adapter(tmp_path / "bikes.safetensors")
+    assert (tmp_path / "bikes.safetensors").stat().st_size < 12_000
+    other = make(tokenizer)
+    assert np.abs(other.predict(TEXTS[:6], verbose=0) - expected).max() > 1e-3
+    other.load_adapter(tmp_path / "bikes.safetensors")
+    np.testing.assert_allclose(other.predict(TEXTS[:6], verbose=0), expected, rtol=0, atol=1e-5)
+    # Another set of adapters of the same kind on top.
+    task.fit(TEXTS, LABELS, epochs=1, verbose=0)
+    task.save_adapter(tmp_path / "more.safetensors")
+    other.load_adapter(tmp_path / "more.safetensors")
+    np.testing.assert_allclose(
+        other.predict(TEXTS[:6], verbose=0), task.predict(TEXTS[:6], verbose=0), rtol=0, atol=1e-5
+    )
+
+
+def test_adapters_of_another_model_change_nothing(tokenizer, tmp_path):
+    task = make(tokenizer)
+    task.enable_lora(rank=2)
+    path = tmp_path / "adapter.safetensors"
+    task.save_adapter(path)
+    for values, message in (
+        ({"hidden_dim": 32}, r"has the shape \(16, 2\) there and \(32, 2\) here"),
+        ({"num_classes": 4}, r"'head/.*' has the shape \(.*3.*\) there and \(.*4.*\) here"),
+    ):
+        other = make(tokenizer, **values)
+        before = other.predict(TEXTS[:6], verbose=0)
+        with pytest.raises(ValueError, match=message):
+            other.load_adapter(path)
+        np.testing.assert_allclose(other.predict(TEXTS[:6], verbose=0), before, rtol=0, atol=1e-6)
+        other.enable_lora(rank=1)
+
+
+def test_generating_with_adapters():
+    config = kt.TransformerConfig(
+        kind="decoder",
+        vocabulary_size=50,
+        hidden_dim=16,
+        num_layers=1,
+        num_heads=2,
+        intermediate_dim=32,
+    )
+    lm = kt.CausalLM(kt.models.Decoder(config))
+    lm.enable_lora(rank=2)
+    random = np.random.default_rng(0)
+    for layer in lm._adapted_layers():
+        layer.lora_kernel_b.assign(random.normal(size=layer.lora_kernel_b.shape))
+    adapted = lm.generate([[3, 4, 5]], max_new_tokens=8)
+    lm.merge_lora()
+    assert lm.generate([[3, 4, 5]], max_new_tokens=8) == adapted
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"rank": 0}, "`rank` must be an integer of at least 1, received 0"),
+        ({"rank": 2.0}, "received 2.0"),
+        ({"rank": 2, "alpha": -1}, "`alpha` must be a number above 0"),
+        ({"rank": 2, "targets": ["querry"]}, "must name dense layers of the backbone, .*query"),
+        ({"rank": 2, "targets": []}, "received \\[\\]"),
+    ],
+)
+def test_bad_values(tokenizer, values, message):
+    with pytest.raises(ValueError, match=message):
+        make(tokenizer).enable_lora(**values)
+
+
+def test_bad_files(tokenizer, tmp_path):
+    task = make(tokenizer)
+    for call in (task.merge_lora, lambda: task.save_adapter(tmp_path / "x")):
+        with pytest.raises(ValueError, match="call `enable_lora` first"):
+            call()
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        task.load_adapter(tmp_path / "nothing.safetensors")
+    (tmp_path / "cut").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    with pytest.raises(ValueError, match="cut"):
+        task.load_adapter(tmp_path / "cut")
+    task.save_to_preset(tmp_path / "preset")
+    with pytest.raises(ValueError, match="holds no adapters"):
+        task.load_adapter(tmp_path / "preset" / "model.safetensors")
+    task.enable_lora(2)
+    with pytest.raises(ValueError, match="adapted already"):
+        task.enable_lora(2)
