@@ -1,7 +1,12 @@
 """Schedules, losses, metrics, callbacks and checkpoint averaging."""
 
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
-from keras_transformer.training.callbacks import BLEUCallback, ResumableEpochs, Throughput
+from keras_transformer.training.callbacks import (
+    BLEUCallback,
+    ResumableEpochs,
+    StopAtNaN,
+    Throughput,
+)
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
@@ -15,6 +20,7 @@ __all__ = [
     "LinearDecay",
     "Perplexity",
     "ResumableEpochs",
+    "StopAtNaN",
     "Throughput",
     "TokenAccuracy",
     "TokenCrossEntropy",

@@ -1,6 +1,8 @@
 """Callbacks: exact resuming, speed, and BLEU of what the model generates."""
 
+import os
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -69,6 +71,70 @@ class ResumableEpochs(keras.callbacks.Callback):
                 state = np.array(ops.convert_to_numpy(variable))  # (seed, numbers drawn)
                 state[1] = epoch * _DRAWS_PER_EPOCH % 2**31
                 variable.assign(state)
+
+
+class StopAtNaN(keras.callbacks.Callback):
+    """Ends a run whose loss is no number any more, and says where and what is left of it.
+
+    The loss in the logs is a mean over the epoch so far: once one is NaN or infinite, all after it
+    are. So it is looked at every few steps only, since looking at it waits for the step.
+
+    Args:
+        every: int, steps between two looks. With 1 the step is exact, and the run slower.
+        checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
+
+    Raises:
+        FloatingPointError: from `fit`, once the loss is NaN or infinite.
+
+    Example:
+
+    ```python
+    import keras, numpy as np
+    from keras_transformer.training import StopAtNaN
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    try:
+        model.fit(np.full((8, 2), np.nan), np.ones(8), verbose=0, callbacks=[StopAtNaN()])
+    except FloatingPointError as error:
+        print(error)
+    ```
+    """
+
+    def __init__(self, every: int = 50, checkpoints: str | os.PathLike | None = None):
+        super().__init__()
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"`every` must be an integer of at least 1, received {every!r}.")
+        self.every = every
+        self.checkpoints = checkpoints
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch, self._good = epoch, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self.every == 0:
+            self._look(batch + 1, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._look(None, logs)
+
+    def _look(self, step: int | None, logs) -> None:
+        loss = float((logs or {}).get("loss", 0.0))
+        if np.isfinite(loss):
+            self._good = step or self._good
+            return
+        until = "the end" if step is None else f"step {step}"
+        kept = self._newest()
+        raise FloatingPointError(
+            f"The loss became {loss} in epoch {self._epoch + 1}, after step {self._good} and by "
+            f"{until}. A lower learning rate, clipping (`clipnorm`) or float32 may help. "
+            + (f"The last checkpoint is {kept}." if kept else "No checkpoint was kept.")
+        )
+
+    def _newest(self) -> Path | None:
+        if self.checkpoints is None or not Path(self.checkpoints).is_dir():
+            return None
+        return max(Path(self.checkpoints).iterdir(), key=lambda p: p.stat().st_mtime, default=None)
 
 
 class Throughput(keras.callbacks.Callback):

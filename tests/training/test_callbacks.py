@@ -1,8 +1,11 @@
+import os
+
 import keras
+import numpy as np
 import pytest
 
 from keras_transformer.data import BucketedDataset
-from keras_transformer.training import BLEUCallback, ResumableEpochs, Throughput
+from keras_transformer.training import BLEUCallback, ResumableEpochs, StopAtNaN, Throughput
 
 
 def small_data(**options):
@@ -70,3 +73,32 @@ def test_bleu_bad_input():
         BLEUCallback(["a", "b"], ["a"])
     with pytest.raises(ValueError, match="Sequential has none"):
         fitted([BLEUCallback(["a"], ["a"])])
+
+
+@pytest.mark.parametrize(
+    "every, steps", [(1, "after step 2 and by step 3"), (4, "0 and by step 4")]
+)
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path, every, steps):
+    x = np.ones((6, 2), "float32")
+    x[2] = np.nan
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for name in ("old", "new"):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (0, 10 if name == "new" else 5))
+    stop = StopAtNaN(every, checkpoints=tmp_path)
+    fit = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": [stop]}
+    with pytest.raises(FloatingPointError, match=f"nan in epoch 1, .*{steps}.*checkpoint is .*new"):
+        model.fit(x, np.ones(6), **fit)
+    model = keras.models.clone_model(model)
+    model.compile("sgd", "mse")
+    model.fit(np.ones((6, 2)), np.ones(6), **fit)
+
+
+def test_a_loss_that_is_no_number_is_found_at_the_end_of_the_epoch():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(FloatingPointError, match="by the end.* No checkpoint was kept"):
+        model.fit(np.full((3, 2), np.nan), np.ones(3), verbose=0, callbacks=[StopAtNaN()])
+    with pytest.raises(ValueError, match="`every` must be an integer of at least 1, received 0"):
+        StopAtNaN(0)
