@@ -20,7 +20,8 @@ class Adaptable:
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
     """
 
-    _adapted = False
+    # The paths of what adapters stand for in training; None without adapters.
+    _frozen: frozenset[str] | None = None
 
     def enable_lora(
         self,
@@ -60,7 +61,7 @@ class Adaptable:
             raise ValueError(f"`rank` must be an integer of at least 1, received {rank!r}.")
         if alpha is not None and (isinstance(alpha, bool) or not alpha > 0):
             raise ValueError(f"`alpha` must be a number above 0, received {alpha!r}.")
-        if self._adapted:
+        if self._frozen is not None:
             raise ValueError("The task is adapted already: call `merge_lora` first.")
         layers = self._dense_layers()
         names = {layer.name for layer in layers}
@@ -72,18 +73,19 @@ class Adaptable:
             )
         if any(layer.quantization_mode is not None for layer in layers):
             raise ValueError("The model is quantized, and would not keep what it learns.")
+        frozen = frozenset(variable.path for variable in self.backbone.trainable_variables)
         for variable in self.backbone.variables:
             variable.trainable = False
         for layer in layers:
             if layer.name in targets:
                 layer.enable_lora(rank, lora_alpha=alpha)
-        self._adapted = True
+        self._frozen = frozen
         self._forget_compiled()
 
     def merge_lora(self) -> None:
         """Adds what was learned to the kernels: a model as any other, that can be saved so.
 
-        Its weights are trained again afterwards.
+        What `enable_lora` froze is trained again afterwards.
 
         Raises:
             ValueError: for a task without adapters.
@@ -96,9 +98,8 @@ class Adaptable:
             layer.lora_enabled = False
             layer._kernel.assign(merged)
         for variable in self.backbone.variables:
-            if not variable.path.endswith("seed_generator_state"):
-                variable.trainable = True
-        self._adapted = False
+            variable.trainable = variable.path in self._frozen
+        self._frozen = None
         self._forget_compiled()
 
     def save_adapter(self, path: str | os.PathLike) -> None:
@@ -133,7 +134,7 @@ class Adaptable:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in infos}
         alpha = float(arrays.pop("alpha"))
-        fresh = not self._adapted
+        fresh = self._frozen is None
         if fresh:
             targets = sorted({name.split("/")[-2] for name in inner})
             self.enable_lora(int(infos[inner[0]].shape[-1]), alpha, targets)
@@ -154,7 +155,7 @@ class Adaptable:
         return [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
 
     def _adapted_layers(self) -> list[keras.layers.Dense]:
-        if not self._adapted:
+        if self._frozen is None:
             raise ValueError("The task has no adapters: call `enable_lora` first.")
         return [layer for layer in self._dense_layers() if layer.lora_enabled]
 

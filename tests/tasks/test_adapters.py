@@ -67,6 +67,7 @@ def test_a_task_that_was_trained_can_be_adapted(tokenizer):
 
 def test_the_merged_model_computes_the_same_and_is_a_preset(tokenizer, tmp_path):
     task = make(tokenizer)
+    task.backbone.token_embedding.embeddings.trainable = False  # by the user
     paths = [variable.path for variable in task.weights]
     trainable = [variable.path for variable in task.trainable_variables]
     task.enable_lora(rank=2, alpha=6, targets=["query", "key", "output"])
