@@ -30,6 +30,7 @@ flags.DEFINE_integer("vocabulary_size", 8000, "Tokens shared by both languages."
 flags.DEFINE_float("learning_rate", 0.005, "Peak of the inverse-square-root schedule.")
 flags.DEFINE_integer("warmup_steps", 1000, "Steps up to the peak.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
+flags.DEFINE_integer("bleu_every", 5, "Epochs between two looks at BLEU.", lower_bound=1)
 flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a quick look.")
 flags.DEFINE_integer("eval_pairs", None, "Validate and test on the first pairs only, likewise.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
@@ -131,7 +132,7 @@ def main(_):
         callbacks=[
             kt.training.ResumableEpochs(dataset),
             kt.training.Throughput(dataset),
-            kt.training.BLEUCallback(*validation, tokenize="none", samples=3),
+            kt.training.BLEUCallback(*validation, tokenize="none", samples=3, every=FLAGS.bleu_every),
             checkpoints,
             keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
             # Last: an epoch is over once all that belongs to it is written.

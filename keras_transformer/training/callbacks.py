@@ -184,7 +184,7 @@ class Throughput(keras.callbacks.Callback):
 
 
 class BLEUCallback(keras.callbacks.Callback):
-    """BLEU of the model's generated texts after each epoch, as `val_bleu` in the logs.
+    """BLEU of the model's generated texts after an epoch, as `val_bleu` in the logs.
 
     Place it before callbacks that watch `val_bleu`, such as `ModelCheckpoint`.
 
@@ -194,9 +194,11 @@ class BLEUCallback(keras.callbacks.Callback):
         generate_kwargs: dict of other arguments of `model.generate`.
         tokenize, lowercase: see `BLEU`.
         samples: int, how many sources to print with their reference and the model's output.
+        every: int, epochs from one measurement to the next; the others log the last value.
 
     Raises:
-        ValueError: not one reference for each source, or a model without `generate`.
+        ValueError: not one reference for each source, `every` below 1, or a model without
+            `generate`.
         ImportError: sacrebleu is not installed.
 
     Example:
@@ -225,8 +227,11 @@ class BLEUCallback(keras.callbacks.Callback):
         tokenize: str = "13a",
         lowercase: bool = False,
         samples: int = 0,
+        every: int = 1,
     ):
         super().__init__()
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}.")
         if not len(sources) or len(sources) != len(references):
             raise ValueError(
                 f"Got {len(sources)} sources but {len(references)} references; each source needs "
@@ -236,6 +241,8 @@ class BLEUCallback(keras.callbacks.Callback):
         self.references = list(references)
         self.generate_kwargs = dict(generate_kwargs or {})
         self.samples = samples
+        self.every = every
+        self._last = float("nan")  # CSVLogger wants the same logs of each epoch
         self.bleu = BLEU(tokenize=tokenize, lowercase=lowercase)
 
     def on_train_begin(self, logs=None):
@@ -245,14 +252,18 @@ class BLEUCallback(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self.every == 0:
+            self._measure(epoch)
+        if logs is not None:
+            logs["val_bleu"] = self._last
+
+    def _measure(self, epoch):
         hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
         self.bleu.reset()
         self.bleu.update(hypotheses, self.references)
-        score = self.bleu.result()
-        if logs is not None:
-            logs["val_bleu"] = score
+        self._last = self.bleu.result()
         if self.samples:
-            print(self._report(epoch, score, hypotheses), flush=True)
+            print(self._report(epoch, self._last, hypotheses), flush=True)
 
     def _report(self, epoch, score, hypotheses):
         lines = ["", f"Epoch {epoch + 1}: BLEU {score:.2f} ({self.bleu.signature})"]
