@@ -7,6 +7,7 @@ choose_backend()  # Before the first import of Keras.
 from keras_transformer import data, generation, layers, models, training  # noqa: E402
 from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.memory import keep_freed_memory  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     CausalLM,
@@ -19,6 +20,8 @@ from keras_transformer.tasks import (  # noqa: E402
     TokenClassifier,
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
+
+keep_freed_memory()
 
 __version__ = "0.1.0"
 
