@@ -132,7 +132,9 @@ def main(_):
         callbacks=[
             kt.training.ResumableEpochs(dataset),
             kt.training.Throughput(dataset),
-            kt.training.BLEUCallback(*validation, tokenize="none", samples=3, every=FLAGS.bleu_every),
+            kt.training.BLEUCallback(
+                *validation, tokenize="none", samples=3, every=FLAGS.bleu_every
+            ),
             checkpoints,
             keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
             # Last: an epoch is over once all that belongs to it is written.

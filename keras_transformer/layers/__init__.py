@@ -2,6 +2,7 @@
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import (
     SegmentEmbedding,
     TokenEmbedding,
@@ -21,6 +22,7 @@ from keras_transformer.layers.position import (
 __all__ = [
     "ALiBi",
     "DecoderBlock",
+    "Dropout",
     "EncoderBlock",
     "FeedForward",
     "LearnedPosition",

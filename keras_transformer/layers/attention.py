@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers import scores
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import combine_masks
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import RotaryEmbedding
@@ -145,7 +146,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             self.score_function = scores.get(
                 score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
             )
-            self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+            self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
             self.rotary_embedding = self.query_norm = self.key_norm = None
             if rotary is not None:
                 self.rotary_embedding = RotaryEmbedding(**rotary, dtype=self.dtype_policy)

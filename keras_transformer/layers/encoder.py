@@ -3,6 +3,7 @@
 import keras
 
 from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -134,7 +135,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                 name="feed_forward",
                 dtype=self.dtype_policy,
             )
-            self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+            self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
     def _norm(self, name: str) -> keras.layers.Layer:
         with one_piece():

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import SegmentEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.normalization import make_normalization
@@ -137,7 +138,7 @@ class Stack(keras.layers.Layer):
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
         self.embedding_norm = self._norm("embedding_norm", config.embedding_normalization)
         with one_piece():
-            self.dropout_layer = keras.layers.Dropout(config.dropout, dtype=self.dtype_policy)
+            self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
         self.embedding_projection = None
         if config.embedding_projection:
             self.embedding_projection = keras.layers.Dense(

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
@@ -231,9 +232,9 @@ class Task(Adaptable, keras.Model):
         dense.build((None, config.hidden_dim))
         return dense
 
-    def _dropout(self, rate: float) -> keras.layers.Dropout:
+    def _dropout(self, rate: float) -> Dropout:
         with one_piece():
-            return keras.layers.Dropout(rate, dtype=self.dtype_policy)
+            return Dropout(rate, dtype=self.dtype_policy)
 
     def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
         optimizer = keras.optimizers.AdamW(5e-5, weight_decay=0.01)

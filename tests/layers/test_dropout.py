@@ -1,0 +1,108 @@
+"""Dropout drops the share asked for, and no two masks have to do with each other."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers import Dropout
+from keras_transformer.layers.dropout import random_bits
+
+SIZE = 400_000
+
+
+def masks(layer, count, size=SIZE):
+    ones = np.ones((size,), "float32")
+    return [ops.convert_to_numpy(layer(ones, training=True)) == 0 for _ in range(count)]
+
+
+def correlation(a, b) -> float:
+    """Times the square root of the number of elements: normal with deviation 1 if unrelated."""
+    return float(np.corrcoef(a, b)[0, 1]) * np.sqrt(len(a))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_rate_and_scale(rate):
+    y = ops.convert_to_numpy(Dropout(rate, seed=1)(np.ones((SIZE,), "float32"), training=True))
+    deviation = np.sqrt(rate * (1 - rate) / SIZE)
+    assert abs((y == 0).mean() - rate) < 5 * deviation
+    np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-6)
+
+
+def test_nothing_is_dropped_in_inference_or_at_rate_0():
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    np.testing.assert_array_equal(ops.convert_to_numpy(Dropout(0.5)(x)), x)
+    np.testing.assert_array_equal(ops.convert_to_numpy(Dropout(0.0)(x, training=True)), x)
+
+
+def test_masks_of_steps_and_layers_are_unrelated():
+    drawn = masks(Dropout(0.3, seed=1), 4) + masks(Dropout(0.3, seed=2), 4)
+    for i, first in enumerate(drawn):
+        for second in drawn[:i]:
+            assert abs(correlation(first, second)) < 5
+
+
+def test_neighbours_are_unrelated():
+    (mask,) = masks(Dropout(0.3, seed=3), 1)
+    for distance in (1, 2, 7, 64, 128, 768, 1024, 4096):
+        assert abs(correlation(mask[:-distance], mask[distance:])) < 5
+
+
+def test_the_seed_gives_the_mask_again():
+    first, again = masks(Dropout(0.3, seed=5), 2), masks(Dropout(0.3, seed=5), 2)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(*first)
+
+
+def test_every_bit_is_fair_and_changes_with_one_bit_of_the_seed():
+    shape, seed = (SIZE,), np.array([12, 5], "uint32")
+    bits = _bits(random_bits(shape, seed))
+    assert np.abs(bits.mean(axis=1) - 0.5).max() < 5 * 0.5 / np.sqrt(SIZE)
+    for flipped in ([13, 5], [12, 4], [12, 5 + 2**20]):
+        other = _bits(random_bits(shape, np.array(flipped, "uint32")))
+        assert np.abs((bits ^ other).mean(axis=1) - 0.5).max() < 5 * 0.5 / np.sqrt(SIZE)
+
+
+def test_the_same_numbers_on_every_backend():
+    found = ops.convert_to_numpy(random_bits((2, 2), np.array([12, 5], "uint32")))
+    np.testing.assert_array_equal(found, EXPECTED)
+
+
+def _mixed(x):
+    """The last step of MurmurHash3, 32 bits, on Python's integers."""
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+_DRAWN = _mixed((5 * 0x9E3779B9 + 12) % 2**32)
+_KEY = (_DRAWN * 0x85EBCA6B + 12) % 2**32
+EXPECTED = [
+    [_mixed(_mixed((place + _DRAWN) % 2**32) ^ _KEY) for place in row] for row in ((0, 1), (2, 3))
+]
+
+
+def _bits(numbers):
+    return (
+        ops.convert_to_numpy(numbers).astype("uint32")[None]
+        >> np.arange(32, dtype="uint32")[:, None]
+        & 1
+    )
+
+
+def test_gradient_is_the_mask():
+    inputs = keras.Input((SIZE,))
+    layer = Dropout(0.25, seed=1)
+    scaled = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(layer(inputs))
+    model = keras.Model(inputs, scaled)
+    model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: ops.sum(y_pred))
+    model.train_on_batch(np.ones((1, SIZE), "float32"), np.zeros((1, 1), "float32"))
+    moved = 1 - ops.convert_to_numpy(model.layers[-1].kernel)[:, 0]  # by the inputs kept
+    assert set(np.round(np.unique(moved), 4)) == {0.0, np.float32(1.3333)}
+    assert abs((moved == 0).mean() - 0.25) < 0.005
+
+
+def test_config_round_trip():
+    layer = Dropout(0.25, seed=3)
+    again = Dropout.from_config(layer.get_config())
+    assert (again.rate, again.seed) == (0.25, 3)
