@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data.buckets import bucket_of, choose_buckets, length_limits
+from keras_transformer.data.packing import pack_rows
 
 
 class BucketedDataset(keras.utils.PyDataset):
@@ -48,13 +49,19 @@ class BucketedDataset(keras.utils.PyDataset):
         max_buckets, multiple: see `choose_buckets`.
         max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
             row is truncated. `num_truncated` says how many were.
+        pack_length: int, puts several rows in one of this length, on either side (see
+            `pack_rows`). `arrays` then also holds `"pack_ids"`, which of the rows in its place a
+            token is of, -1 for padding, and `"position_ids"`, its place in that row; for paired
+            columns also `"paired_pack_ids"` and `"paired_position_ids"`. All int32
+            `(batch, pack_length)`. Rows stay together in all epochs.
         shuffle: new batches in a new order each epoch. If not, rows come sorted by length;
             `order` and `restore_order` lead back to the order given.
         seed: int that, with the epoch, determines the shuffling.
 
     Raises:
         ValueError: no rows, an empty row, columns or values whose numbers or lengths of rows
-            disagree, a row longer than the last of given buckets, or options out of range.
+            disagree, a row longer than the last of given buckets or than `pack_length`, `values`
+            or `buckets` with `pack_length`, or options out of range.
 
     Example:
 
@@ -93,13 +100,22 @@ class BucketedDataset(keras.utils.PyDataset):
         max_buckets: int = 6,
         multiple: int = 8,
         max_length: int | tuple[int, int] | None = None,
+        pack_length: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ):
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+        positive = {
+            "batch_size": batch_size, "batch_tokens": batch_tokens, "pack_length": pack_length
+        }  # fmt: skip
+        for name, value in positive.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+        if pack_length is not None and (values or buckets is not None):
+            raise ValueError(
+                "With `pack_length` there are no other buckets, and no `values`, of which each "
+                "would belong to a row of tokens, and not to several."
+            )
         self.make_batch = make_batch
         self.shuffle = shuffle
         self.seed = seed
@@ -112,6 +128,10 @@ class BucketedDataset(keras.utils.PyDataset):
         full = np.stack([next(iter(side.values())).lengths for side in self._sides], axis=1)
         self._lengths = np.minimum(full, length_limits(max_length, len(sides)))
         self.num_truncated = int((full > self._lengths).any(axis=1).sum())
+        self._packs = None
+        if pack_length is not None:
+            self._pack(pack_length)
+            buckets = [[pack_length] * len(sides)]
         if buckets is None:
             chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length)
         else:
@@ -132,6 +152,15 @@ class BucketedDataset(keras.utils.PyDataset):
         self._fetched = None  # batches that Keras fetched in the running pass; None outside one
         self._last_fetched = -1
         self._num_batches = len(self._batches())
+
+    def _pack(self, pack_length):
+        """From here on, `_lengths` are those of packs, and rows of batches are packs."""
+        packs = pack_rows(self._lengths.max(axis=1), pack_length)
+        order = np.concatenate(packs)
+        sizes = [len(pack) for pack in packs]
+        self._row_lengths = self._lengths
+        self._lengths = np.add.reduceat(self._lengths[order], np.cumsum([0, *sizes[:-1]]), axis=0)
+        self._packs = packs
 
     def _check_columns(self):
         rows = {n: len(c.lengths) for side in self._sides for n, c in side.items()}
@@ -173,8 +202,8 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch."""
-        return len(self._lengths)
+        """Rows of an epoch, as they were given."""
+        return len(self._lengths if self._packs is None else self._row_lengths)
 
     @property
     def tokens_per_epoch(self) -> int:
@@ -190,7 +219,13 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def order(self) -> np.ndarray:
-        """Which row each row of this epoch's batches is: int array `(rows,)`."""
+        """Which row each row of this epoch's batches is: int array `(rows,)`.
+
+        Raises:
+            ValueError: rows were packed, so that one of a batch is several.
+        """
+        if self._packs is not None:
+            raise ValueError("Packed rows have no order: make the dataset without `pack_length`.")
         return np.concatenate([rows for _, rows in self._batches()])
 
     def restore_order(self, outputs):
@@ -220,14 +255,35 @@ class BucketedDataset(keras.utils.PyDataset):
         bucket, rows = self._batches()[index]
         arrays = {name: value[rows] for name, value in self._values.items()}
         masks = {}
-        for side, length, real in zip(
-            self._sides, self._shapes[bucket], self._lengths[rows].T, strict=True
+        for i, (side, length, real) in enumerate(
+            zip(self._sides, self._shapes[bucket], self._lengths[rows].T, strict=True)
         ):
             mask = np.arange(length) < real[:, None]
+            if self._packs is None:
+                which, places = rows[:, None], np.arange(length)
+            else:
+                which, places, pack_ids = self._places_in_packs(rows, i, mask)
+                prefix = "paired_" * i
+                arrays[f"{prefix}pack_ids"] = pack_ids
+                arrays[f"{prefix}position_ids"] = places.astype("int32")
             for name, column in side.items():
-                arrays[name] = column.padded(rows, mask, self._pad_values.get(name, 0))
+                pad = np.int32(self._pad_values.get(name, 0))
+                arrays[name] = np.where(mask, column.ids_at(which, places), pad)
                 masks[name] = mask
         return self.make_batch(arrays, masks)
+
+    def _places_in_packs(self, packs, side, mask):
+        """For each position of packs its row, its place in it and the row's number in the pack."""
+        rows, places = np.zeros(mask.shape, "int64"), np.zeros(mask.shape, "int64")
+        numbers = np.full(mask.shape, -1, "int32")
+        for i, pack in enumerate(packs):
+            members = self._packs[pack]
+            lengths = self._row_lengths[members, side]
+            end = lengths.sum()
+            rows[i, :end] = np.repeat(members, lengths)
+            places[i, :end] = np.arange(end) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            numbers[i, :end] = np.repeat(np.arange(len(members)), lengths)
+        return rows, places, numbers
 
     def on_epoch_begin(self):
         self._fetched = 0
@@ -301,6 +357,6 @@ class _Rows:
             raise ValueError(f"Row {int(self.lengths.argmin())} of column {name!r} is empty.")
         self.starts = np.cumsum(self.lengths) - self.lengths
 
-    def padded(self, rows, mask, pad):
-        places = self.starts[rows][:, None] + np.arange(mask.shape[1])
-        return np.where(mask, self.ids.take(places, mode="clip"), np.int32(pad))
+    def ids_at(self, rows, places):
+        """The ids at these places of these rows; whatever ids for a place that a row has not."""
+        return self.ids.take(self.starts[rows] + places, mode="clip")

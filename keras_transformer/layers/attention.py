@@ -61,8 +61,9 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
             self-attention, where with a cache it is for `window` alone: the keys in the cache
             are rotated already.
-        pack_ids: int `(batch, query_length)`, which packed document a token is of. For
-            self-attention.
+        pack_ids: int `(batch, query_length)`, which packed document a token is of: only keys of
+            the same are seen.
+        value_pack_ids: int `(batch, key_length)`, likewise of the keys. Defaults to `pack_ids`.
         cache: `layers.slots.Slots` for keys and values. Self-attention writes the new ones
             from slot `cache_index` on and reads all. Cross-attention writes those of `value`
             and, without it, reads what an earlier call wrote.
@@ -197,6 +198,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         positions=None,
         key_positions=None,
         pack_ids=None,
+        value_pack_ids=None,
         cache=None,
         cache_index=None,
         return_attention_scores: bool = False,
@@ -225,6 +227,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             "padding": mask if self_attention else value_mask,
             "window": self.window,
             "query_pack": pack_ids,
+            "key_pack": value_pack_ids,
             "query_positions": positions,
             "key_positions": key_positions,
             "explicit": attention_mask,

@@ -24,6 +24,7 @@ class DecoderBlock(EncoderBlock):
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
         positions: int `(batch, length)`; `key_positions`: int `(batch, slots)`, with a cache.
         pack_ids: int `(batch, length)`, which packed document a token is of.
+        encoder_states_pack_ids: int `(batch, source_length)`, which one an encoder state is of.
         cache: dict `{"self": Slots, "cross": Slots}`, see `layers.slots`; `"cross"` is None before
             the first call and without cross-attention.
         cache_index: int scalar, the first slot to write.
@@ -74,6 +75,7 @@ class DecoderBlock(EncoderBlock):
         positions=None,
         key_positions=None,
         pack_ids=None,
+        encoder_states_pack_ids=None,
         cache=None,
         cache_index=None,
         training: bool = False,
@@ -111,6 +113,8 @@ class DecoderBlock(EncoderBlock):
                 x,
                 value=encoder_states,
                 value_mask=encoder_states_mask,
+                pack_ids=None if encoder_states_pack_ids is None else pack_ids,
+                value_pack_ids=encoder_states_pack_ids,
                 cache=slots,
                 training=training,
             )

@@ -22,7 +22,9 @@ class Seq2Seq(Backbone):
             `encoder_padding_mask` bool likewise, `decoder_token_ids` int
             `(batch, target_length)`, `decoder_padding_mask` bool likewise. With a cache that
             was filled before, the encoder's two are not needed; `encoder_states` may be given in
-            place of `encoder_token_ids`.
+            place of `encoder_token_ids`. For packed rows also `encoder_position_ids`,
+            `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
+            target token sees the source tokens of its own document.
         cache: optional `generation.Cache` that the decoder tokens continue.
 
     Returns:
@@ -60,22 +62,37 @@ class Seq2Seq(Backbone):
     def stacks(self) -> list:
         return [self.encoder, self.decoder]
 
-    def encode(self, token_ids, padding_mask=None, training: bool = False):
+    def encode(
+        self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
+    ):
         """The encoder states, float `(batch, source_length, hidden_dim)`."""
         return self.encoder(
-            self.token_embedding(token_ids), padding_mask=padding_mask, training=training
+            self.token_embedding(token_ids),
+            padding_mask=padding_mask,
+            position_ids=position_ids,
+            pack_ids=pack_ids,
+            training=training,
         )
 
     def call(self, inputs, cache=None, training: bool = False):
         encoder_mask = inputs.get("encoder_padding_mask")
         encoder_states = inputs.get("encoder_states")
         if encoder_states is None and "encoder_token_ids" in inputs:
-            encoder_states = self.encode(inputs["encoder_token_ids"], encoder_mask, training)
+            encoder_states = self.encode(
+                inputs["encoder_token_ids"],
+                encoder_mask,
+                training,
+                inputs.get("encoder_position_ids"),
+                inputs.get("encoder_pack_ids"),
+            )
         return self.decoder(
             self.token_embedding(inputs["decoder_token_ids"]),
             padding_mask=inputs.get("decoder_padding_mask"),
+            position_ids=inputs.get("decoder_position_ids"),
+            pack_ids=inputs.get("decoder_pack_ids"),
             encoder_states=encoder_states,
             encoder_padding_mask=encoder_mask,
+            encoder_pack_ids=inputs.get("encoder_pack_ids"),
             cache=cache,
             training=training,
         )

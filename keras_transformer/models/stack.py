@@ -81,7 +81,7 @@ class Stack(keras.layers.Layer):
         inputs: float `(batch, length, embedding_dim)`, embedded tokens.
         padding_mask: bool `(batch, length)`.
         segment_ids, position_ids, pack_ids: int `(batch, length)`, optional.
-        encoder_states, encoder_padding_mask: for cross-attention.
+        encoder_states, encoder_padding_mask, encoder_pack_ids: for cross-attention.
         cache: optional decode cache, see `generation.Cache`. The new tokens stand in its next
             slots, at each row's next positions.
 
@@ -214,6 +214,7 @@ class Stack(keras.layers.Layer):
         pack_ids=None,
         encoder_states=None,
         encoder_padding_mask=None,
+        encoder_pack_ids=None,
         cache=None,
         training: bool = False,
     ):
@@ -235,6 +236,7 @@ class Stack(keras.layers.Layer):
         if encoder_states is not None:
             block_options["encoder_states"] = encoder_states
             block_options["encoder_states_mask"] = encoder_padding_mask
+            block_options["encoder_states_pack_ids"] = encoder_pack_ids
             if cache is not None and encoder_padding_mask is None:
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
         elif cache is not None and cache.source.shape[1]:
