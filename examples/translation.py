@@ -2,7 +2,7 @@
 
     python examples/translation.py --epochs 30 --output my_translator
 
-Killed and started again with the same flags, it goes on with the epoch that it was in; started
+Killed and started again with the same flags, it goes on with the step that it was at; started
 again with more --epochs, it trains on. At its end the average of the last checkpoints is a preset
 in --output:
 
@@ -130,7 +130,6 @@ def main(_):
         validation_data=tuple(validation),
         verbose=2,
         callbacks=[
-            kt.training.ResumableEpochs(dataset),
             kt.training.Throughput(dataset),
             kt.training.BLEUCallback(
                 *validation, tokenize="none", samples=3, every=FLAGS.bleu_every
@@ -138,9 +137,7 @@ def main(_):
             checkpoints,
             keras.callbacks.CSVLogger(work_dir / "log.csv", append=True),
             # Last: an epoch is over once all that belongs to it is written.
-            keras.callbacks.BackupAndRestore(
-                work_dir / "backup", double_checkpoint=True, delete_checkpoint=False
-            ),
+            kt.training.ResumableRun(work_dir, dataset, every=50),
         ],
     )
     hours = (time.time() - started) / 3600

@@ -5,6 +5,7 @@ backend, and no TensorFlow is needed.
 """
 
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -25,7 +26,8 @@ class BucketedDataset(keras.utils.PyDataset):
 
     The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances
     `epoch`, as `fit` calls it after each pass over the data; set `epoch` to see the order of
-    any other (`keras_transformer.training.ResumableEpochs` does, in a resumed run).
+    any other, and `first_batch` to pass over the first of the next epoch's batches
+    (`keras_transformer.training.ResumableRun` does both, in a resumed run).
 
     Pass `shuffle=False` to `fit`: Keras's default shuffles the batches of any `PyDataset`
     again, by Python's `random`, which no resumed run and no other backend repeats.
@@ -148,6 +150,7 @@ class BucketedDataset(keras.utils.PyDataset):
         self._members = [by_length[places[by_length] == place] for place in occupied]
 
         self._epoch = 0
+        self.first_batch = 0
         self._composed = (None, None)
         self._fetched = None  # batches that Keras fetched in the running pass; None outside one
         self._last_fetched = -1
@@ -245,14 +248,36 @@ class BucketedDataset(keras.utils.PyDataset):
             return [outputs[i] for i in position]
         return np.asarray(outputs)[position]
 
-    def __len__(self):
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of a whole epoch."""
         return self._num_batches
+
+    @property
+    def description(self) -> dict:
+        """Values that differ when the batches differ."""
+        columns = [column for side in self._sides for column in side.values()]
+        return {
+            "rows": self.num_rows,
+            "batches": self._num_batches,
+            "shapes": [list(shape) for shape in self._shapes],
+            "batch_rows": self._batch_rows,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "content": _checksum(
+                *(array for column in columns for array in (column.lengths, column.ids)),
+                *self._values.values(),
+            ),
+        }
+
+    def __len__(self):
+        return self._num_batches - self.first_batch
 
     def __getitem__(self, index):
         if not -len(self) <= index < len(self):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         self._note_fetch(index)
-        bucket, rows = self._batches()[index]
+        bucket, rows = self._batches()[index + self.first_batch if index >= 0 else index]
         arrays = {name: value[rows] for name, value in self._values.items()}
         masks = {}
         for i, (side, length, real) in enumerate(
@@ -293,6 +318,7 @@ class BucketedDataset(keras.utils.PyDataset):
         # batch: only a pass that was served whole counts.
         if self._fetched is not None and self._fetched >= len(self):
             self._epoch += 1
+            self.first_batch = 0
         self._fetched = None
 
     def _note_fetch(self, index):
@@ -339,6 +365,14 @@ class BucketedDataset(keras.utils.PyDataset):
         if rng is not None:
             middle = [middle[i] for i in rng.permutation(len(middle))]
         return [first, last, *middle]
+
+
+def _checksum(*arrays: np.ndarray) -> int:
+    """CRC-32 of the arrays, one after the other."""
+    value = 0
+    for array in arrays:
+        value = zlib.crc32(np.ascontiguousarray(array), value)
+    return value
 
 
 class _Rows:

@@ -3,13 +3,13 @@
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
 from keras_transformer.training.callbacks import (
     BLEUCallback,
-    ResumableEpochs,
     StopAtNaN,
     Throughput,
 )
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
+from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "LastCheckpoints",
     "LinearDecay",
     "Perplexity",
-    "ResumableEpochs",
+    "ResumableRun",
     "StopAtNaN",
     "Throughput",
     "TokenAccuracy",

@@ -78,7 +78,7 @@ def average_checkpoints(
         total /= len(files)
         average[name] = total.astype(last.dtype)
     if output_path is not None:
-        _save(average, Path(output_path))
+        write_safetensors(average, Path(output_path))
     return average
 
 
@@ -128,7 +128,7 @@ class LastCheckpoints(keras.callbacks.Callback):
         self.paths = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Here and not in on_train_begin: by now BackupAndRestore has put back the step.
+        # Here and not in on_train_begin: by now `ResumableRun` has put back the step.
         self._step = self._begin = self._current_step()
         self._find()
 
@@ -187,7 +187,7 @@ class LastCheckpoints(keras.callbacks.Callback):
     def _save_model(self):
         path = self.directory / f"step-{self._current_step():08d}.safetensors"
         weights = {name: _to_numpy(v) for name, v in _named_weights(self.model).items()}
-        _save(weights, path)
+        write_safetensors(weights, path)
         self.paths = [other for other in self.paths if other != path] + [path]
         self._prune()
 
@@ -220,12 +220,14 @@ def _step_of(path):
     return int(match[1]) if match else 0
 
 
-def _save(tensors, path):
-    """Writes beside the target and renames: a reader never sees half a file."""
+def write_safetensors(tensors: dict[str, np.ndarray], path: Path, metadata=None) -> None:
+    """Writes beside the target and renames: a reader never sees half a file, nor a lost one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, beside)
+        save_file(tensors, beside, metadata)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

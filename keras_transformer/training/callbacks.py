@@ -1,4 +1,4 @@
-"""Callbacks: exact resuming, speed, and BLEU of what the model generates."""
+"""Callbacks: a look at the loss, speed, and BLEU of what the model generates."""
 
 import os
 import time
@@ -6,71 +6,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_transformer.training.metrics import BLEU
-
-# Random numbers that one seed generator may draw in an epoch before it would reach those of
-# the next epoch.
-_DRAWS_PER_EPOCH = 2**20
-
-
-class ResumableEpochs(keras.callbacks.Callback):
-    """Makes each epoch depend on its number and the weights alone, so that runs can resume.
-
-    A run that was killed and restarted with `keras.callbacks.BackupAndRestore` then repeats
-    the unbroken run: at the start of each epoch this sets the dataset's `epoch` and the
-    state of the model's dropout, neither of which Keras backs up. Call
-    `keras.utils.set_random_seed` before making the model and this, and pass `shuffle=False`
-    to `fit`. Back up each epoch (`save_freq="epoch"`): Keras restarts an epoch from its
-    beginning.
-
-    Args:
-        dataset: a `BucketedDataset`, or anything with an `epoch` to set. `None`: only the
-            dropout is set.
-
-    Example:
-
-    ```python
-    import tempfile
-    import keras
-    from keras_transformer.data import BucketedDataset
-    from keras_transformer.training import ResumableEpochs
-
-    dataset = BucketedDataset(
-        {"ids": [[1, 2, 3]] * 8},
-        lambda arrays, masks: (arrays["ids"][:, :3], arrays["ids"][:, 0]),
-        batch_size=4, shuffle=True,
-    )
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        callbacks = [keras.callbacks.BackupAndRestore(folder), ResumableEpochs(dataset)]
-        model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-    ```
-    """
-
-    def __init__(self, dataset=None):
-        super().__init__()
-        self.dataset = dataset
-        if keras.backend.backend() == "torch":
-            import torch
-
-            self._torch_seed = torch.initial_seed()
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if self.dataset is not None:
-            self.dataset.epoch = epoch
-        if keras.backend.backend() == "torch":
-            # Here dropout without an explicit seed draws from PyTorch's global generator.
-            import torch
-
-            torch.manual_seed(self._torch_seed + epoch)
-        for variable in self.model.non_trainable_variables:
-            if variable.path.endswith("seed_generator_state"):
-                state = np.array(ops.convert_to_numpy(variable))  # (seed, numbers drawn)
-                state[1] = epoch * _DRAWS_PER_EPOCH % 2**31
-                variable.assign(state)
 
 
 class StopAtNaN(keras.callbacks.Callback):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import BucketedDataset
-from keras_transformer.training import BLEUCallback, ResumableEpochs, StopAtNaN, Throughput
+from keras_transformer.training import BLEUCallback, StopAtNaN, Throughput
 
 
 def small_data(**options):
@@ -38,18 +38,6 @@ def test_throughput_counts_real_tokens():
         history["tokens_per_second"], history["texts_per_second"], strict=True
     ):
         assert tokens == pytest.approx(2 * texts) and texts > 0
-
-
-def test_dataset_follows_the_epochs_of_fit():
-    data = small_data(shuffle=True)
-    fitted([ResumableEpochs(data)], data=data, epochs=2)
-    data.epoch = 7
-    seen = []
-    watch = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: seen.append(data.epoch)
-    )
-    fitted([ResumableEpochs(data), watch], data=data, epochs=3)
-    assert seen == [0, 1, 2]
 
 
 def test_bleu_in_the_logs_and_samples_printed(capsys):

@@ -2,101 +2,205 @@
 
 import json
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
-EPOCHS = 3
+import keras_transformer as kt
+from keras_transformer.training import LastCheckpoints, ResumableRun
 
-# Subclassed model with dropout, Adam with a schedule, shuffled buckets; appends each epoch's
-# loss to a file. It kills itself in the epoch given, if that is not negative.
+# A translator with dropout, Adam with a schedule, shuffled buckets, saved after every second
+# step; appends the loss after each step to a file.
 SCRIPT = """
-import json, os, signal, sys
+import json, sys, time
 import keras, numpy as np
-from keras_transformer.data import BucketedDataset
-from keras_transformer.training import (
-    InverseSquareRoot, LastCheckpoints, ResumableEpochs, TokenCrossEntropy, transformer_adam
-)
+import keras_transformer as kt
+from tests.training.test_resume import make_dataset, make_model
 
-folder, losses, kill_in, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+folder, losses = sys.argv[1:]
 keras.utils.set_random_seed(1)
-rng = np.random.default_rng(0)
-rows = [rng.integers(1, 20, size=rng.integers(2, 16)).tolist() for _ in range(60)]
-data = BucketedDataset(
-    {"inputs": [r[:-1] for r in rows], "targets": [r[1:] for r in rows]},
-    lambda arrays, masks: (arrays["inputs"], arrays["targets"], masks["targets"]),
-    batch_size=8, shuffle=True, max_buckets=2,
-)
-
-class Model(keras.Model):
-    def __init__(self):
-        super().__init__(name="model")
-        self.embedding = keras.layers.Embedding(20, 8, name="embedding")
-        self.dropout = keras.layers.Dropout(0.3, name="dropout")
-        self.head = keras.layers.Dense(20, name="head")
-        self.embedding.build((None, None))
-        self.head.build((None, None, 8))
-        self.built = True
-
-    def call(self, ids, training=None):
-        return self.head(self.dropout(self.embedding(ids), training=training))
+model, data = make_model(dropout=0.3), make_dataset()
 
 class Watch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
+        self.epoch, self.first = epoch, data.first_batch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == kill_in and batch == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def on_epoch_end(self, epoch, logs=None):
+        line = [self.epoch, self.first + batch, float(logs["loss"])]
         with open(losses, "a") as file:
-            file.write(json.dumps([epoch, logs["loss"]]) + "\\n")
+            file.write(json.dumps(line) + "\\n")
+        time.sleep(0.02)
 
-model = Model()
-model.compile(transformer_adam(InverseSquareRoot(0.05, 10)), TokenCrossEntropy(0.1))
-backup = keras.callbacks.BackupAndRestore(folder + "/backup", double_checkpoint=True)
-last = LastCheckpoints(folder + "/last", keep=2)
-model.fit(
-    data, epochs=epochs, shuffle=False, verbose=0,
-    callbacks=[backup, ResumableEpochs(data), last, Watch()],
-)
+last = kt.training.LastCheckpoints(folder + "/last", keep=2)
+run = kt.training.ResumableRun(folder, data, every=2)
+model.fit(data, epochs=3, verbose=0, callbacks=[Watch(), last, run])
 with open(losses, "a") as file:
     file.write(json.dumps([path.name for path in last.paths]) + "\\n")
 """
 
 
-def start(folder, losses, kill_in=-1):
+def make_dataset(**options):
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(1, 20, size=rng.integers(2, 16)).tolist() for _ in range(60)]
+
+    def make_batch(arrays, masks):
+        batch = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
+        return batch, arrays["targets"], masks["targets"].astype("float32")
+
+    return kt.data.BucketedDataset(
+        {"inputs": [r[:-1] for r in rows], "targets": [r[1:] for r in rows]},
+        make_batch,
+        **{"batch_size": 6, "shuffle": True, "max_buckets": 2, **options},
+    )
+
+
+def make_model(peak=0.05, **config):
+    values = {"hidden_dim": 8, "num_heads": 2, "num_layers": 1, "intermediate_dim": 16}
+    config = kt.TransformerConfig(**{"kind": "decoder", "vocabulary_size": 20, **values, **config})
+    model = kt.CausalLM(kt.models.Decoder(config))
+    model.compile(
+        kt.training.transformer_adam(kt.training.InverseSquareRoot(peak, 10)),
+        kt.training.TokenCrossEntropy(0.1),
+        weighted_metrics=[kt.training.Perplexity()],
+    )
+    return model
+
+
+def start(folder, losses):
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), str(losses), str(kill_in), str(EPOCHS)],
+        [sys.executable, "-c", SCRIPT, str(folder), str(losses)],
         env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_killed_run_repeats_the_unbroken_one(tmp_path):
-    def path(name):
-        return tmp_path / name, tmp_path / f"{name}.jsonl"
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def finished(process, code=0):
-        _, errors = process.communicate()
-        assert process.returncode == code, errors
 
-    unbroken = start(*path("unbroken"))
-    finished(start(*path("killed"), kill_in=1), -signal.SIGKILL)
-    finished(start(*path("killed")))
-    finished(unbroken)
-    one, two = (
-        [json.loads(line) for line in path(name)[1].read_text().splitlines()]
-        for name in ("unbroken", "killed")
+def test_a_run_killed_at_random_repeats_the_unbroken_one(tmp_path):
+    unbroken, killed = tmp_path / "unbroken.jsonl", tmp_path / "killed.jsonl"
+    process = start(tmp_path / "unbroken", unbroken)
+    assert process.wait() == 0, process.stderr.read()
+    *expected, files = lines_of(unbroken)
+    steps = make_dataset().batches_per_epoch
+    assert [(e, b) for e, b, _ in expected] == [(e, b) for e in range(3) for b in range(steps)]
+
+    moments = random.Random(os.urandom(8))
+    for _ in range(3):
+        before = len(lines_of(killed))
+        process = start(tmp_path / "killed", killed)
+        while process.poll() is None and len(lines_of(killed)) == before:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.4))
+        process.kill()
+        process.wait()
+    process = start(tmp_path / "killed", killed)
+    assert process.wait() == 0, process.stderr.read()
+    *found, files_found = lines_of(killed)
+    assert files_found == files
+    # Steps that were done twice, because the kill came before they were saved, count both times.
+    assert {(e, b) for e, b, _ in found} == {(e, b) for e, b, _ in expected}
+    assert len(found) > len(expected) or process.returncode == 0
+    losses = {(e, b): loss for e, b, loss in expected}
+    assert [loss for *_, loss in found] == pytest.approx(
+        [losses[e, b] for e, b, _ in found], rel=1e-6
     )
-    assert [epoch for epoch, _ in two[:-1]] == list(range(EPOCHS))
-    assert two[:-1] == [[epoch, pytest.approx(loss, rel=1e-5)] for epoch, loss in one[:-1]]
-    assert one[-1] == two[-1]  # the checkpoints kept
-    assert len(two[-1]) == 2
+
+
+def test_within_an_epoch_only_the_rest_is_trained_on(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4:
+                raise KeyboardInterrupt
+
+    data = make_dataset()
+    with pytest.raises(KeyboardInterrupt):
+        make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data, 2), Stop()])
+    seen = []
+    model, data = make_model(), make_dataset()
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append((epoch, data.first_batch, len(data))),
+        on_train_batch_end=lambda batch, logs: seen.append(batch),
+    )
+    run = ResumableRun(tmp_path, data, 2)
+    model.fit(data, epochs=2, verbose=0, callbacks=[run, watch])
+    steps = data.batches_per_epoch
+    assert seen == [(0, 4, steps - 4), *range(steps - 4), (1, 0, steps), *range(steps)]
+
+
+def test_the_state_of_another_run_is_refused_with_the_difference(tmp_path):
+    data = make_dataset()
+    make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+
+    def refused(model, data):
+        with pytest.raises(ValueError, match="is of another run") as error:
+            model.fit(data, epochs=2, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+        return str(error.value)
+
+    message = refused(make_model(hidden_dim=16), data)
+    assert "config.hidden_dim: 8 then, 16 now" in message and "then, [20, 16] now" in message
+    assert "learning_rate.peak: 0.05 then, 0.01 now" in refused(make_model(peak=0.01), data)
+    message = refused(make_model(), make_dataset(batch_size=5, seed=3))
+    assert "data.seed: 0 then, 3 now" in message and "data.batch_rows: [6, 6] then" in message
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    data = make_dataset()
+    make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+    kept = (tmp_path / "state.safetensors").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"0\.\d MiB, could not be written.*before is still"):
+            run = ResumableRun(tmp_path, data)
+            make_model().fit(data, epochs=2, verbose=0, callbacks=[run])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+    assert (tmp_path / "state.safetensors").read_bytes() == kept
+    history = make_model().fit(data, epochs=2, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+    assert history.epoch == [1]
+
+
+def test_what_is_kept_is_of_use(tmp_path):
+    data = make_dataset()
+    model = make_model()
+    model.backbone.token_embedding.embeddings.assign(np.full((20, 8), np.nan, "float32"))
+    model.fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+    assert not list(tmp_path.iterdir())
+
+    (tmp_path / "state.safetensors").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="is no state of a run.*Remove it"):
+        model.fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="`every` must be an integer of at least 1"):
+        ResumableRun("x", make_dataset(), every=0)
+    with pytest.raises(ValueError, match="`every` needs the `dataset`"):
+        ResumableRun("x", every=5)
+
+
+def test_the_checkpoints_kept_are_those_of_the_unbroken_run(tmp_path):
+    data = make_dataset()
+    for epochs in (2, 4):
+        last = LastCheckpoints(tmp_path / "last", keep=3)
+        callbacks = [last, ResumableRun(tmp_path, data)]
+        make_model().fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+    steps = data.batches_per_epoch
+    names = [f"step-{steps * epoch:08d}.safetensors" for epoch in (2, 3, 4)]
+    assert [path.name for path in last.paths] == names

@@ -1,0 +1,228 @@
+"""A run that can be killed at any moment, and goes on as if it had not been."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from safetensors import SafetensorError, safe_open
+
+from keras_transformer.training.averaging import write_safetensors
+
+_FILE = "state.safetensors"
+
+
+class ResumableRun(keras.callbacks.Callback):
+    """Keeps all that a run needs to go on, and goes on with it when the program starts again.
+
+    One file holds the weights, the optimizer, the states of all random numbers, the metrics of
+    the running epoch and the place in the data. It is written beside the last one and renamed: a
+    run that is killed, while saving too, goes on from a whole file. Started again with the same
+    program, `fit` then has the losses of an unbroken run: bit for bit, or as exact as the backend
+    repeats itself.
+
+    Call `keras.utils.set_random_seed` before the model is made, and put this last among the
+    callbacks: what those before it did with an epoch then belongs to it.
+
+    Args:
+        directory: where the file goes; made if it does not exist.
+        dataset: the `BucketedDataset` that is trained on. None for other data, which must then
+            come in the same order whenever the program starts.
+        every: steps from one saving to the next, beside that after each epoch. None for no other.
+
+    Raises:
+        ValueError: `every` out of range or without a `dataset`; from `fit` for a state of another
+            run, with what differs: other sizes, another optimizer, other data.
+        OSError: from `fit` when the state cannot be written, as on a full disk. The last one is
+            still there.
+
+    Example:
+
+    ```python
+    import tempfile
+    import keras
+    from keras_transformer.data import BucketedDataset
+    from keras_transformer.training import ResumableRun
+
+    keras.utils.set_random_seed(1)
+    dataset = BucketedDataset(
+        {"ids": [[1, 2, 3]] * 8},
+        lambda arrays, masks: (arrays["ids"][:, :3], arrays["ids"][:, 0]),
+        batch_size=4, shuffle=True,
+    )
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        for epochs in (1, 3):  # As if the program was started twice: the second adds two epochs.
+            run = ResumableRun(folder, dataset, every=1)
+            history = model.fit(dataset, epochs=epochs, shuffle=False, verbose=0, callbacks=[run])
+        assert history.epoch == [1, 2]
+    ```
+    """
+
+    def __init__(self, directory: str | os.PathLike, dataset=None, every: int | None = None):
+        super().__init__()
+        if every is not None and (isinstance(every, bool) or int(every) != every or every < 1):
+            raise ValueError(f"`every` must be an integer of at least 1 or None, received {every}.")
+        if every is not None and dataset is None:
+            raise ValueError("To go on within an epoch, `every` needs the `dataset`.")
+        self.path = Path(directory) / _FILE
+        self.dataset = dataset
+        self.every = every
+
+    def on_train_begin(self, logs=None):
+        self._run = _description(self.model, self.dataset)
+        self._within = (0, 0, {})  # epoch, batches of it that are done, its metrics
+        self._warnings = None
+        if not self.path.is_file():
+            return
+        self.model.optimizer.build(self.model.trainable_variables)
+        with _opened(self.path) as file:
+            kept = json.loads(file.metadata()["run"])
+            self._refuse_other(kept["of"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metrics = {n: tensors.pop(n) for n in list(tensors) if n.startswith("metrics/")}
+        variables = _variables(self.model)
+        for name, variable in variables.items():
+            variable.assign(tensors[name])
+        _set_torch_generators(tensors)
+        self._within = (kept["epoch"], kept["batch"], metrics)
+        self.model._initial_epoch = kept["epoch"]  # As Keras's `BackupAndRestore` says it.
+
+    def on_epoch_begin(self, epoch, logs=None):
+        resumed, batch, metrics = self._within
+        self._epoch, self._first = epoch, batch if epoch == resumed else 0
+        if self.dataset is None:
+            return
+        self.dataset.epoch = epoch
+        self.dataset.first_batch = self._first
+        if self._first:
+            for name, variable in _metric_variables(self.model).items():
+                if name in metrics:
+                    variable.assign(metrics[name])
+            # Keras counts on as many batches as the other epochs have.
+            self._warnings = warnings.catch_warnings()
+            self._warnings.__enter__()
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+
+    def on_train_batch_end(self, batch, logs=None):
+        done = self._first + batch + 1
+        if self.every and done % self.every == 0 and done < self.dataset.batches_per_epoch:
+            self._save(self._epoch, done, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._warnings is not None:
+            self._warnings.__exit__(None, None, None)
+            self._warnings = None
+        self._save(epoch + 1, 0, logs)
+
+    def on_train_end(self, logs=None):
+        self.model._initial_epoch = 0
+
+    def _save(self, epoch, batch, logs):
+        if not np.isfinite(float((logs or {}).get("loss", 0.0))):
+            return  # What is kept shall be of use.
+        variables = {**_variables(self.model), **(_metric_variables(self.model) if batch else {})}
+        tensors = {name: ops.convert_to_numpy(variable) for name, variable in variables.items()}
+        tensors |= _torch_generators()
+        metadata = {"run": json.dumps({"epoch": epoch, "batch": batch, "of": self._run})}
+        try:
+            write_safetensors(tensors, self.path, metadata)
+        except (OSError, SafetensorError) as error:
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            kept = " The one before is still there." if self.path.exists() else ""
+            raise OSError(
+                f"The state of the run, {size / 2**20:,.1f} MiB, could not be written to "
+                f"{self.path.parent}: {error}.{kept} Make room and start the program again."
+            ) from error
+
+    def _refuse_other(self, kept: dict):
+        now = json.loads(json.dumps(self._run))
+        names = [name for name in {**kept, **now} if kept.get(name) != now.get(name)]
+        if names:
+            shown = [f"{n}: {kept.get(n, 'none')} then, {now.get(n, 'none')} now" for n in names]
+            more = f"\n  and {len(shown) - 8} more" if len(shown) > 8 else ""
+            raise ValueError(
+                f"The state in {self.path} is of another run:\n  "
+                + "\n  ".join(shown[:8])
+                + f"{more}\nGive what it was started with, or another directory to start anew."
+            )
+
+
+def _variables(model) -> dict[str, Any]:
+    """Weights, states of random numbers and optimizer, each under a name of its own."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+    groups = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return {
+        f"{group}/{i}/{_within_model(variable)}": variable
+        for group, variables in groups.items()
+        for i, variable in enumerate(variables)
+    }
+
+
+def _metric_variables(model) -> dict[str, Any]:
+    return {f"metrics/{i}/{_within_model(v)}": v for i, v in enumerate(model.metrics_variables)}
+
+
+def _within_model(variable) -> str:
+    """Its path without the name of model or optimizer, which Keras numbers within a process."""
+    return variable.path.split("/", 1)[-1]
+
+
+def _torch_generators() -> dict[str, np.ndarray]:
+    """The states of PyTorch's own random numbers, which dropout without a seed draws from."""
+    if keras.backend.backend() != "torch":
+        return {}
+    import torch
+
+    states = {"torch/cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return {name: state.cpu().numpy() for name, state in states.items()}
+
+
+def _set_torch_generators(tensors) -> None:
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    torch.set_rng_state(torch.from_numpy(tensors["torch/cpu"]))
+    for i in range(torch.cuda.device_count()):
+        if f"torch/cuda/{i}" in tensors:
+            torch.cuda.set_rng_state(torch.from_numpy(tensors[f"torch/cuda/{i}"]), i)
+
+
+def _description(model, dataset) -> dict[str, Any]:
+    """What must be the same for a run to go on: flat, so that differences can be named."""
+    values = {"optimizer": keras.saving.serialize_keras_object(model.optimizer)}
+    config = getattr(getattr(model, "backbone", None), "config", None)
+    if config is not None:
+        values["config"] = config.to_dict()
+    values["shape"] = {_within_model(v): list(v.shape) for v in model.trainable_variables}
+    if hasattr(dataset, "description"):
+        values["data"] = dataset.description
+    return dict(_flat("", values))
+
+
+def _flat(name, value):
+    if isinstance(value, dict):
+        for key, part in value.items():
+            # What Keras writes beside the values of an object.
+            if key not in ("module", "registered_name", "build_config", "name"):
+                yield from _flat(f"{name}.{key}".strip("."), part)
+    else:
+        yield name.replace(".config.", "."), value
+
+
+def _opened(path):
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} is no state of a run: {error}. Remove it to start anew."
+        ) from error
