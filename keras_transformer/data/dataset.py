@@ -7,13 +7,13 @@ backend, and no TensorFlow is needed.
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import keras
 import numpy as np
 
 from keras_transformer.data.buckets import bucket_of, choose_buckets, length_limits
 from keras_transformer.data.packing import pack_rows
+from keras_transformer.data.token_rows import TokenRows
 
 
 class BucketedDataset(keras.utils.PyDataset):
@@ -34,7 +34,8 @@ class BucketedDataset(keras.utils.PyDataset):
 
     Args:
         columns: dict of name to rows; a row is a list (or 1-D array) of ints. The columns
-            describe the same tokens, so the lengths of their rows agree.
+            describe the same tokens, so the lengths of their rows agree. `TokenRows` are taken
+            as they are, so that what is on disk stays there.
         make_batch: function of `(arrays, masks)` that returns what Keras takes as a batch:
             `x`, `(x, y)` or `(x, y, sample_weight)`. `arrays` holds each column padded, int32
             `(batch, length)`, and each of `values`, `(batch, ...)`. `masks` holds for each
@@ -122,7 +123,7 @@ class BucketedDataset(keras.utils.PyDataset):
         self.shuffle = shuffle
         self.seed = seed
         sides = [columns] if paired_columns is None else [columns, paired_columns]
-        self._sides = [{name: _Rows(name, rows) for name, rows in side.items()} for side in sides]
+        self._sides = [{n: _token_rows(n, rows) for n, rows in side.items()} for side in sides]
         self._values = {name: np.asarray(value) for name, value in (values or {}).items()}
         self._pad_values = pad_values or {}
         self._check_columns()
@@ -202,6 +203,11 @@ class BucketedDataset(keras.utils.PyDataset):
         """The bucket lengths in use: ints, or pairs for paired columns."""
         single = len(self._sides) == 1
         return tuple(shape[0] if single else shape for shape in self._shapes)
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """The arrays `(rows, ...)` of what is not padded, by name."""
+        return self._values
 
     @property
     def num_rows(self) -> int:
@@ -375,22 +381,9 @@ def _checksum(*arrays: np.ndarray) -> int:
     return value
 
 
-class _Rows:
-    """Rows of ids of different lengths, stored end to end."""
-
-    def __init__(self, name, rows):
-        try:
-            self.lengths = np.fromiter((len(row) for row in rows), "int64")
-            ids = chain.from_iterable(rows)
-            self.ids = np.fromiter(ids, "int32", count=int(self.lengths.sum()))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"Column {name!r} must hold lists of token ids that fit in 32 bits: {error}."
-            ) from error
-        if len(self.lengths) and self.lengths.min() < 1:
-            raise ValueError(f"Row {int(self.lengths.argmin())} of column {name!r} is empty.")
-        self.starts = np.cumsum(self.lengths) - self.lengths
-
-    def ids_at(self, rows, places):
-        """The ids at these places of these rows; whatever ids for a place that a row has not."""
-        return self.ids.take(self.starts[rows] + places, mode="clip")
+def _token_rows(name, rows) -> TokenRows:
+    if not isinstance(rows, TokenRows):
+        rows = TokenRows.of(rows, name)
+    if len(rows) and rows.lengths.min() < 1:
+        raise ValueError(f"Row {int(rows.lengths.argmin())} of column {name!r} is empty.")
+    return rows

@@ -5,8 +5,8 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
-from keras_transformer.tasks.task import text_rows
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -56,18 +56,25 @@ class CausalLM(LanguageModel):
         self._refuse_targets(y, sample_weight)
         tokenizer = self._require_tokenizer()
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
-        rows = with_end(tokenizer.encode_batch(text_rows(x)), tokenizer.end_id)
-        rows = [row[: max_length + 1] for row in rows]
-        for place, row in enumerate(rows):
-            if len(row) < 2:
-                raise ValueError(f"`x[{place}]` is too short: there is no next token to predict.")
+
+        def encode(texts, place):
+            rows = with_end(tokenizer.encode_batch(*texts), tokenizer.end_id)
+            rows = [row[: max_length + 1] for row in rows]
+            for index, row in enumerate(rows):
+                if len(row) < 2:
+                    raise ValueError(
+                        f"{place(index)} is too short: there is no next token to predict."
+                    )
+            return {"tokens": rows}
+
+        rows = encode_rows(self, text_columns(x), encode, max_length=max_length).columns["tokens"]
 
         def make_batch(arrays, masks):
             batch = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
             return batch, arrays["targets"], masks["targets"].astype("float32")
 
         return BucketedDataset(
-            {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]},
+            {"inputs": rows.without_last(), "targets": rows.without_first()},
             make_batch,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},
             shuffle=shuffle,

@@ -60,6 +60,23 @@ class Classifier(Task):
     def task_values(self) -> dict:
         return {"num_classes": self.num_classes, "labels": self.labels, "dropout": self.dropout}
 
+    def _class_number(self, label: int | str) -> int:
+        """The number of a label as files have it: a name, or a number, which may be text."""
+        names = self.label_names
+        if label in names:
+            return names.index(label)
+        if isinstance(label, str):
+            number = int(label) if label.isascii() and label.isdecimal() else -1
+        else:
+            number = label
+        if not 0 <= number < self.num_classes:
+            known = f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}"
+            raise ValueError(
+                f"the label {label!r} is not known. Known are {known}, or the numbers from 0 to "
+                f"{self.num_classes - 1}."
+            )
+        return number
+
     def _class_numbers(self, y, count: int, unit: str = "text", place: str = "") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `place` says whose, in errors."""
         labels = np.asarray(y)

@@ -11,6 +11,7 @@ from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import batching, softmax, text_rows
@@ -156,11 +157,16 @@ class MaskedLM(TokenPredictor):
         self._refuse_targets(y, sample_weight)
         tokenizer = self._require_tokenizer()
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
-        texts = text_rows(x)
-        ids, segments = tokenizer.encode_batch_with_segments(texts, max_length=max_length)
+
+        def encode(texts, place):
+            return self._columns(
+                *tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
+            )
+
+        columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
         options |= {"shuffle": shuffle, "seed": seed}
         if not masked:
-            return self._dataset(self._columns(ids, segments), **options)
+            return self._dataset(columns, **options)
         self._require_mask()
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
 
@@ -170,8 +176,8 @@ class MaskedLM(TokenPredictor):
             random = np.random.default_rng((seed, epoch, arrays["row"][0]))
             return self._hide_tokens(inputs, ordinary, random)
 
-        values = {"row": np.arange(len(ids))}
-        dataset = self._dataset(self._columns(ids, segments), finish, values=values, **options)
+        values = {"row": np.arange(len(columns["token_ids"]))}
+        dataset = self._dataset(columns, finish, values=values, **options)
         return dataset
 
     def _hide_tokens(self, inputs: dict, ordinary: np.ndarray, random: np.random.Generator):

@@ -7,7 +7,7 @@ import numpy as np
 import tokenizers
 from keras import ops
 
-from keras_transformer.data import BucketedDataset
+from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
@@ -267,6 +267,8 @@ class QuestionAnswerer(Task):
 
 
 def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:
+    if isinstance(x, Records):
+        text_rows(x)  # Says what does take them.
     if not isinstance(x, tuple) or len(x) != 2:
         raise ValueError(
             "QuestionAnswerer takes a tuple of two lists, (questions, contexts), received "

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 
-from keras_transformer.data import BucketedDataset
+from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.encoding import encode_rows
 from keras_transformer.tasks.language_model import LanguageModel, with_end
 from keras_transformer.tasks.task import text_rows
 from keras_transformer.tokenizers import Tokenizer
@@ -73,18 +74,38 @@ class Seq2SeqLM(LanguageModel):
         tokenizer = self._require_tokenizer()
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
-        if y is None:
-            if not isinstance(x, tuple) or len(x) != 2:
-                raise ValueError("Seq2SeqLM needs sources and targets: give `y`, or x=(x, y).")
-            x, y = x
-        sources, targets = text_rows(x), text_rows(y, "y")
-        if len(sources) != len(targets):
-            raise ValueError(
-                f"Received {len(sources)} sources and {len(targets)} targets: give one for each."
-            )
+        if isinstance(x, Records):
+            if len(x.columns) != 2:
+                raise ValueError(
+                    f"Seq2SeqLM needs sources and targets: read(..., x=..., y=...), received {x}."
+                )
+            texts = x
+        else:
+            if y is None:
+                if not isinstance(x, tuple) or len(x) != 2:
+                    raise ValueError("Seq2SeqLM needs sources and targets: give `y`, or x=(x, y).")
+                x, y = x
+            texts = text_rows(x), text_rows(y, "y")
+            if len(texts[0]) != len(texts[1]):
+                raise ValueError(
+                    f"Received {len(texts[0])} sources and {len(texts[1])} targets: give one for "
+                    "each."
+                )
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
-        encoded = tokenizer.encode_targets(targets)
-        targets = with_end([row[: max_length - 1] for row in encoded], tokenizer.end_id)
+
+        def encode(texts, place):
+            sources, targets = texts
+            encoded = tokenizer.encode_targets(targets)
+            targets = with_end([row[: max_length - 1] for row in encoded], tokenizer.end_id)
+            return {
+                "sources": tokenizer.encode_batch(sources, max_length=max_length),
+                "targets": [[self.start_id, *row] for row in targets],
+            }
+
+        rows = encode_rows(
+            self, texts, encode, max_length=max_length, start_id=self.start_id
+        ).columns
+        targets = rows["targets"]
 
         def make_batch(arrays, masks):
             batch = {
@@ -96,12 +117,9 @@ class Seq2SeqLM(LanguageModel):
             return batch, arrays["targets"], masks["targets"].astype("float32")
 
         return BucketedDataset(
-            {"sources": tokenizer.encode_batch(sources, max_length=max_length)},
+            {"sources": rows["sources"]},
             make_batch,
-            paired_columns={
-                "inputs": [[self.start_id, *row[:-1]] for row in targets],
-                "targets": targets,
-            },
+            paired_columns={"inputs": targets.without_last(), "targets": targets.without_first()},
             pad_values=dict.fromkeys(("sources", "inputs", "targets"), self.pad_id),
             shuffle=shuffle,
             seed=seed,

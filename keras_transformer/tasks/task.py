@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_transformer.data import BucketedDataset
+from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
@@ -21,7 +21,8 @@ class Task(Adaptable, keras.Model):
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
     pairs), a dict of arrays as the backbone takes it, or any dataset that Keras takes. Strings
-    are tokenized in bulk and padded to a few length buckets, never to the model's maximum.
+    are tokenized in bulk and padded to a few length buckets, never to the model's maximum. Those
+    of files, which may be larger than memory, are given as `data.read` makes them.
 
     Args:
         backbone: a backbone of the kind that the task needs.
@@ -104,11 +105,12 @@ class Task(Adaptable, keras.Model):
         """Trains, as `keras.Model.fit`.
 
         Args:
-            x: strings; or as in Keras.
+            x: strings; or what `data.read` makes, with the labels or targets in it; or as in
+                Keras.
             y: their labels or target strings; or as in Keras.
             batch_size: int, rows of a batch. Defaults to 32.
             batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
-            validation_data: `(x, y)` as above, or as in Keras.
+            validation_data: `(x, y)` as above, what `data.read` makes, or as in Keras.
             sample_weight: one number a row.
             shuffle: bool, new batches every epoch.
             seed: int, of the shuffling. Defaults to one drawn from NumPy, which
@@ -124,7 +126,7 @@ class Task(Adaptable, keras.Model):
                     "`validation_split` is not available for strings. Split them yourself and "
                     "give the second part as `validation_data=(x, y)`."
                 )
-            self._check_labels_given(y)
+            self._check_labels_given(x, y)
             seed = int(np.random.randint(2**31)) if seed is None else seed
             x = self.make_dataset(
                 x, y, sample_weight, shuffle=shuffle, seed=seed,
@@ -137,6 +139,7 @@ class Task(Adaptable, keras.Model):
         validation_data = self._validation(validation_data, kwargs)
         if isinstance(x, BucketedDataset):
             shuffle = False  # It shuffles by itself.
+            self._check_training_set(x)
         return super().fit(
             x, y, batch_size=batch_size, validation_data=validation_data,
             sample_weight=sample_weight, shuffle=shuffle, **kwargs,
@@ -145,7 +148,7 @@ class Task(Adaptable, keras.Model):
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
         if is_text(x):
-            self._check_labels_given(y)
+            self._check_labels_given(x, y)
             x = self.make_dataset(x, y, sample_weight, **batching(batch_size))
             y = sample_weight = batch_size = None
         self._check_arrays(x, y)
@@ -167,16 +170,26 @@ class Task(Adaptable, keras.Model):
             data = (data,)  # Texts that are their own targets.
         if isinstance(data, tuple) and data and is_text(data[0]):
             x, y, sample_weight = (*data, None, None)[:3]
-            self._check_labels_given(y)
+            self._check_labels_given(x, y)
             size = options.pop("validation_batch_size", None)
             return self.make_dataset(x, y, sample_weight, **batching(size))
         if isinstance(data, tuple):
             self._check_arrays(*data[:2])
         return data
 
-    def _check_labels_given(self, y):
-        if y is None and self.needs_labels:
+    def _check_labels_given(self, x, y):
+        if isinstance(x, Records):
+            if y is not None:
+                raise ValueError("`y` is a column of what `data.read` reads: name it there.")
+            if x.y is None and self.needs_labels:
+                raise ValueError(
+                    f"{type(self).__name__} learns from labels: name their column, y=, in read()."
+                )
+        elif y is None and self.needs_labels:
             raise ValueError(f"{type(self).__name__} learns from labels: give `y`, one a text.")
+
+    def _check_training_set(self, dataset: BucketedDataset) -> None:
+        """Warns of what a model cannot learn from a data set."""
 
     def _check_arrays(self, x, y=None):
         """ValueError for arrays that the model would take, and compute nonsense of."""
@@ -249,7 +262,7 @@ class Task(Adaptable, keras.Model):
         return columns
 
     def _dataset(
-        self, columns: dict[str, list], finish: Callable | None = None, **options
+        self, columns: dict[str, Any], finish: Callable | None = None, **options
     ) -> BucketedDataset:
         """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
 
@@ -327,6 +340,11 @@ class Task(Adaptable, keras.Model):
 
 def text_rows(texts, name: str = "x") -> list[str]:
     """Texts as a list of strings. ValueError for anything else, with its place."""
+    if isinstance(texts, Records):
+        raise ValueError(
+            f"`{name}` must be a list of strings here: what `data.read` makes is for "
+            "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
+        )
     texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
     if isinstance(texts, str):
         raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
@@ -346,6 +364,8 @@ def text_rows(texts, name: str = "x") -> list[str]:
 
 def is_text(x) -> bool:
     """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
+    if isinstance(x, Records):
+        return True
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "OUS"
     if isinstance(x, tuple):

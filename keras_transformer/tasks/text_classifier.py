@@ -1,12 +1,15 @@
 """Classes of texts or of pairs of texts."""
 
+import warnings
+
 import keras
 import numpy as np
 
-from keras_transformer.data import BucketedDataset
+from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.classifier import Classifier
+from keras_transformer.tasks.encoding import encode_rows
 from keras_transformer.tasks.pooling import pool
 from keras_transformer.tasks.task import softmax, text_rows
 from keras_transformer.tokenizers import Tokenizer
@@ -101,31 +104,62 @@ class TextClassifier(Classifier):
         """Texts, or a tuple of two lists for pairs, as batches. See `Task.make_dataset`."""
         tokenizer = self._require_tokenizer()
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
-        texts = x if isinstance(x, tuple) else (x,)
-        if len(texts) > 2:
-            raise ValueError(
-                f"A tuple is a pair of lists of texts, received {len(texts)} parts. Put the "
-                "texts in a list."
+        texts = x
+        if not isinstance(x, Records):
+            texts = x if isinstance(x, tuple) else (x,)
+            if len(texts) > 2:
+                raise ValueError(
+                    f"A tuple is a pair of lists of texts, received {len(texts)} parts. Put the "
+                    "texts in a list."
+                )
+            texts = tuple(text_rows(p, n) for p, n in zip(texts, ("x", "x[1]"), strict=False))
+
+        def encode(texts, place):
+            return self._columns(
+                *tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
             )
-        texts = [text_rows(part, name) for part, name in zip(texts, ("x", "x[1]"), strict=False)]
-        ids, segments = tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
+
+        columns, names, labels = encode_rows(
+            self,
+            texts,
+            encode,
+            with_labels=isinstance(x, Records) and x.y is not None,
+            check_label=self._class_number,
+            max_length=max_length,
+        )
         values = {}
-        if y is not None:
-            values["labels"] = self._class_numbers(y, len(ids))
+        if names is not None:
+            values["labels"] = np.asarray([self._class_number(n) for n in names], "int32")[labels]
+        elif y is not None:
+            values["labels"] = self._class_numbers(y, len(columns["token_ids"]))
+        has_labels = "labels" in values
         if sample_weight is not None:
             values["sample_weight"] = np.asarray(sample_weight, "float32")
 
         def finish(inputs, arrays):
-            return (inputs, *(arrays[name] for name in values)) if y is not None else (inputs,)
+            return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)
 
         return self._dataset(
-            self._columns(ids, segments),
+            columns,
             finish,
             values=values,
             shuffle=shuffle,
             seed=seed,
             **options,
         )
+
+    def _check_training_set(self, dataset):
+        if "labels" not in dataset.values:
+            return
+        present = set(dataset.values["labels"].tolist())
+        missing = [name for number, name in enumerate(self.label_names) if number not in present]
+        if missing:
+            shown = ", ".join(map(repr, missing[:9])) + (", ..." if len(missing) > 9 else "")
+            warnings.warn(
+                f"The training data has no example of {len(missing)} of the {self.num_classes} "
+                f"classes: {shown}. The model will not learn to give them.",
+                stacklevel=3,
+            )
 
     def classify(self, texts, batch_size: int | None = None) -> list[tuple[str, float]]:
         """The likeliest class of each text and its probability.

@@ -1,0 +1,139 @@
+"""Rows of the data sets of other libraries, which are known by what they can do, not by import."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keras_transformer.data.record_files import missing_column
+
+_BATCH = 1000  # rows that a `datasets.Dataset` gives at once
+
+
+class ObjectSource:
+    """The rows of a data set of another library.
+
+    It is a `datasets.Dataset` or `IterableDataset`, a `tf.data.Dataset`, a
+    `torch.utils.data.Dataset` or `DataLoader`, or any sequence or iterable of rows. A row
+    is a dict, a tuple or a text, or there are several in each (a batch).
+
+    Args:
+        data: the data set. It gives the same rows each time it is gone through.
+
+    Raises:
+        ValueError: for what is none, or can be gone through once only.
+
+    Example:
+
+    ```python
+    from keras_transformer.data.record_objects import ObjectSource
+
+    rows = ObjectSource([("dull", 0), ("funny", 1)]).rows([1, 0])
+    assert list(rows) == [(0, (0, "dull")), (1, (1, "funny"))]
+    ```
+    """
+
+    size = done = 0  # bytes: not known
+
+    def __init__(self, data: Any):
+        if isinstance(data, Mapping):
+            raise ValueError(
+                f"Received a {type(data).__name__} with the keys {list(data)[:9]}: give one of "
+                "its data sets."
+            )
+        if hasattr(data, "__next__"):
+            raise ValueError(
+                f"A {type(data).__name__} can be gone through once only. Give the data set that "
+                "it comes from, or an object whose __iter__ begins anew."
+            )
+        if not any(hasattr(data, name) for name in ("as_numpy_iterator", "__iter__")) and not (
+            hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        ):
+            raise ValueError(
+                "Expected paths of files, or a data set of `datasets`, `tf.data` or "
+                f"`torch.utils.data`, received {str(data)[:60]!r} of type {type(data).__name__}."
+            )
+        self.data = data
+
+    def place(self, number: int) -> str:
+        """How errors call a row."""
+        return f"row {number} of the {type(self.data).__name__}"
+
+    def digest(self) -> str | None:
+        """What stands for the content without reading it; None if nothing does."""
+        # Of the library `datasets`: the content and all that was done to it.
+        fingerprint = getattr(self.data, "_fingerprint", None)
+        return fingerprint if isinstance(fingerprint, str) else None
+
+    def rows(self, columns: Sequence) -> Iterator[tuple[int, tuple]]:
+        """Each row's number, from 0, and its values.
+
+        Args:
+            columns: names, or for tuples places.
+
+        Raises:
+            ValueError: for a column that is not there, with the row.
+        """
+        columns = tuple(columns)
+        number = 0
+        for element in self._elements(columns):
+            place = self.place(number)
+            values = [_plain(_pick(element, c, place), place, c) for c in columns]
+            batched = [isinstance(value, list) for value in values]
+            if not any(batched):
+                yield number, tuple(values)
+                number += 1
+                continue
+            lengths = [len(v) if b else None for v, b in zip(values, batched, strict=True)]
+            if len(set(lengths)) > 1:
+                raise ValueError(
+                    f"From {place} on, the columns {list(columns)} have {lengths} values (None "
+                    "for a single one): there must be one a row, or as many in each batch."
+                )
+            for row in zip(*values, strict=True):
+                yield number, row
+                number += 1
+
+    def _elements(self, columns) -> Iterator:
+        data = self.data
+        if hasattr(data, "as_numpy_iterator"):  # tf.data
+            return data.as_numpy_iterator()
+        there = getattr(data, "column_names", None)
+        if hasattr(data, "select_columns") and hasattr(data, "iter"):  # datasets
+            if there is not None:
+                for column in columns:
+                    if column not in there:
+                        raise missing_column("The data set", column, there)
+                data = data.select_columns(list(dict.fromkeys(columns)))
+            return data.iter(batch_size=_BATCH)
+        if hasattr(data, "__iter__"):
+            return iter(data)
+        return (data[index] for index in range(len(data)))  # torch.utils.data
+
+
+def _pick(element, column, place):
+    if isinstance(element, Mapping):
+        if column in element:
+            return element[column]
+        raise missing_column(place, column, element)
+    if isinstance(element, (tuple, list)):
+        if isinstance(column, int) and 0 <= column < len(element):
+            return element[column]
+        raise missing_column(place, column, range(len(element)))
+    if column in ("text", 0):  # A row that is nothing but its text.
+        return element
+    raise missing_column(place, column, ("text",))
+
+
+def _plain(value, place, column):
+    """A value of Python, or a list of them for a batch."""
+    if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # TensorFlow's
+        value = value.numpy()
+    if hasattr(value, "tolist"):  # arrays, their numbers, and PyTorch's tensors
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, place, column) for part in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{place}: the column {column!r} is not UTF-8: {error}.") from None
+    return value

@@ -1,0 +1,241 @@
+"""`read`: texts and labels of files and of other libraries' data sets, however many."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keras_transformer.data.record_files import FileSource, find_files
+from keras_transformer.data.record_objects import ObjectSource
+
+# What is in memory at once. Enough to keep the threads of a tokenizer busy; the encoding of a
+# character takes some hundred bytes.
+_CHUNK_ROWS = 4096
+_CHUNK_CHARACTERS = 2**20
+
+
+class Chunk(NamedTuple):
+    """Some rows that follow each other.
+
+    Fields:
+        columns: a list of values for each column.
+        place: function of a row's place in the lists to where it comes from, as for errors.
+        done: int, bytes of the source that were read.
+    """
+
+    columns: list[list]
+    place: Callable[[int], str]
+    done: int
+
+
+class Records:
+    """Rows of texts, with labels or target texts or without, that need not fit in memory.
+
+    Made by `read`. `fit`, `evaluate`, `predict` and `make_dataset` of a task take them in the
+    place of lists of strings.
+
+    Args:
+        sources: list of `FileSource` or `ObjectSource`.
+        x: tuple of one or two columns: the texts, or pairs of texts.
+        y: the column of labels or target texts, or None.
+        cache: folder of what is tokenized.
+    """
+
+    def __init__(self, sources: Sequence, x: tuple, y, cache: Path):
+        self.sources = sources
+        self.x = x
+        self.y = y
+        self.cache = cache
+
+    @property
+    def columns(self) -> tuple:
+        """The columns that are read: those of `x`, then `y` if there is one."""
+        return self.x if self.y is None else (*self.x, self.y)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, 0 if it is not known."""
+        return sum(source.size for source in self.sources)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Goes through all rows, with few of them in memory.
+
+        Raises:
+            ValueError: for a row that cannot be read, with its file and line.
+        """
+        before = 0
+        for source in self.sources:
+            values, numbers, characters = [], [], 0
+            for number, row in source.rows(self.columns):
+                numbers.append(number)
+                values.append(row)
+                characters += sum(len(value) for value in row if isinstance(value, str))
+                if len(values) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
+                    yield _chunk(source, values, numbers, before)
+                    values, numbers, characters = [], [], 0
+            if values:
+                yield _chunk(source, values, numbers, before)
+            before += source.size
+
+    def digest(self) -> str | None:
+        """A hash of the content, without a pass over the rows; None if there is none.
+
+        Of files it is the SHA-256 of what is in them. It is remembered beside the cache, and not
+        computed again until a file's size or one of its times differs.
+        """
+        digests = [
+            _file_digest(source, self.cache / "digests")
+            if isinstance(source, FileSource)
+            else source.digest()
+            for source in self.sources
+        ]
+        if None in digests:
+            return None
+        formats = [(getattr(s, "format", None), getattr(s, "encoding", None)) for s in self.sources]
+        return hashlib.sha256(json.dumps([digests, formats]).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Records(x={self.x}, y={self.y!r}, sources={len(self.sources)})"
+
+
+def read(
+    source: Any,
+    x="text",
+    y=None,
+    format: str | None = None,
+    encoding: str = "utf-8",
+    cache: str | os.PathLike | None = None,
+) -> Records:
+    """Texts and labels of files or of another library's data set, for `fit` and its like.
+
+    They may be larger than memory. They are tokenized once, a few at a time, into a folder of the
+    cache, which is found again by their content, the tokenizer and its options. Training reads the
+    tokens from there, by memory map: batches, shuffling and resuming are those of texts in memory.
+
+    Args:
+        source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these, read
+            one after the other. Or a data set: a `datasets.Dataset` or `IterableDataset`, a
+            `tf.data.Dataset`, a `torch.utils.data.Dataset` or `DataLoader`, or a list of rows;
+            it gives dicts, tuples or texts, alone or in batches.
+        x: the column of the texts; of pairs of texts a tuple of two. A text file has the column
+            `"text"`. A number is the place in a tuple, or in a line of a CSV or TSV file that has
+            no header.
+        y: the column of the labels or the target texts, if there is one.
+        format: `"text"` (a text a line, empty lines do not count), `"csv"`, `"tsv"` (without
+            quotes), `"jsonl"` (an object a line) or `"parquet"`. Defaults to what a file's suffix
+            says; but for Parquet, `.gz` may follow it.
+        encoding: of the files, but for Parquet.
+        cache: folder of what is tokenized. Defaults to `keras_transformer/tokens` in
+            `$XDG_CACHE_HOME` or `~/.cache`. It may be removed at any time.
+
+    Returns:
+        `Records`.
+
+    Raises:
+        FileNotFoundError: for a file that is not there.
+        ImportError: for a Parquet file without pyarrow.
+        ValueError: for a column that is not there, a format that is not known, a source that is
+            none. What is wrong with a line is said, with its number, when it is read.
+
+    Example:
+
+    ```python
+    import keras_transformer as kt
+
+    with open("films.csv", "w") as file:
+        print("review,label", "a warm film,good", "dull,bad", sep=chr(10), file=file)
+    records = kt.data.read("films.csv", x="review", y="label")
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["bad", "good"])
+    dataset = classifier.make_dataset(records, batch_size=2)
+    inputs, labels = dataset[0]
+    assert sorted(labels.tolist()) == [0, 1]
+    ```
+    """
+    x = x if isinstance(x, tuple) else (x,)
+    columns = x if y is None else (*x, y)
+    if not 1 <= len(x) <= 2 or not all(
+        isinstance(c, (str, int)) and not isinstance(c, bool) for c in columns
+    ):
+        raise ValueError(
+            "`x` must be a column or a tuple of two, and `y` a column, by name or number; received "
+            f"x={x if len(x) > 1 else x[0]!r}, y={y!r}."
+        )
+    names = [source] if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(names, (list, tuple)) and all(isinstance(n, (str, os.PathLike)) for n in names):
+        if not names:
+            raise ValueError("Received an empty list: give the path of at least one file.")
+        sources = [FileSource(path, format, encoding) for path in find_files(names)]
+        for file in sources:
+            next(file.rows(columns), None)  # Columns that are not there are to be told at once.
+    elif format is not None:
+        raise ValueError(f"format={format!r} is that of files, received a {type(source).__name__}.")
+    else:
+        sources = [ObjectSource(source)]
+    if cache is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(home, "keras_transformer", "tokens")
+    return Records(sources, x, y, Path(cache).expanduser().absolute())
+
+
+def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
+    """ValueError, with its place, for what is no text or an empty one.
+
+    Args:
+        texts: list of values.
+        column: their column.
+        place: as of `Chunk`.
+    """
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{place(index)}: the column {column!r} must be a text, but is {str(text)[:60]!r} "
+                f"of type {type(text).__name__}."
+            )
+        if not text or text.isspace():
+            raise ValueError(
+                f"{place(index)}: the column {column!r} is empty. Remove the row, or write "
+                "something in its place."
+            )
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # half of a pair, as in JSON's "\ud800"
+                raise ValueError(f"{place(index)}: no valid Unicode: {error}.") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a small file beside its place and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _chunk(source, values, numbers, before) -> Chunk:
+    columns = [list(column) for column in zip(*values, strict=True)]
+    return Chunk(columns, lambda index: source.place(numbers[index]), before + source.done)
+
+
+def _file_digest(source: FileSource, folder: Path) -> str:
+    """The digest of a file, or the one remembered of it."""
+    name = hashlib.sha256(str(source.path.absolute()).encode()).hexdigest()[:32]
+    note = folder / f"{name}.json"
+    source.stamp = source.current_stamp()
+    try:
+        stamp, digest = json.loads(note.read_text(encoding="utf-8"))
+        if stamp == list(source.stamp) and isinstance(digest, str):
+            return digest
+    except (OSError, ValueError, TypeError):
+        pass  # Not remembered.
+    digest = source.digest()
+    # A file written just now may be written again within the same tick of the clock.
+    if source.stamp.is_old():
+        with contextlib.suppress(OSError):  # That the cache cannot be written is said later.
+            write_atomically(note, json.dumps([source.stamp, digest]))
+    return digest

@@ -1,0 +1,82 @@
+"""`TokenRows`: rows of token ids of different lengths, stored end to end."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+
+class TokenRows:
+    """Rows of token ids of different lengths, one behind the other in one array.
+
+    The array may be a memory map: rows are then read from disk when a batch needs them.
+
+    Args:
+        ids: int array `(tokens,)`.
+        lengths: int array `(rows,)`.
+        starts: int array `(rows,)`, where in `ids` each row begins. Defaults to rows that follow
+            each other.
+
+    Example:
+
+    ```python
+    from keras_transformer.data import TokenRows
+
+    rows = TokenRows.of([[5, 6, 7], [8, 9]])
+    assert [row.tolist() for row in rows.without_last()] == [[5, 6], [8]]
+    assert [row.tolist() for row in rows.without_first()] == [[6, 7], [9]]
+    ```
+    """
+
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray, starts: np.ndarray | None = None):
+        self.ids = ids
+        self.lengths = np.asarray(lengths, "int64")
+        self.starts = np.cumsum(self.lengths) - self.lengths if starts is None else starts
+
+    @classmethod
+    def of(cls, rows: Sequence, name: str = "rows") -> "TokenRows":
+        """The rows of a list of lists of ints.
+
+        Args:
+            rows: list of lists, or of 1-D arrays.
+            name: str, what errors call them.
+
+        Raises:
+            ValueError: for what is no list of ids, or ids that need more than 32 bits.
+        """
+        try:
+            lengths = np.fromiter((len(row) for row in rows), "int64")
+            ids = np.fromiter(chain.from_iterable(rows), "int32", count=int(lengths.sum()))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"Column {name!r} must hold lists of token ids that fit in 32 bits: {error}."
+            ) from error
+        return cls(ids, lengths)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = self.starts[index]  # IndexError behind the last one, which ends an iteration
+        return self.ids[start : start + self.lengths[index]]
+
+    def without_first(self) -> "TokenRows":
+        """Each row without its first id. Nothing is copied."""
+        return TokenRows(self.ids, self.lengths - 1, self.starts + 1)
+
+    def without_last(self) -> "TokenRows":
+        """Each row without its last id. Nothing is copied."""
+        return TokenRows(self.ids, self.lengths - 1, self.starts)
+
+    def ids_at(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Ids by row and place, any ids for a place that a row does not have.
+
+        Args:
+            rows: int array, which rows.
+            places: int array that broadcasts with it, from 0.
+
+        Returns:
+            int32 array of their common shape.
+        """
+        ids = self.ids.take(self.starts[rows] + places, mode="clip")
+        return ids.astype("int32", copy=False)
