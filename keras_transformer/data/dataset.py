@@ -38,7 +38,8 @@ class BucketedDataset(keras.utils.PyDataset):
             as they are, so that what is on disk stays there.
         make_batch: function of `(arrays, masks)` that returns what Keras takes as a batch:
             `x`, `(x, y)` or `(x, y, sample_weight)`. `arrays` holds each column padded, int32
-            `(batch, length)`, and each of `values`, `(batch, ...)`. `masks` holds for each
+            `(batch, length)`, each of `values`, `(batch, ...)`, and `"row"`, int `(batch,)`, the
+            numbers of the rows. `masks` holds for each
             column, bool `(batch, length)`, where it is not padding.
         paired_columns: as `columns`, for the other side of rows that have two lengths (source
             and target). Buckets then are pairs of lengths.
@@ -284,7 +285,7 @@ class BucketedDataset(keras.utils.PyDataset):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         self._note_fetch(index)
         bucket, rows = self._batches()[index + self.first_batch if index >= 0 else index]
-        arrays = {name: value[rows] for name, value in self._values.items()}
+        arrays = {"row": rows, **{name: value[rows] for name, value in self._values.items()}}
         masks = {}
         for i, (side, length, real) in enumerate(
             zip(self._sides, self._shapes[bucket], self._lengths[rows].T, strict=True)

@@ -56,3 +56,16 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
         with_room[room - length].append(group)
         rooms |= 1 << (room - length)
     return groups
+
+
+def packed_inputs(arrays: dict, side: str = "", paired: bool = False) -> dict:
+    """What a backbone is told of packed rows, from the arrays of a batch; nothing of others.
+
+    Args:
+        arrays: as `BucketedDataset` gives them to `make_batch`.
+        side: str before the names of the inputs, e.g. `"decoder_"`.
+        paired: bool, of the paired columns.
+    """
+    names = ("position_ids", "pack_ids")
+    prefix = "paired_" if paired else ""
+    return {f"{side}{n}": arrays[f"{prefix}{n}"] for n in names if f"{prefix}{n}" in arrays}

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of a task: a few trained matrices beside frozen weights."""
+"""Training a part: the upper layers, or a few matrices beside frozen weights (LoRA)."""
 
 import os
 from collections.abc import Sequence
@@ -10,18 +10,57 @@ from keras import ops
 from safetensors import safe_open
 
 from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
+from keras_transformer.training.optimizers import is_before_blocks
 
 _INNER = "/lora_kernel_a"
 
 
 class Adaptable:
-    """What a task has of low-rank adaptation (LoRA).
+    """What a task has to train a part of its weights: freezing, and low-rank adaptation (LoRA).
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
     """
 
     # The paths of what adapters stand for in training; None without adapters.
     _frozen: frozenset[str] | None = None
+
+    def freeze(self, layers: int, embeddings: bool = True) -> None:
+        """Trains the upper part of the backbone only, and the head. Optimizer states start anew.
+
+        Called again with fewer layers, it thaws those between: gradual unfreezing.
+
+        Args:
+            layers: int, the first so many blocks keep their weights; of an encoder-decoder those
+                of each.
+            embeddings: bool, whether what stands before the blocks keeps its weights too.
+
+        Raises:
+            ValueError: for more layers than there are, or for a task with adapters.
+
+        Source: Howard and Ruder 2018, "ULMFiT", section 3.3.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        classifier.freeze(layers=4)
+        paths = [variable.path for variable in classifier.trainable_variables]
+        assert not any("layer_3" in path or "embedding" in path for path in paths)
+        assert any("layer_4" in path for path in paths)
+        ```
+        """
+        if self._frozen is not None:
+            raise ValueError("The task has adapters, and its weights are frozen already.")
+        most = max(len(stack.blocks) for stack in self.backbone.stacks)
+        if isinstance(layers, bool) or not isinstance(layers, int) or not 0 <= layers <= most:
+            raise ValueError(f"`layers` must be from 0 to {most}, received {layers!r}.")
+        frozen = [block for stack in self.backbone.stacks for block in stack.blocks[:layers]]
+        kept = {id(variable) for block in frozen for variable in block.weights}
+        for variable in self.backbone.weights:
+            before = embeddings and is_before_blocks(variable.path)
+            variable.trainable = not before and id(variable) not in kept
+        self._forget_compiled()
 
     def enable_lora(
         self,

@@ -7,6 +7,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
+from keras_transformer.training import NextToken
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -68,14 +69,10 @@ class CausalLM(LanguageModel):
             return {"tokens": rows}
 
         rows = encode_rows(self, text_columns(x), encode, max_length=max_length).columns["tokens"]
-
-        def make_batch(arrays, masks):
-            batch = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
-            return batch, arrays["targets"], masks["targets"].astype("float32")
-
+        objective = NextToken()
         return BucketedDataset(
-            {"inputs": rows.without_last(), "targets": rows.without_first()},
-            make_batch,
+            objective.columns(rows),
+            objective,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},
             shuffle=shuffle,
             seed=seed,

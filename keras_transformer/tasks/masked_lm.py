@@ -17,7 +17,13 @@ from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import batching, softmax, text_rows
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
+from keras_transformer.training import (
+    MaskedTokens,
+    Perplexity,
+    TokenAccuracy,
+    TokenCrossEntropy,
+)
+from keras_transformer.training.objectives import check_share, generator_of, require_mask_id
 
 
 class Filling(NamedTuple):
@@ -43,10 +49,9 @@ class MaskedLM(TokenPredictor):
     The head is a dense layer, an activation, a normalization, the token embedding as output
     projection, and a bias for each token.
 
-    `fit` hides tokens of each text: `mask_rate` of them, at least one, none of them special. Of
-    these 80 % become the mask token, 10 % a random token, 10 % stay; which ones is drawn anew in
-    every epoch, but for `shuffle=False`. The loss is that of the hidden tokens alone, and logits
-    are computed for them alone.
+    `fit` hides tokens of each text, see `training.MaskedTokens`; which ones is drawn anew in every
+    epoch, but for `shuffle=False`. The loss is that of the hidden tokens alone, and logits are
+    computed for them alone.
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
@@ -101,10 +106,7 @@ class MaskedLM(TokenPredictor):
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        if isinstance(mask_rate, bool) or not isinstance(mask_rate, float) or not 0 < mask_rate < 1:
-            raise ValueError(
-                f"`mask_rate` must be a number between 0 and 1, received {mask_rate!r}."
-            )
+        check_share("mask_rate", mask_rate)
         config = backbone.config
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
@@ -146,15 +148,20 @@ class MaskedLM(TokenPredictor):
         shuffle: bool = False,
         seed: int = 0,
         masked: bool = True,
+        objective: MaskedTokens | None = None,
         **options,
     ) -> BucketedDataset:
         """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
 
-        Args: as of `Task.make_dataset`, but no `y`; `masked=False` for the texts as they are.
-            What is hidden depends on `seed`, the batch and, with `shuffle`, the epoch: each epoch
-            of `fit` learns other tokens, and `evaluate` always asks for the same.
+        Args: as of `Task.make_dataset`, but no `y`; `masked=False` for the texts as they are, and
+            `objective` for other than `MaskedTokens(mask_rate)`. What is hidden depends on `seed`,
+            the batch and, with `shuffle`, the epoch: each epoch of `fit` learns other tokens, and
+            `evaluate` always asks for the same.
         """
         self._refuse_targets(y, sample_weight)
+        objective = MaskedTokens(self.mask_rate) if objective is None else objective
+        if not isinstance(objective, MaskedTokens):
+            raise ValueError(f"MaskedLM learns `MaskedTokens`, received objective={objective!r}.")
         tokenizer = self._require_tokenizer()
         max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
 
@@ -167,49 +174,19 @@ class MaskedLM(TokenPredictor):
         options |= {"shuffle": shuffle, "seed": seed}
         if not masked:
             return self._dataset(columns, **options)
-        self._require_mask()
-        ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
+        hide = objective.bind(tokenizer)
 
         def finish(inputs, arrays):
-            # By epoch and first row: a batch fetched twice, or by another thread, is the same.
-            epoch = dataset.epoch if shuffle else 0
-            random = np.random.default_rng((seed, epoch, arrays["row"][0]))
-            return self._hide_tokens(inputs, ordinary, random)
+            random = generator_of(dataset, arrays)
+            hidden, targets, weights = hide(inputs["token_ids"], inputs["padding_mask"], random)
+            return {**inputs, **hidden}, targets, weights
 
-        values = {"row": np.arange(len(columns["token_ids"]))}
-        dataset = self._dataset(columns, finish, values=values, **options)
+        dataset = self._dataset(columns, finish, **options)
         return dataset
-
-    def _hide_tokens(self, inputs: dict, ordinary: np.ndarray, random: np.random.Generator):
-        """The inputs with some tokens hidden, these tokens, and which of them count."""
-        ids = inputs["token_ids"]
-        eligible = inputs["padding_mask"] & ~np.isin(ids, self.tokenizer.special_ids)
-        numbers = eligible.sum(axis=1)
-        # At most the share of a whole row: all batches of a bucket have one shape.
-        hidden = np.where(numbers, np.maximum(np.rint(self.mask_rate * numbers), 1), 0)
-        count = max(round(self.mask_rate * ids.shape[1]), 1)
-        chances = np.where(eligible, random.random(ids.shape), -1.0)
-        positions = np.argsort(-chances, axis=1)[:, :count].astype("int32")
-        weights = (np.arange(count) < hidden[:, None]).astype("float32")
-
-        targets = np.take_along_axis(ids, positions, axis=1)
-        replaced = random.choice(ordinary, positions.shape)
-        fate = random.random(positions.shape)
-        replaced = np.where(fate < 0.8, self.tokenizer.mask_id, replaced)
-        kept = (fate >= 0.9) | (weights == 0)
-        masked = ids.copy()
-        np.put_along_axis(masked, positions, np.where(kept, targets, replaced).astype("int32"), 1)
-        return {**inputs, "token_ids": masked, "mask_positions": positions}, targets, weights
 
     def _require_mask(self) -> str:
         """The mask token."""
-        mask_id = self._require_tokenizer().mask_id
-        if mask_id is None:
-            raise ValueError(
-                "The tokenizer has no mask token. Load the one that belongs to the model, or give "
-                "`Tokenizer(..., mask=...)` the token that hides another."
-            )
-        return self.tokenizer.id_to_token(mask_id)
+        return self.tokenizer.id_to_token(require_mask_id(self._require_tokenizer()))
 
     def fill_mask(self, texts, top_k: int = 5, batch_size: int | None = None) -> list:
         """The likeliest tokens in place of each mask token.

@@ -4,12 +4,15 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset, Records
+from keras_transformer.data.packing import packed_inputs
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.encoding import encode_rows
 from keras_transformer.tasks.language_model import LanguageModel, with_end
 from keras_transformer.tasks.task import text_rows
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import Denoising, SpanCorruption
+from keras_transformer.training.objectives import generator_of
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -65,15 +68,28 @@ class Seq2SeqLM(LanguageModel):
         backbone.check_ids(start_id=np.asarray([self.start_id]))
 
     def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        shuffle: bool = False,
+        seed: int = 0,
+        objective: SpanCorruption | Denoising | None = None,
+        **options,
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
-        Args: as of `Task.make_dataset`; without `y`, `x` is a tuple of sources and targets.
+        Args: as of `Task.make_dataset`; without `y`, `x` is a tuple of sources and targets. With an
+            `objective`, `x` is texts, of which it makes both; other ones in each epoch, but for
+            `shuffle=False`.
         """
         tokenizer = self._require_tokenizer()
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
+        options |= {"shuffle": shuffle, "seed": seed}
+        if objective is not None:
+            self._refuse_targets(y, None)
+            return self._dataset_of_texts(x, objective, **options)
         if isinstance(x, Records):
             if len(x.columns) != 2:
                 raise ValueError(
@@ -83,7 +99,12 @@ class Seq2SeqLM(LanguageModel):
         else:
             if y is None:
                 if not isinstance(x, tuple) or len(x) != 2:
-                    raise ValueError("Seq2SeqLM needs sources and targets: give `y`, or x=(x, y).")
+                    raise ValueError(
+                        "Seq2SeqLM needs sources and targets: give `y`, or x=(x, y). To train it "
+                        "on texts alone give `fit` the batches of `make_dataset(texts, "
+                        "objective=...)`, with `training.SpanCorruption()` or "
+                        "`training.Denoising()`."
+                    )
                 x, y = x
             texts = text_rows(x), text_rows(y, "y")
             if len(texts[0]) != len(texts[1]):
@@ -113,6 +134,8 @@ class Seq2SeqLM(LanguageModel):
                 "encoder_padding_mask": masks["sources"],
                 "decoder_token_ids": arrays["inputs"],
                 "decoder_padding_mask": masks["inputs"],
+                **packed_inputs(arrays, "encoder_"),
+                **packed_inputs(arrays, "decoder_", paired=True),
             }
             return batch, arrays["targets"], masks["targets"].astype("float32")
 
@@ -121,10 +144,38 @@ class Seq2SeqLM(LanguageModel):
             make_batch,
             paired_columns={"inputs": targets.without_last(), "targets": targets.without_first()},
             pad_values=dict.fromkeys(("sources", "inputs", "targets"), self.pad_id),
-            shuffle=shuffle,
-            seed=seed,
             **options,
         )
+
+    def _dataset_of_texts(self, x, objective, **options) -> BucketedDataset:
+        if not isinstance(objective, (SpanCorruption, Denoising)):
+            raise ValueError(
+                "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "
+                f"objective={objective!r}."
+            )
+        tokenizer = self._require_tokenizer()
+        if options.get("pack_length") is not None:
+            raise ValueError("Spoiled texts are not packed: no `pack_length` with an objective.")
+        make = objective.bind(tokenizer, self.start_id)
+        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        # Room for what the template adds to a source, and for the end of a target.
+        room = max(len(tokenizer.encode("")), 1)
+        longest = max_length - room
+
+        def encode(texts, place):
+            rows = tokenizer.encode_batch(*texts, special_tokens=False, max_length=longest)
+            empty = next((index for index, row in enumerate(rows) if not row), None)
+            if empty is not None:
+                raise ValueError(f"{place(empty)} is empty: there is nothing to learn from it.")
+            return {"tokens": rows}
+
+        columns = encode_rows(self, text_columns(x), encode, longest=longest).columns
+
+        def make_batch(arrays, masks):
+            return make(arrays["tokens"], masks["tokens"], generator_of(dataset, arrays))
+
+        dataset = BucketedDataset(columns, make_batch, **options)
+        return dataset
 
     def score(self, sources, targets, per_token: bool = False):
         """How likely the model finds targets of sources, each with its end.

@@ -8,12 +8,14 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset, Records
+from keras_transformer.data.packing import packed_inputs
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training.optimizers import FineTuningAdamW
 
 
 class Task(Adaptable, keras.Model):
@@ -250,9 +252,7 @@ class Task(Adaptable, keras.Model):
             return Dropout(rate, dtype=self.dtype_policy)
 
     def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
-        optimizer = keras.optimizers.AdamW(5e-5, weight_decay=0.01)
-        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
-        self.compile(optimizer=optimizer, loss=loss, **metrics)
+        self.compile(optimizer=FineTuningAdamW(), loss=loss, **metrics)
 
     def _columns(self, ids: list, segments: list) -> dict[str, list]:
         """Rows of ids and of their segments, if the model tells segments apart, by input."""
@@ -269,6 +269,7 @@ class Task(Adaptable, keras.Model):
         def make_batch(arrays, masks):
             inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
             inputs["padding_mask"] = masks["token_ids"]
+            inputs |= packed_inputs(arrays)
             return (inputs,) if finish is None else finish(inputs, arrays)
 
         pad_values = {"token_ids": self._require_tokenizer().pad_id or 0}

@@ -1,4 +1,4 @@
-"""Schedules, losses, metrics, callbacks and checkpoint averaging."""
+"""Objectives, optimizers, schedules, losses, metrics, callbacks, averaging, distillation."""
 
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
 from keras_transformer.training.callbacks import (
@@ -9,17 +9,29 @@ from keras_transformer.training.callbacks import (
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
+from keras_transformer.training.objectives import (
+    Denoising,
+    MaskedTokens,
+    NextToken,
+    SpanCorruption,
+)
+from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
 
 __all__ = [
     "BLEU",
     "BLEUCallback",
+    "Denoising",
+    "FineTuningAdamW",
     "InverseSquareRoot",
     "LastCheckpoints",
     "LinearDecay",
+    "MaskedTokens",
+    "NextToken",
     "Perplexity",
     "ResumableRun",
+    "SpanCorruption",
     "StopAtNaN",
     "Throughput",
     "TokenAccuracy",

@@ -143,3 +143,40 @@ def test_without_a_tokenizer():
     assert len(free) == 8  # no id ends it
     with pytest.raises(ValueError, match="has no tokenizer and takes ids only"):
         task.generate("a man")
+
+
+@pytest.mark.parametrize("objective", [kt.training.SpanCorruption(0.3), kt.training.Denoising()])
+def test_texts_alone(objective):
+    """Drawn anew in every epoch, the same for a seed, in few shapes, and learnable."""
+    specials = ["<mask>", *(f"<extra_id_{i}>" for i in range(9))]
+    words = kt.Tokenizer.train(ENGLISH * 4, vocabulary_size=400, special_tokens=specials)
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 24}
+    config = kt.TransformerConfig(kind="seq2seq", vocabulary_size=words.vocabulary_size, **sizes)
+    task = kt.Seq2SeqLM(kt.models.Seq2Seq(config), words)
+    texts = ENGLISH * 8
+
+    def sources(seed, epoch, shuffle=True):
+        dataset = task.make_dataset(texts, objective=objective, shuffle=shuffle, seed=seed)
+        dataset.epoch = epoch
+        assert len({dataset[i][0]["encoder_token_ids"].shape for i in range(len(dataset))}) <= 2
+        return dataset[0][0]["encoder_token_ids"].tolist()
+
+    assert sources(1, 0) == sources(1, 0)
+    assert sources(1, 0) != sources(1, 1) and sources(1, 0) != sources(2, 0)
+    assert sources(1, 0, shuffle=False) == sources(1, 1, shuffle=False)
+
+    task.compile(keras.optimizers.Adam(0.02), TokenCrossEntropy())
+    dataset = task.make_dataset(texts, objective=objective, shuffle=True, max_buckets=1)
+    losses = task.fit(dataset, epochs=8, verbose=0).history["loss"]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_texts_alone_need_an_objective(task):
+    with pytest.raises(ValueError, match="`training.SpanCorruption\\(\\)` or `training.Denoising"):
+        task.fit(SOURCES)
+    with pytest.raises(ValueError, match="learns `SpanCorruption` or `Denoising` from texts"):
+        task.make_dataset(SOURCES, objective=kt.training.MaskedTokens())
+    with pytest.raises(ValueError, match="makes its targets from the texts: give `x` alone"):
+        task.make_dataset(SOURCES, TARGETS, objective=kt.training.Denoising())
+    with pytest.raises(ValueError, match="The tokenizer has no mask token"):
+        task.make_dataset(SOURCES, objective=kt.training.Denoising())

@@ -1,0 +1,432 @@
+"""What a model learns from text alone: objects that make batches of padded rows of token ids.
+
+NumPy only, and drawn from a generator that is given: the same on every backend.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from keras_transformer.data import TokenRows
+from keras_transformer.data.packing import packed_inputs
+from keras_transformer.tokenizers import Tokenizer
+
+_SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken:
+    """Each token is predicted from those before it.
+
+    Source: Radford et al. 2018, section 3.1, equation 1.
+
+    Example:
+    ```python
+    from keras_transformer.data import TokenRows
+    from keras_transformer.training import NextToken
+
+    columns = NextToken().columns(TokenRows.of([[5, 6, 7]]))
+    assert columns["inputs"][0].tolist() == [5, 6] and columns["targets"][0].tolist() == [6, 7]
+    ```
+    """
+
+    def columns(self, rows: TokenRows) -> dict[str, TokenRows]:
+        """The columns of a `BucketedDataset`, of rows of two tokens or more."""
+        return {"inputs": rows.without_last(), "targets": rows.without_first()}
+
+    def __call__(self, arrays: dict, masks: dict):
+        """The batch of padded columns: inputs, targets and their weights."""
+        inputs = {"token_ids": arrays["inputs"], "padding_mask": masks["inputs"]}
+        inputs |= packed_inputs(arrays)
+        return inputs, arrays["targets"], masks["targets"].astype("float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens:
+    """Some tokens of a text are hidden, and predicted from both sides.
+
+    Of the hidden ones 80 % become the mask token, 10 % a random token, 10 % stay.
+
+    Args:
+        rate: float in (0, 1), share of the tokens of a row that are hidden, special ones not
+            counted; at least one.
+
+    Raises:
+        ValueError: for a rate out of range.
+
+    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time as by
+    Liu et al. 2019, "RoBERTa", section 4.1.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    tokenizer = kt.Tokenizer.train(["a man rides a bike ."] * 2, "wordpiece", vocabulary_size=60)
+    ids = np.array([tokenizer.encode("a man rides a bike .")])
+    hide = kt.training.MaskedTokens(rate=0.3).bind(tokenizer)
+    inputs, targets, weights = hide(ids, np.ones_like(ids, bool), np.random.default_rng(0))
+    assert weights.sum() == 2
+    hidden = np.take_along_axis(ids, inputs["mask_positions"], axis=1)
+    assert (targets == hidden).all()
+    ```
+    """
+
+    rate: float = 0.15
+
+    def __post_init__(self):
+        check_share("rate", self.rate)
+
+    def bind(self, tokenizer: Tokenizer) -> Callable:
+        """The function that makes a batch of this tokenizer's ids.
+
+        It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
+        and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
+        hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
+
+        Raises:
+            ValueError: for a tokenizer without a mask token.
+        """
+        mask_id = require_mask_id(tokenizer)
+        ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
+
+        def make_batch(ids, mask, random):
+            eligible = mask & ~np.isin(ids, tokenizer.special_ids)
+            numbers = eligible.sum(axis=1)
+            # At most the share of a whole row: all batches of a bucket have one shape.
+            hidden = np.where(numbers, np.maximum(np.rint(self.rate * numbers), 1), 0)
+            count = max(round(self.rate * ids.shape[1]), 1)
+            chances = np.where(eligible, random.random(ids.shape), -1.0)
+            positions = np.argsort(-chances, axis=1)[:, :count].astype("int32")
+            weights = (np.arange(count) < hidden[:, None]).astype("float32")
+
+            targets = np.take_along_axis(ids, positions, axis=1)
+            replaced = random.choice(ordinary, positions.shape)
+            fate = random.random(positions.shape)
+            replaced = np.where(fate < 0.8, mask_id, replaced)
+            kept = (fate >= 0.9) | (weights == 0)
+            masked = ids.copy()
+            chosen = np.where(kept, targets, replaced).astype("int32")
+            np.put_along_axis(masked, positions, chosen, 1)
+            inputs = {"token_ids": masked, "padding_mask": mask, "mask_positions": positions}
+            return inputs, targets, weights
+
+        return make_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanCorruption:
+    """Spans of a text are cut out, and written down one after the other.
+
+    In the source a sentinel token stands for each span. The target is each sentinel with what it
+    stands for. Sentinels are T5's, `<extra_id_0>`, `<extra_id_1>` and so on.
+
+    Args:
+        density: float in (0, 1), share of the tokens that are cut out.
+        mean_span_length: float of at least 1, tokens of a span.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Source: Raffel et al. 2020, "T5", section 3.1.4 and figure 2; numbers and lengths of spans as in
+    its code (`random_spans_noise_mask`).
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    texts = ["thank you for inviting me to your party last week ."] * 8
+    sentinels = [f"<extra_id_{i}>" for i in range(20)]
+    words = kt.Tokenizer.train(texts, vocabulary_size=400, special_tokens=sentinels)
+    config = kt.TransformerConfig(
+        kind="seq2seq", vocabulary_size=words.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64,
+    )
+    lm = kt.Seq2SeqLM(kt.models.Seq2Seq(config), words)
+    dataset = lm.make_dataset(texts, objective=kt.training.SpanCorruption(), shuffle=True)
+    lm.fit(dataset, epochs=1, verbose=0)
+    ```
+    """
+
+    density: float = 0.15
+    mean_span_length: float = 3.0
+
+    def __post_init__(self):
+        check_share("density", self.density)
+        _check_span(self.mean_span_length, least=1)
+
+    def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
+        """The function that makes a batch of this tokenizer's ids.
+
+        It takes int `(batch, length)`, rows without the special tokens of the template, bool
+        likewise where they are real, and a NumPy generator; and gives the dict of a `Seq2SeqLM`,
+        the targets `(batch, target_length)` and their weights.
+
+        Raises:
+            ValueError: for a tokenizer without sentinels.
+        """
+        sentinels = _sentinels(tokenizer)
+        finish = _Seq2SeqBatch(tokenizer, start_id)
+
+        def make_batch(ids, mask, random):
+            width = ids.shape[1]
+            noise, spans = self._numbers(np.arange(1, width + 1))
+            if spans.max() > len(sentinels):
+                raise ValueError(
+                    f"Rows of {width} tokens have up to {spans.max()} spans, but the tokenizer "
+                    f"has {len(sentinels)} sentinels. Lower `max_length`, or train a tokenizer "
+                    "with more special tokens '<extra_id_...>'."
+                )
+            source, target = _sentinel_spans(
+                ids, mask, self._noise(mask.sum(axis=1), width, random), sentinels
+            )
+            lengths = np.arange(1, width + 1) - noise + spans
+            return finish(source, target, lengths.max(), (noise + spans).max())
+
+        return make_batch
+
+    def _numbers(self, lengths):
+        """Tokens that are cut out of rows of these lengths, and in how many spans."""
+        # A row of one token is taken as one of two: nothing of it is cut out.
+        noise = np.rint(self.density * lengths).astype("int64")
+        noise = np.clip(noise, 1, np.maximum(lengths - 1, 1))
+        spans = np.rint(noise / self.mean_span_length)
+        kept = np.maximum(lengths - noise, 1)
+        return noise, np.clip(spans.astype("int64"), 1, np.minimum(noise, kept))
+
+    def _noise(self, lengths, width: int, random: np.random.Generator) -> np.ndarray:
+        """What to cut out, bool `(batch, width)`: what is kept and a span in turn."""
+        noise, spans = self._numbers(lengths)
+        kept = np.maximum(lengths, 2) - noise
+        places = np.arange(max(width, 2))
+        parts = [
+            (2 * _segments(number, spans, len(places), random) + odd, places < number[:, None])
+            for odd, number in enumerate((kept, noise))
+        ]
+        keys = np.concatenate([np.where(real, key, 2 * width + 2) for key, real in parts], axis=1)
+        keys = np.sort(keys, axis=1)[:, :width]  # the parts of what is kept, and spans, in turn
+        return (keys % 2 == 1) & (places[:width] < lengths[:, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoising:
+    """A text is written down as it was, from one that was spoiled.
+
+    Its sentences come in another order, and spans of it are each replaced by one mask token. The
+    lengths of spans are drawn from a Poisson distribution; one of length 0 puts in a mask.
+
+    Args:
+        mask_rate: float in (0, 1), share of the tokens in spans.
+        mean_span_length: float above 0, tokens of a span.
+        permute_sentences: bool. A sentence ends with a token that ends with a full stop, a
+            question or an exclamation mark.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Source: Lewis et al. 2020, "BART", section 2.2 and 5 (text infilling, sentence permutation).
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    texts = ["two dogs run . a man rides a bike ."] * 8
+    words = kt.Tokenizer.train(texts, vocabulary_size=300, special_tokens=["<mask>"])
+    config = kt.TransformerConfig(
+        kind="seq2seq", vocabulary_size=words.vocabulary_size, hidden_dim=32, num_layers=1,
+        num_heads=2, intermediate_dim=64,
+    )
+    lm = kt.Seq2SeqLM(kt.models.Seq2Seq(config), words)
+    dataset = lm.make_dataset(texts, objective=kt.training.Denoising(), shuffle=True)
+    lm.fit(dataset, epochs=1, verbose=0)
+    ```
+    """
+
+    mask_rate: float = 0.3
+    mean_span_length: float = 3.0
+    permute_sentences: bool = True
+
+    def __post_init__(self):
+        check_share("mask_rate", self.mask_rate)
+        _check_span(self.mean_span_length, least=0)
+
+    def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
+        """As of `SpanCorruption`.
+
+        Raises:
+            ValueError: for a tokenizer without a mask token.
+        """
+        mask_id = require_mask_id(tokenizer)
+        ends = _sentence_ends(tokenizer)
+        finish = _Seq2SeqBatch(tokenizer, start_id)
+
+        def make_batch(ids, mask, random):
+            width = ids.shape[1]
+            spoiled = ids
+            if self.permute_sentences:
+                spoiled = _permuted(ids, mask, ends[ids], random)
+            source = self._infilled(spoiled, mask.sum(axis=1), mask_id, random)
+            return finish(source, (ids, mask), width, width)
+
+        return make_batch
+
+    def _infilled(self, ids, lengths, mask_id: int, random: np.random.Generator):
+        """The rows with spans replaced, and which of their tokens are real."""
+        width = ids.shape[1]
+        places = np.arange(width)
+        hidden = np.rint(self.mask_rate * lengths).astype("int64")[:, None]
+        # No more spans than hidden tokens, and no row gets longer: one shape.
+        reached = np.cumsum(random.poisson(self.mean_span_length, ids.shape), axis=1)
+        reached = np.where(places >= hidden - 1, hidden, np.minimum(reached, hidden))
+        spans = np.where(hidden, (reached < hidden).sum(axis=1, keepdims=True) + 1, 0)
+        slots = lengths[:, None] - hidden + spans  # of what is kept and masks, in any order
+        chances = np.where(places < slots, random.random(ids.shape), 2.0)
+        is_mask = _ranks(chances) < spans
+        # Where each slot begins in the row: after what is kept, and all spans, before it.
+        passed = np.cumsum(is_mask, axis=1) - is_mask
+        skipped = np.concatenate([np.zeros_like(hidden), reached], axis=1)
+        begins = places - passed + np.take_along_axis(skipped, passed, axis=1)
+        kept = np.take_along_axis(ids, np.minimum(begins, width - 1), axis=1)
+        return np.where(is_mask, mask_id, kept), places < slots
+
+
+class _Seq2SeqBatch:
+    """Sources and targets, each with its real tokens, as the batch of a `Seq2SeqLM`."""
+
+    def __init__(self, tokenizer: Tokenizer, start_id: int):
+        self.before, self.after = _template(tokenizer)
+        self.start_id = start_id
+        self.ends = [] if tokenizer.end_id is None else [tokenizer.end_id]
+        self.pad_id = tokenizer.pad_id or 0
+
+    def __call__(self, source, target, source_width: int, target_width: int):
+        """`source_width` and `target_width` are the longest that the two can be."""
+        added = len(self.before) + len(self.after)
+        source_ids, source_mask = self._joined(self.before, source, self.after)
+        encoder = _to_the_left(source_ids, source_mask, source_width + added, self.pad_id)
+        targets, mask = _to_the_left(
+            *self._joined([], target, self.ends), target_width + len(self.ends), self.pad_id
+        )
+        first = np.full((len(targets), 1), self.start_id)
+        inputs = np.where(mask, np.concatenate([first, targets[:, :-1]], axis=1), self.pad_id)
+        batch = {
+            "encoder_token_ids": encoder[0].astype("int32"),
+            "encoder_padding_mask": encoder[1],
+            "decoder_token_ids": inputs.astype("int32"),
+            "decoder_padding_mask": mask,
+        }
+        return batch, targets.astype("int32"), mask.astype("float32")
+
+    def _joined(self, before, row, after):
+        ids, mask = row
+        columns = [np.tile(np.asarray(part, "int64"), (len(ids), 1)) for part in (before, after)]
+        masks = [np.ones(part.shape, bool) for part in columns]
+        ids = np.concatenate([columns[0], ids, columns[1]], axis=1)
+        return ids, np.concatenate([masks[0], mask, masks[1]], axis=1)
+
+
+def _sentinel_spans(ids, mask, noise, sentinels):
+    """Source and target of rows and of what is cut out of them, each with its real tokens."""
+
+    def replaced(spans):
+        before = np.concatenate([np.zeros((len(ids), 1), bool), spans[:, :-1]], axis=1)
+        starts = spans & ~before
+        numbers = np.cumsum(starts, axis=1) - 1
+        return np.where(starts, sentinels[numbers], ids), mask & (starts | ~spans)
+
+    noise = noise & mask
+    # What is kept is, of the target, spans of its own, and the text begins with one of these.
+    return replaced(noise), replaced(mask & ~noise)
+
+
+def _to_the_left(ids, keep, width: int, pad_id: int):
+    """The tokens to keep in front, padded or cut to `width`; and which of them are real."""
+    missing = max(width - ids.shape[1], 0)
+    ids, keep = (np.pad(x, [(0, 0), (0, missing)]) for x in (ids, keep))
+    order = np.argsort(~keep, axis=1, kind="stable")[:, :width]
+    mask = np.arange(width) < keep.sum(axis=1, keepdims=True)
+    return np.where(mask, np.take_along_axis(ids, order, axis=1), pad_id), mask
+
+
+def _segments(numbers, counts, width: int, random: np.random.Generator) -> np.ndarray:
+    """For each row the part that each of its items is in: all divisions are alike likely.
+
+    `numbers` items of a row in `counts` parts, none empty. Int `(batch, width)`.
+    """
+    places = np.arange(width - 1)
+    chances = np.where(places < numbers[:, None] - 1, random.random((len(numbers), width - 1)), 2.0)
+    cuts = _ranks(chances) < counts[:, None] - 1
+    return np.concatenate([np.zeros((len(numbers), 1), "int64"), np.cumsum(cuts, axis=1)], axis=1)
+
+
+def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
+    """The rows with their sentences in another order. `ends` is where one ends."""
+    ends = ends & mask
+    sentence = np.cumsum(ends, axis=1) - ends
+    chances = random.random(ids.shape)  # one a sentence is enough
+    keys = np.where(mask, np.take_along_axis(chances, sentence, axis=1), 2.0)
+    return np.take_along_axis(ids, np.argsort(keys, axis=1, kind="stable"), axis=1)
+
+
+def _ranks(chances) -> np.ndarray:
+    return np.argsort(np.argsort(chances, axis=1), axis=1)
+
+
+def generator_of(dataset, arrays: dict) -> np.random.Generator:
+    """What a batch is drawn from. `arrays["row"]` holds which rows of the dataset it has."""
+    # By epoch and first row: a batch fetched twice, or by another thread, is the same.
+    epoch = dataset.epoch if dataset.shuffle else 0
+    return np.random.default_rng((dataset.seed, epoch, int(arrays["row"][0])))
+
+
+def require_mask_id(tokenizer: Tokenizer) -> int:
+    """The id of the mask token. ValueError for a tokenizer without one."""
+    if tokenizer.mask_id is None:
+        raise ValueError(
+            "The tokenizer has no mask token. Load the one that belongs to the model, or give "
+            "`Tokenizer(..., mask=...)` the token that hides another."
+        )
+    return tokenizer.mask_id
+
+
+def _sentinels(tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, ... of which T5's descend."""
+    ids = []
+    while (found := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
+        ids.append(found)
+    if not ids:
+        raise ValueError(
+            "SpanCorruption needs sentinel tokens, and the tokenizer has no '<extra_id_0>'. Load "
+            "T5's, or train one with special_tokens=[f'<extra_id_{i}>' for i in range(100)]."
+        )
+    return np.asarray(ids)
+
+
+def _sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
+    """Of each id, whether a sentence ends with it."""
+    texts = tokenizer.decode_batch([[number] for number in range(tokenizer.vocabulary_size)])
+    return np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
+
+
+def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    bare = tokenizer.encode("a", special_tokens=False)
+    whole = tokenizer.encode("a")
+    for place in range(len(whole) - len(bare) + 1):
+        if whole[place : place + len(bare)] == bare:
+            return whole[:place], whole[place + len(bare) :]
+    return [], []
+
+
+def check_share(name: str, value) -> None:
+    """ValueError for a share that is no float between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, float) or not 0 < value < 1:
+        raise ValueError(f"`{name}` must be a number between 0 and 1, received {value!r}.")
+
+
+def _check_span(value, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+        raise ValueError(
+            f"`mean_span_length` must be a number of at least {least}, received {value!r}."
+        )

@@ -1,0 +1,131 @@
+"""The optimizer of fine-tuning: what decays, and how fast each layer learns."""
+
+import re
+
+import keras
+
+# Of a block: what stands before is the stack's path.
+_BLOCK = re.compile(r"(?P<stack>.*)/layer_(?P<layer>\d+)/")
+# What stands before the blocks.
+_EMBEDDINGS = {
+    "token_embedding",
+    "segment_embedding",
+    "position_embedding",
+    "relative_bias",
+    "embedding_norm",
+    "embedding_projection",
+}
+_OUTPUT_MATRIX = "reverse_embeddings"  # of the token embedding, where it is not tied
+_NOT_DECAYED = ("bias", "gamma", "beta", "scale")
+# On PyTorch, Keras gives another class in place of AdamW, which updates all variables at once.
+_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FineTuningAdamW(_AdamW):
+    """AdamW that spares biases and norms from weight decay, and lets lower layers learn slower.
+
+    With `layer_decay` d the last block learns with d times the learning rate, the one before it
+    with d squared, and so on; the embeddings, tied to the output or not, with the next power. A
+    head and what else follows the last block have the whole rate. The encoder and the decoder of a
+    model each count their own blocks. Weight decay falls with the learning rate.
+
+    Args:
+        learning_rate: float or schedule.
+        weight_decay: float, see `keras.optimizers.AdamW`.
+        layer_decay: float in (0, 1]; 1 for the same learning rate everywhere.
+        **kwargs: as of `keras.optimizers.AdamW`, e.g. `global_clipnorm`.
+
+    Raises:
+        ValueError: for a `layer_decay` out of range, or below 1 for a model without blocks.
+
+    Source: Howard and Ruder 2018, "ULMFiT", section 3.2 (discriminative fine-tuning); Clark et al.
+    2020, "ELECTRA", appendix B, whose code has one more power between last block and head.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    optimizer = kt.training.FineTuningAdamW(1e-4, layer_decay=0.9)
+    classifier.compile(optimizer, classifier.loss, metrics=["accuracy"])
+    classifier.fit(["a warm and funny film", "dull from start to end"], [1, 0], verbose=0)
+    ```
+    """
+
+    def __init__(
+        self,
+        learning_rate=5e-5,
+        weight_decay: float = 0.01,
+        layer_decay: float = 1.0,
+        name: str = "fine_tuning_adamw",
+        **kwargs,
+    ):
+        if isinstance(layer_decay, bool) or not 0 < layer_decay <= 1:
+            raise ValueError(
+                f"`layer_decay` must be above 0 and at most 1, received {layer_decay!r}."
+            )
+        super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
+        self.layer_decay = layer_decay
+        # Here, since a copy made of `get_config` must have it too.
+        self.exclude_from_weight_decay(var_names=_NOT_DECAYED)
+
+    def build(self, variables):
+        if not self.built:
+            # A tuple: Keras would track a list.
+            self._factors = tuple(_factors([v.path for v in variables], self.layer_decay))
+        super().build(variables)
+
+    def _groups(self, *lists):
+        """The lists, of which the first is of variables, in parts of one factor."""
+        rows = list(zip(*lists, strict=True))
+        factors = [self._factors[self._get_variable_index(variable)] for variable, *_ in rows]
+        for factor in sorted(set(factors)):
+            part = [row for row, own in zip(rows, factors, strict=True) if own == factor]
+            yield factor, *map(list, zip(*part, strict=True))
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        for factor, variables, part in self._groups(trainable_variables, grads):
+            rate = learning_rate if factor == 1 else learning_rate * factor
+            super()._backend_update_step(part, variables, rate)
+
+    def _apply_weight_decay(self, variables):
+        whole = self.weight_decay
+        try:
+            for factor, part in self._groups([v for v in variables if self._use_weight_decay(v)]):
+                self.weight_decay = whole * factor
+                super()._apply_weight_decay(part)
+        finally:
+            self.weight_decay = whole
+
+    def get_config(self):
+        return {**super().get_config(), "layer_decay": self.layer_decay}
+
+
+def is_before_blocks(path: str) -> bool:
+    """Whether a variable is of the embeddings, or of what else stands before the blocks."""
+    *folders, name = path.split("/")
+    return name != _OUTPUT_MATRIX and not _EMBEDDINGS.isdisjoint(folders)
+
+
+def _factors(paths: list[str], layer_decay: float) -> list[float]:
+    """What the learning rate of each variable is multiplied by."""
+    blocks = {}
+    for match in filter(None, map(_BLOCK.match, paths)):
+        blocks[match["stack"]] = max(blocks.get(match["stack"], 0), int(match["layer"]) + 1)
+    if layer_decay != 1 and not blocks:
+        raise ValueError(
+            f"layer_decay={layer_decay} needs variables in blocks, of paths like 'encoder/layer_0/"
+            f"...', received such as {paths[:1]}. Train more of the model, or use layer_decay=1."
+        )
+
+    def power(path):
+        match = _BLOCK.match(path)
+        if match:
+            return blocks[match["stack"]] - int(match["layer"])
+        if not is_before_blocks(path):
+            return 0
+        own = [number for stack, number in blocks.items() if path.startswith(stack + "/")]
+        return 1 + max(own or blocks.values(), default=-1)
+
+    return [layer_decay ** power(path) for path in paths]
