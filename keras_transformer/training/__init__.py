@@ -6,6 +6,7 @@ from keras_transformer.training.callbacks import (
     StopAtNaN,
     Throughput,
 )
+from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
@@ -23,6 +24,7 @@ __all__ = [
     "BLEU",
     "BLEUCallback",
     "Denoising",
+    "Distiller",
     "FineTuningAdamW",
     "InverseSquareRoot",
     "LastCheckpoints",
@@ -37,6 +39,8 @@ __all__ = [
     "TokenAccuracy",
     "TokenCrossEntropy",
     "average_checkpoints",
+    "distillation_loss",
     "linear_cross_entropy",
+    "smaller",
     "transformer_adam",
 ]

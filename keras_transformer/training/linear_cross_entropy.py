@@ -7,6 +7,7 @@ the loss needs of them, gradients included, is computed while their logits are a
 
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.layers.slots import put
@@ -95,7 +96,12 @@ def linear_cross_entropy(
 
         def backward(*args, upstream=None):
             upstream = args[0] if upstream is None else upstream  # PyTorch names it
-            return tuple(ops.cast(upstream[0], g.dtype) * g for g in gradients)
+            # In float32: a sum over tokens, or the scale of a loss, may be beyond float16.
+            scale = ops.cast(upstream[0], "float32")
+            return tuple(
+                ops.cast(scale * ops.cast(g, "float32"), argument.dtype)
+                for g, argument in zip(gradients, arguments, strict=True)
+            )
 
         return ops.stack(sums), backward  # one tensor: on PyTorch there can be no more
 
@@ -160,6 +166,9 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         by_logits = ops.cast(by_logits, states.dtype)
         new = ops.reshape(ops.matmul(by_logits, kernel), (1, batch, width, dim))
         by_states = put(by_states, new, i, axis=0)
+        if keras.backend.standardize_dtype(states.dtype) == "float16":
+            # A sum over tokens overflows there, however small the scale of the loss becomes.
+            by_logits, states = ops.cast(by_logits, "float32"), ops.cast(states, "float32")
         by_kernel = ops.matmul(ops.transpose(by_logits), states)
         kernel_gradient = kernel_gradient + ops.cast(by_kernel, "float32")
         return sums, by_states, kernel_gradient, bias_gradient
@@ -178,10 +187,7 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         return sums, None
     by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
     by_states = by_states[:, :length]
-    gradients = [by_states, ops.cast(kernel_gradient, kernel.dtype)]
-    if bias is not None:
-        gradients.append(ops.cast(bias_gradient, bias.dtype))
-    return sums, gradients
+    return sums, [by_states, kernel_gradient, *([] if bias is None else [bias_gradient])]
 
 
 def mean_of(sums: TokenSums):

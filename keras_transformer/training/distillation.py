@@ -1,0 +1,321 @@
+"""A smaller model that learns what a larger one says."""
+
+import contextlib
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.models import build_backbone
+from keras_transformer.models.backbone import watch_states
+from keras_transformer.models.stack import weights_to_be_loaded
+from keras_transformer.training.optimizers import FineTuningAdamW
+
+
+def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
+    """A task with fewer layers, which begins with the weights of some of the teacher's.
+
+    The layers are evenly spaced, the first and the last among them: of 12 layers 6 are those of
+    DistilBERT, 0, 2, 4, 7, 9 and 11. Embeddings and head are copies too.
+
+    Args:
+        teacher: a task.
+        num_layers: int, layers of the new model; of an encoder-decoder those of the encoder.
+        num_decoder_layers: int, those of its decoder. Defaults to `num_layers`, or to what the
+            teacher has if that is less.
+
+    Returns:
+        A task of the teacher's class, with its tokenizer.
+
+    Raises:
+        ValueError: for more layers than the teacher has, for layers that share their weights, and
+            for a teacher with adapters.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    teacher = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    student = kt.training.smaller(teacher, num_layers=3)
+    assert student.count_params() < 0.8 * teacher.count_params()
+    ```
+
+    Source: Sanh et al. 2019, "DistilBERT", section 3 (student initialization).
+    """
+    config = teacher.backbone.config
+    if config.num_layer_groups != config.num_layers:
+        raise ValueError("The teacher's layers share their weights: fewer of them are no smaller.")
+    values = {"num_layers": num_layers}
+    if config.kind == "seq2seq":
+        fewer = min(num_layers, config.num_decoder_layers)
+        values["num_decoder_layers"] = fewer if num_decoder_layers is None else num_decoder_layers
+    elif num_decoder_layers is not None:
+        raise ValueError(f"A model of kind {config.kind!r} has no `num_decoder_layers`.")
+    for name, value in values.items():
+        most = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"`{name}` must be from 1 to {most}, received {value!r}.")
+    with weights_to_be_loaded():
+        backbone = build_backbone(config.replace(**values), dtype=teacher.dtype_policy)
+        student = type(teacher)(backbone, teacher.tokenizer, **teacher.task_values())
+    backbone.family = teacher.backbone.family
+
+    pairs = []
+    for new, old in zip(backbone.stacks, teacher.backbone.stacks, strict=True):
+        places = np.rint(np.linspace(0, len(old.blocks) - 1, len(new.blocks))).astype(int)
+        pairs += [(block, old.blocks[i]) for block, i in zip(new.blocks, places, strict=True)]
+    pairs = [(new.weights, old.weights) for new, old in pairs]
+    pairs.append((_outside_blocks(student), _outside_blocks(teacher)))
+    if any(len(new) != len(old) for new, old in pairs):
+        raise ValueError("The teacher has adapters: call its `merge_lora` first.")
+    for new, old in pairs:
+        for variable, value in zip(new, old, strict=True):
+            # Copied: on JAX the two would be one array, which a step may not give away twice.
+            variable.assign(np.array(ops.convert_to_numpy(value)))
+    return student
+
+
+def _outside_blocks(task) -> list[keras.Variable]:
+    blocks = [block for stack in task.backbone.stacks for block in stack.blocks]
+    inside = {id(variable) for block in blocks for variable in block.weights}
+    return [variable for variable in task.weights if id(variable) not in inside]
+
+
+class Distiller(keras.Model):
+    """Trains a task to say what a larger one says, beside what is right.
+
+    The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
+    temperature, `hard_weight` times the student's own loss, and `cosine_weight` times how far the
+    last hidden states point apart, `1 - cosine`. `fit` reports each of the three. It takes what
+    `student.make_dataset` gives; afterwards the student is used and saved as any other task. The
+    teacher is not changed.
+
+    Logits of both models are there as a whole in a step, unlike in the `fit` of a language model.
+
+    Compiled with `FineTuningAdamW` (5e-5); `compile` changes that.
+
+    Args:
+        student: a task that predicts classes or tokens, compiled.
+        teacher: a task of the same class, of the same classes or vocabulary.
+        temperature: float above 0.
+        soft_weight, hard_weight: float, at least 0.
+        cosine_weight: float, at least 0. Defaults to 1, or 0 for models of different widths.
+        name: str.
+
+    Call arguments:
+        inputs: as of the student.
+
+    Returns:
+        The student's logits.
+
+    Raises:
+        ValueError: for tasks that do not fit together, and for values out of range.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    texts, labels = ["a warm and funny film", "dull from start to end"] * 4, [1, 0] * 4
+    teacher = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    student = kt.training.smaller(teacher, num_layers=2)
+    distiller = kt.training.Distiller(student, teacher)
+    distiller.fit(student.make_dataset(texts, labels, shuffle=True), verbose=0)
+    student.save_to_preset("small_classifier")
+    ```
+
+    Source: Sanh et al. 2019, "DistilBERT", section 2, and its code for the weights; Hinton et al.
+    2015, "Distilling the Knowledge in a Neural Network", section 2.
+    """
+
+    _in_step = False  # within `train_step` or `test_step`
+
+    def __init__(
+        self,
+        student,
+        teacher,
+        temperature: float = 2.0,
+        soft_weight: float = 5.0,
+        hard_weight: float = 2.0,
+        cosine_weight: float | None = None,
+        name: str | None = None,
+    ):
+        _check_pair(student, teacher)
+        same = student.backbone.config.hidden_dim == teacher.backbone.config.hidden_dim
+        cosine_weight = float(same) if cosine_weight is None else cosine_weight
+        if cosine_weight and not same:
+            raise ValueError(
+                "The cosine of hidden states needs models of one `hidden_dim`, received "
+                f"{student.backbone.config.hidden_dim} and {teacher.backbone.config.hidden_dim}. "
+                "Leave `cosine_weight` out."
+            )
+        weights = {"soft": soft_weight, "hard": hard_weight, "cosine": cosine_weight}
+        if not temperature > 0 or not min(weights.values()) >= 0 or not any(weights.values()):
+            raise ValueError(
+                "`temperature` must be above 0, and the weights at least 0 and not all 0, received "
+                f"temperature={temperature} and {weights}."
+            )
+        super().__init__(name=name, dtype=student.dtype_policy)
+        self.student = student
+        self.teacher = teacher
+        self.temperature = temperature
+        self.loss_parts = weights
+        self.soft_loss = keras.metrics.Mean("soft_loss")
+        self.hard_loss = keras.metrics.Mean("hard_loss")
+        self.cosine_loss = keras.metrics.Mean("cosine_loss")
+        self.built = True
+        self.compile(FineTuningAdamW())
+
+    def compile(self, optimizer="rmsprop", loss=None, **kwargs):
+        """As `keras.Model.compile`; without a `loss` the student's is the hard one."""
+        super().compile(optimizer, self.student.loss if loss is None else loss, **kwargs)
+
+    def fit(self, x=None, y=None, **kwargs):
+        """As `keras.Model.fit`, with the batches of `student.make_dataset` or arrays."""
+        if isinstance(x, (str, list, tuple)):
+            raise ValueError(
+                "Distiller takes batches: give `fit` what `student.make_dataset(texts, ...)` makes."
+            )
+        if isinstance(x, BucketedDataset):
+            kwargs["shuffle"] = False  # It shuffles by itself.
+        return super().fit(x, y, **kwargs)
+
+    # The teacher is state that a step reads. `trainable = False` would change it for others.
+
+    @property
+    def trainable_variables(self):
+        return self.student.trainable_variables
+
+    @property
+    def trainable_weights(self):
+        return self.student.trainable_weights
+
+    @property
+    def non_trainable_variables(self):
+        return [*self.student.non_trainable_variables, *self.teacher.variables]
+
+    @property
+    def non_trainable_weights(self):
+        return [*self.student.non_trainable_weights, *self.teacher.weights]
+
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # As in the tasks: their blocks are recomputed one by one.
+
+    def call(self, inputs, training: bool = False):
+        if not self._in_step:
+            return self.student(inputs, training=training)
+        with watch_states(self.student.backbone) as states:
+            logits = self.student(inputs, training=training)
+        with _no_gradient(), watch_states(self.teacher.backbone) as teacher_states:
+            teacher_logits = self.teacher(inputs, training=False)
+        return {
+            "logits": logits,
+            "states": states[-1],
+            "teacher_logits": ops.stop_gradient(teacher_logits),
+            "teacher_states": ops.stop_gradient(teacher_states[-1]),
+        }
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if not self._in_step:
+            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        logits = y_pred["logits"]
+        hard = super().compute_loss(x, y, logits, sample_weight, training=training)
+        soft = distillation_loss(
+            y_pred["teacher_logits"], logits, self.temperature, weights=sample_weight
+        )
+        parts = {"soft": soft, "hard": hard}
+        if self.loss_parts["cosine"]:
+            ids = self.student.backbone.id_inputs[-1]
+            mask = x.get(ids.replace("token_ids", "padding_mask"))
+            parts["cosine"] = _cosine_distance(y_pred["states"], y_pred["teacher_states"], mask)
+        loss = 0.0
+        for name, part in parts.items():
+            getattr(self, f"{name}_loss").update_state(part)
+            loss = loss + self.loss_parts[name] * part
+        return loss
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logits = y_pred["logits"] if self._in_step else y_pred
+        return super().compute_metrics(x, y, logits, sample_weight)
+
+    def train_step(self, *args):
+        with self._step():
+            return super().train_step(*args)
+
+    def test_step(self, *args):
+        with self._step():
+            return super().test_step(*args)
+
+    @contextlib.contextmanager
+    def _step(self):
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
+
+def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=None):
+    """`temperature**2 * KL(teacher || student)`, averaged over the positions.
+
+    Args:
+        teacher_logits: float `(..., classes)`.
+        logits: likewise, of the student.
+        temperature: float, both logits are divided by it.
+        weights: float `(...)`, of each position; None for 1 each.
+
+    Returns:
+        float32 scalar, in nats.
+
+    Source: Hinton et al. 2015, section 2; the factor keeps the size of the gradient.
+    """
+    teacher, student = (
+        ops.log_softmax(ops.cast(x, "float32") / temperature, axis=-1)
+        for x in (teacher_logits, logits)
+    )
+    divergence = ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
+    return temperature**2 * _mean(divergence, weights)
+
+
+def _cosine_distance(states, teacher_states, mask):
+    """1 less the cosine of the states, averaged over the tokens that are real."""
+    pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (states, teacher_states)]
+    return _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
+
+
+def _mean(values, weights):
+    if weights is None:
+        return ops.mean(values)
+    weights = ops.cast(weights, "float32")
+    # where: what two models say of a padded place, be it no number, does not matter.
+    values = ops.where(weights > 0, values, 0.0)
+    return ops.divide_no_nan(ops.sum(values * weights), ops.sum(weights))
+
+
+def _no_gradient():
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()  # What nothing asks the gradient of is not computed.
+    import torch
+
+    return torch.no_grad()
+
+
+def _check_pair(student, teacher) -> None:
+    if type(student) is not type(teacher) or student is teacher:
+        raise ValueError(
+            "Distiller needs two tasks of one class, received a student of type "
+            f"{type(student).__name__} and "
+            + ("itself as teacher." if student is teacher else f"a {type(teacher).__name__}.")
+        )
+    counts = [getattr(task, "number_of_targets", None) for task in (student, teacher)]
+    if None in counts:
+        raise ValueError(f"{type(student).__name__} predicts no classes and no tokens.")
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"The student predicts {counts[0]} classes or tokens, the teacher {counts[1]}."
+        )
+    tokenizers = [task.tokenizer for task in (student, teacher)]
+    if None not in tokenizers and tokenizers[0] is not tokenizers[1]:
+        one, two = (tokenizer.get_vocabulary() for tokenizer in tokenizers)
+        if one != two:
+            raise ValueError("The tokenizers of student and teacher have other vocabularies.")
