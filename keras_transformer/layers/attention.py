@@ -235,7 +235,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         weights = None
         dropped = training and self.dropout > 0
         kernel = self.score_function.scale is not None and not (dropped or return_attention_scores)
-        if kernel and not from_cache:
+        if kernel and not from_cache and _has_kernel(queries.dtype):
             attended = self._attend_fused(queries, keys, values, parts, bias)
         else:
             if not from_cache:
@@ -354,6 +354,15 @@ def _is_first(self_attention: bool, value, cache_index) -> bool:
     if self_attention:
         return isinstance(cache_index, int) and cache_index == 0
     return value is not None
+
+
+def _has_kernel(dtype) -> bool:
+    """JAX's asks for a product of float16 that compiled programs on a CPU do not have."""
+    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(dtype) != "float16":
+        return True
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 def _lowest(dtype: str) -> float:

@@ -62,7 +62,7 @@ class TokenPredictor(Task):
         **kwargs,
     ):
         super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **kwargs)
-        token_means = keras.tree.flatten(weighted_metrics)
+        token_means = [] if weighted_metrics is None else keras.tree.flatten(weighted_metrics)
         counted = all(isinstance(metric, TokenMean) for metric in token_means)
         self._sums = _SumsOfTokens(
             token_means,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
 
 # Of the logits computed at a time: small enough for a cache, large enough for quick products.
@@ -85,7 +86,8 @@ def linear_cross_entropy(
     def forward(*arguments):
         states, kernel = arguments[:2]
         bias = arguments[2] if has_bias else None
-        return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
+        with one_piece():  # Nothing of it is kept for a second pass: there is none.
+            return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
 
     if not gradient:
         return TokenSums(*forward(*arguments)[0])

@@ -8,7 +8,7 @@ from keras import ops
 import keras_transformer as kt
 from keras_transformer.training import Distiller, distillation_loss, smaller
 
-TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 8
+TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 2
 WORDS = {
     "bpe": kt.Tokenizer.train(TEXTS, vocabulary_size=300),
     "wordpiece": kt.Tokenizer.train(TEXTS, kind="wordpiece", vocabulary_size=60),
@@ -37,7 +37,7 @@ def make(name, num_layers=4, hidden_dim=16, dropout=0.1, **options):
 
 def data(task, **options):
     if isinstance(task, kt.TextClassifier):
-        return task.make_dataset(TEXTS, np.arange(24) % 3, **options)
+        return task.make_dataset(TEXTS, np.arange(6) % 3, **options)
     return task.make_dataset((TEXTS, TEXTS) if isinstance(task, kt.Seq2SeqLM) else TEXTS, **options)
 
 
@@ -157,7 +157,7 @@ def test_bad_values():
     )
     check("`temperature` must be above 0", Distiller, student, teacher, temperature=0)
     check("weights at least 0 and not all 0", Distiller, student, teacher, hard_weight=-1)
-    check("Distiller takes batches", Distiller(student, teacher).fit, TEXTS, [0] * 24)
+    check("Distiller takes batches", Distiller(student, teacher).fit, TEXTS, [0] * 6)
     for value in (0, 5, 2.0, True):
         check("`num_layers` must be from 1 to 4, received", smaller, teacher, value)
     check("has no `num_decoder_layers`", smaller, teacher, 2, 2)
