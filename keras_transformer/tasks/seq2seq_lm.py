@@ -7,7 +7,7 @@ from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.encoding import encode_rows
+from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.language_model import LanguageModel, with_end
 from keras_transformer.tasks.task import text_rows
 from keras_transformer.tokenizers import Tokenizer
