@@ -4,7 +4,14 @@ from keras_transformer.backend import choose_backend
 
 choose_backend()  # Before the first import of Keras.
 
-from keras_transformer import data, generation, layers, models, training  # noqa: E402
+from keras_transformer import (  # noqa: E402
+    data,
+    distribution,
+    generation,
+    layers,
+    models,
+    training,
+)
 from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.memory import keep_freed_memory  # noqa: E402
@@ -38,6 +45,7 @@ __all__ = [
     "Tokenizer",
     "TransformerConfig",
     "data",
+    "distribution",
     "export_to_huggingface",
     "generation",
     "layers",

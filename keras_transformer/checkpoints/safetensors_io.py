@@ -18,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.distribution.layout import gathered
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -224,10 +225,13 @@ def save_tensors(
 
 
 def to_numpy(tensor: object) -> np.ndarray:
-    """A NumPy array of an array, a backend tensor or a Keras variable."""
+    """A NumPy array of an array, a backend tensor or a Keras variable.
+
+    Of a tensor whose parts several processes hold, each process must ask.
+    """
     # NumPy 2 warns when it is given a variable of Keras itself.
     value = tensor.value if isinstance(tensor, keras.Variable) else tensor
-    return keras.ops.convert_to_numpy(value)
+    return keras.ops.convert_to_numpy(gathered(value))
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.distribution.layout import check_config
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.models.stack import Stack, embedding_initializer
 
@@ -52,6 +53,7 @@ class Backbone(keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
+        check_config(config)
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
         self.family: str | None = None  # The published family that the weights came from.

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.distribution.layout import spread_batch
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import SegmentEmbedding
@@ -275,7 +276,7 @@ class Stack(keras.layers.Layer):
             x = x + self.position_embedding(x, positions=position_ids)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        x = self.dropout_layer(x, training=training)
+        x = self.dropout_layer(spread_batch(x), training=training)
         return x if self.embedding_projection is None else self.embedding_projection(x)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):

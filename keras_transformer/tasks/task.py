@@ -9,6 +9,8 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
+from keras_transformer.distribution import DatasetShard
+from keras_transformer.distribution.replicas import Mirrored
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
@@ -18,7 +20,7 @@ from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.optimizers import FineTuningAdamW
 
 
-class Task(Adaptable, keras.Model):
+class Task(Adaptable, Mirrored, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -139,8 +141,9 @@ class Task(Adaptable, keras.Model):
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
         self._check_arrays(x, y)
         validation_data = self._validation(validation_data, kwargs)
-        if isinstance(x, BucketedDataset):
+        if isinstance(x, (BucketedDataset, DatasetShard)):
             shuffle = False  # It shuffles by itself.
+        if isinstance(x, BucketedDataset):
             self._check_training_set(x)
         return super().fit(
             x, y, batch_size=batch_size, validation_data=validation_data,

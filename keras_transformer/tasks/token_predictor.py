@@ -6,6 +6,7 @@ import dataclasses
 import keras
 from keras import ops
 
+from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
@@ -86,9 +87,9 @@ class TokenPredictor(Task):
         )
         for metric in self._sums.metrics:
             metric.update_from_sums(sums)
-        loss = mean_of(sums)
+        loss = part_of_mean(mean_of(sums), sums.weight)
         for more in self.losses:  # of regularizers
-            loss = loss + ops.sum(ops.cast(more, loss.dtype))
+            loss = loss + ops.cast(self._aggregate_additional_loss(more), loss.dtype)
         return loss
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.distribution.layout import devices_of_model
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
 
@@ -55,7 +56,7 @@ def linear_cross_entropy(
         bias: float `(vocabulary_size,)`, or None.
         label_smoothing: float in [0, 1), see `TokenCrossEntropy`.
         gradient: bool, False if `loss` will not be differentiated: saves two products.
-        chunk_bytes: int, about the size of the logits that are there at a time.
+        chunk_bytes: int, about the size of the logits that a device has at a time.
 
     Returns:
         `TokenSums`.
@@ -81,6 +82,8 @@ def linear_cross_entropy(
     weights = ops.cast(weights, "float32")
     has_bias = bias is not None
     arguments = (states, kernel, *((ops.convert_to_tensor(bias),) if has_bias else ()))
+    # The gradient of the kernel is summed over the devices in each chunk: as few as there can be.
+    chunk_bytes *= devices_of_model()
     width = _positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
 
     def forward(*arguments):

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_transformer.distribution.replicas import share_of_weight
+
 
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
     """Cross-entropy of each token, from logits and without one-hot targets.
@@ -78,6 +80,12 @@ class TokenCrossEntropy(keras.losses.Loss):
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}.")
         self.label_smoothing = label_smoothing
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        loss = super().__call__(y_true, y_pred, sample_weight)
+        if sample_weight is None or self.reduction != "mean_with_sample_weight":
+            return loss
+        return loss * share_of_weight(ops.sum(ops.cast(sample_weight, "float32")))
 
     def call(self, y_true, y_pred):
         return token_cross_entropy(y_true, y_pred, self.label_smoothing)

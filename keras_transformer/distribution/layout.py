@@ -1,0 +1,306 @@
+"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX.
+
+There is one block, so there is one table. The two projections into the heads and into the width of
+the feed-forward layer are cut by columns, the two back from there by rows: a device computes its
+heads and its columns alone, and the devices add up once behind each of the two layers.
+"""
+
+import math
+import re
+
+import keras
+
+from keras_transformer.config import TransformerConfig
+
+BATCH, MODEL = "batch", "model"
+
+_COLUMNS, _ROWS, _VECTOR = (None, MODEL), (MODEL, None), (MODEL,)
+
+# Paths of variables, from the end. What is not named here is small and lies whole on each device.
+_TABLE = {
+    r"(self|cross)_attention/(query|key|value)/kernel": _COLUMNS,
+    r"(self|cross)_attention/(query|key|value)/bias": _VECTOR,
+    r"(self|cross)_attention/output/kernel": _ROWS,
+    r"feed_forward/(intermediate|gate)/kernel": _COLUMNS,
+    r"feed_forward/(intermediate|gate)/bias": _VECTOR,
+    r"feed_forward/output/kernel": _ROWS,
+    r"token_embedding/embeddings": _ROWS,
+    r"token_embedding/reverse_embeddings": _COLUMNS,
+    r"output_bias/bias": _VECTOR,
+}
+
+
+def device_mesh(
+    data: int | None = None, model: int = 1, devices: list | None = None
+) -> keras.distribution.DeviceMesh:
+    """Devices in rows and columns, as a `keras.distribution.DeviceMesh` of axes batch and model.
+
+    Args:
+        data: int, parts that a batch is cut into. Defaults to all devices that there are, divided
+            by `model`.
+        model: int, parts that the weights are cut into. Neighbouring devices hold one model:
+            give the fast connections to this axis.
+        devices: the devices, as of `keras.distribution.list_devices`, which is the default.
+
+    Returns:
+        The mesh, of shape `(data, model)`.
+
+    Raises:
+        ValueError: on a backend that is not JAX, for numbers below 1, for more devices than
+            there are, and for fewer than all of several processes.
+
+    Example:
+    ```python
+    import keras
+    import keras_transformer as kt
+
+    if keras.backend.backend() == "jax":
+        assert kt.distribution.device_mesh(data=1, model=1).shape == (1, 1)
+    ```
+    """
+    _require_jax()
+    for name, value in (("data", data), ("model", model)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1, received {value}.")
+    devices = list(keras.distribution.list_devices() if devices is None else devices)
+    if data is None:
+        data = max(1, len(devices) // model)
+    wanted = data * model
+    if wanted > len(devices):
+        raise ValueError(
+            f"A mesh of data={data} times model={model} needs {wanted} devices, but there "
+            f"{'is' if len(devices) == 1 else 'are'} {len(devices)}: {_listed(devices)}. To try "
+            "it on a CPU, set the environment variable "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before Keras is imported."
+        )
+    if wanted < len(devices) and _num_processes() > 1:
+        raise ValueError(
+            f"A mesh of data={data} times model={model} leaves out some of the {len(devices)} "
+            f"devices of {_num_processes()} processes. Choose a product of {len(devices)}."
+        )
+    return keras.distribution.DeviceMesh((data, model), [BATCH, MODEL], devices[:wanted])
+
+
+def layout_map(
+    mesh: keras.distribution.DeviceMesh, config: TransformerConfig | None = None
+) -> keras.distribution.LayoutMap:
+    """The layout of every backbone and every task of this library.
+
+    Over the axis `"model"` go the heads of attention, the width of the feed-forward layer and the
+    vocabulary. Anything else lies whole on each device. Optimizer states lie where their weights
+    do: Keras's optimizers see to that.
+
+    Args:
+        mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.
+        config: `TransformerConfig` to check against the mesh at once. Without it a model is
+            checked when it is made.
+
+    Returns:
+        `keras.distribution.LayoutMap`, for `keras.distribution.ModelParallel`. `ModelParallel`
+        of this module has it already.
+
+    Raises:
+        ValueError: for a mesh without that axis, or one that does not divide `num_heads`,
+            `num_key_value_heads`, `intermediate_dim` or `vocabulary_size`.
+
+    Example:
+    ```python
+    import keras
+    import keras_transformer as kt
+
+    if keras.backend.backend() == "jax":
+        layout = kt.distribution.layout_map(kt.distribution.device_mesh(data=1, model=1))
+        path = "encoder/encoder/layer_0/feed_forward/intermediate/kernel"
+        assert layout[path].axes == (None, "model")
+    ```
+
+    Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+    """
+    _require_jax()
+    if MODEL not in mesh.axis_names:
+        raise ValueError(
+            f"The mesh has the axes {list(mesh.axis_names)}, but the layout needs one named "
+            f"{MODEL!r}. `keras_transformer.distribution.device_mesh` makes such a mesh."
+        )
+    if config is not None:
+        _check(config, _size(mesh, MODEL), vocabulary=True)
+    layouts = _TransformerLayout(mesh)
+    for path, axes in _TABLE.items():
+        layouts[f"(.*/)?{path}"] = axes
+    return layouts
+
+
+class _TransformerLayout(keras.distribution.LayoutMap):
+    """Keras's, told apart from one that somebody made for models of another kind."""
+
+
+class ModelParallel(keras.distribution.ModelParallel):
+    """`keras.distribution.ModelParallel` with the layout of every model of this library.
+
+    A mesh of `model=1` is data parallelism alone, one of `data=1` tensor parallelism alone. Make
+    the model within its scope, or after `keras.distribution.set_distribution`.
+
+    Two things are other than with Keras's class and `layout_map`. A vocabulary that the axis
+    `"model"` does not divide is no error: the embedding is then cut along its width, and if that
+    does not go either, it lies whole on each device. And a batch of one process may have any
+    number of rows: token ids are small and go to all devices, and what is made of them is cut.
+
+    Args:
+        mesh: a mesh with the axes `"batch"` and `"model"`, as `device_mesh` makes.
+
+    Raises:
+        ValueError: for a mesh without these axes, or on a backend that is not JAX. When a model
+            is made: if the mesh does not divide its heads or its feed-forward width.
+
+    Example:
+    ```python
+    import keras
+    import keras_transformer as kt
+
+    if keras.backend.backend() == "jax":
+        mesh = kt.distribution.device_mesh()  # data parallel, on all devices that there are
+        with kt.distribution.ModelParallel(mesh).scope():
+            classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+            classifier.fit(["a warm film", "dull"] * 8, [1, 0] * 8, verbose=0)
+    ```
+    """
+
+    def __init__(self, mesh: keras.distribution.DeviceMesh):
+        layouts = layout_map(mesh)
+        if BATCH not in mesh.axis_names:
+            raise ValueError(
+                f"The mesh has the axes {list(mesh.axis_names)}, but needs {BATCH!r} and "
+                f"{MODEL!r}. `keras_transformer.distribution.device_mesh` makes such a mesh."
+            )
+        # What a process reads is its share already: see `shard_of`.
+        super().__init__(layout_map=layouts, batch_dim_name=BATCH, auto_shard_dataset=False)
+
+    def get_variable_layout(self, variable):
+        layout = super().get_variable_layout(variable)
+        if getattr(variable, "_layout", None) is not None or MODEL not in layout.axes:
+            return layout
+        axes = axes_of(variable.path, variable.shape, _size(self.device_mesh, MODEL))
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+    def get_data_layout(self, data_shape):
+        if self._is_multi_process:
+            return super().get_data_layout(data_shape)
+        # Keras lays out all batches as the first one, and JAX cuts into equal parts only: a
+        # smaller batch at the end of the data would fail. `spread_batch` takes any number of rows.
+        return keras.distribution.TensorLayout([None] * len(data_shape), self.device_mesh)
+
+
+def axes_of(path: str, shape: tuple[int, ...], model: int) -> tuple[str | None, ...]:
+    """The mesh axis that each axis of a variable goes over, None for not cut.
+
+    Args:
+        path: of the variable, as `keras.Variable.path`.
+        shape: its shape.
+        model: int, size of the axis `"model"`.
+
+    Returns:
+        One entry an axis, `"model"` or None.
+    """
+    whole = (None,) * len(shape)
+    for pattern, axes in _TABLE.items():
+        if not re.fullmatch(f"(.*/)?{pattern}", path) or len(axes) != len(shape):
+            continue
+        # The axis of the table, or of a matrix the other one.
+        for candidate in dict.fromkeys((axes, axes[::-1])):
+            if shape[candidate.index(MODEL)] % model == 0:
+                return candidate
+    return whole
+
+
+def check_config(config: TransformerConfig) -> None:
+    """ValueError if a model of this config cannot be laid out on the mesh that is set.
+
+    Of distributions with the layout of this library. Others are their makers' affair.
+    """
+    distribution = keras.distribution.distribution()
+    layouts = getattr(distribution, "_layout_map", None)
+    if isinstance(layouts, _TransformerLayout):
+        strict = not isinstance(distribution, ModelParallel)
+        _check(config, _size(distribution.device_mesh, MODEL), vocabulary=strict)
+
+
+def devices_of_model() -> int:
+    """The number of devices that a step is compiled for."""
+    distribution = keras.distribution.distribution()
+    return distribution.device_mesh.devices.size if isinstance(distribution, ModelParallel) else 1
+
+
+def spread_batch(states):
+    """States `(batch, ...)`, their rows over the mesh's data axis, while a step is compiled."""
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, ModelParallel):
+        return states
+    import jax
+
+    if not isinstance(states, jax.core.Tracer):
+        return states  # Computed at once, where JAX cuts into equal parts only.
+    axes = [BATCH] + [None] * (len(states.shape) - 1)
+    layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
+    return keras.distribution.distribute_tensor(states, layout)
+
+
+def gathered(tensor):
+    """A tensor as one process can read it: what others hold of it is fetched, by all at once."""
+    if getattr(tensor, "is_fully_addressable", True) or tensor.is_fully_replicated:
+        return tensor
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tensor, tiled=True)
+
+
+def _check(config: TransformerConfig, model: int, vocabulary: bool) -> None:
+    names = ["num_heads", "num_key_value_heads", "intermediate_dim"]
+    names += ["vocabulary_size"] if vocabulary else []
+    for name in names:
+        number = getattr(config, name)
+        if number % model == 0:
+            continue
+        heads = math.gcd(config.num_heads, config.num_key_value_heads, config.intermediate_dim)
+        common = math.gcd(heads, config.vocabulary_size) if vocabulary else heads
+        divisors = [str(n) for n in range(1, common + 1) if common % n == 0]
+        advice = (
+            " Or use keras_transformer.distribution.ModelParallel, which then cuts the embedding "
+            "along its width."
+            if name == "vocabulary_size"
+            else ""
+        )
+        raise ValueError(
+            f"The mesh cuts the weights into model={model} parts, which does not divide "
+            f"{name}={number} of the model. Its sizes can be cut into {', '.join(divisors)} "
+            f"part{'' if common == 1 else 's'}.{advice}"
+        )
+
+
+def _size(mesh: keras.distribution.DeviceMesh, axis: str) -> int:
+    return mesh.shape[list(mesh.axis_names).index(axis)]
+
+
+def _require_jax() -> None:
+    backend = keras.backend.backend()
+    if backend != "jax":
+        instead = {
+            "torch": "keras_transformer.distribution.data_parallel, with torch.distributed",
+            "tensorflow": "tf.distribute.MirroredStrategy",
+        }
+        raise ValueError(
+            f"Keras lays weights out over devices on JAX, but the backend is {backend}. Here "
+            f"batches are spread with {instead[backend]}."
+        )
+
+
+def _num_processes() -> int:
+    import jax
+
+    return jax.process_count()
+
+
+def _listed(devices: list) -> str:
+    shown = ", ".join(map(str, devices[:8]))
+    return shown + (" and so on" if len(devices) > 8 else "")

@@ -1,0 +1,177 @@
+"""Replicas of a whole model that each see a part of the batch: PyTorch and TensorFlow.
+
+Both engines combine what the replicas found as if each part counted the same. A mean over tokens
+is another thing where the parts have different numbers of tokens, so each replica learns how many
+there are in all.
+"""
+
+import contextlib
+import contextvars
+
+import keras
+from keras import ops
+
+# The number of processes whose gradients will be averaged, within a step of `data_parallel`.
+_processes = contextvars.ContextVar("processes", default=1)
+
+
+def part_of_mean(mean, weight):
+    """What a replica's mean over `weight` adds to the mean of all replicas.
+
+    Summed over the replicas on TensorFlow, averaged on PyTorch, as their engines do with
+    gradients, this is the mean over the weights of all.
+
+    Args:
+        mean: float scalar.
+        weight: float scalar, sum of the weights of this replica.
+
+    Returns:
+        Float scalar: `mean` itself without replicas.
+    """
+    count, total = _over_replicas(weight)
+    if count == 1:
+        return mean
+    share = ops.divide_no_nan(ops.cast(weight, mean.dtype), ops.cast(total, mean.dtype))
+    return mean * share * (count if keras.backend.backend() == "torch" else 1)
+
+
+def share_of_weight(weight):
+    """A replica's weight divided by the mean weight of the replicas; 1 without replicas."""
+    count, total = _over_replicas(weight)
+    return 1.0 if count == 1 else ops.divide_no_nan(count * weight, total)
+
+
+def _over_replicas(weight):
+    """The number of replicas, and the sum of their weights."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()  # None outside of a step
+        if context is None or context.num_replicas_in_sync == 1:
+            return 1, weight
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(weight))
+        return context.num_replicas_in_sync, total
+    count = _processes.get()
+    if count == 1:
+        return 1, weight
+    import torch.distributed
+
+    total = weight.detach().clone()
+    torch.distributed.all_reduce(total)
+    return count, total
+
+
+class Mirrored:
+    """What a task needs to be trained in a `tf.distribute` strategy."""
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Keras 3.15 learns the shapes from the mean of the replicas' batches, but masks are boolean
+        # and have no mean. The batch of one replica does as well.
+        if iterator is not None and self._distribute_strategy is not None:
+            strategy = self._distribute_strategy
+            for _, _, batches in iterator:
+                data_batch = keras.tree.map_structure(
+                    lambda value: strategy.experimental_local_results(value)[0], next(batches)
+                )
+                break
+            iterator = None
+        super()._maybe_symbolic_build(iterator, data_batch)
+
+
+def data_parallel(task: keras.Model, **options) -> keras.Model:
+    """Makes `fit` on PyTorch average the gradients of all processes.
+
+    Each process calls `torch.distributed.init_process_group`, makes the same task and fits it on
+    its share of each batch (`shard_of`). The backward pass goes through
+    `torch.nn.parallel.DistributedDataParallel`, which sends gradients while others are computed,
+    and gives all processes the weights of the first. The losses are those of one process that
+    sees whole batches. Metrics are of the process's own rows.
+
+    Args:
+        task: a compiled task, or another `keras.Model`.
+        **options: of `DistributedDataParallel`, e.g. `device_ids`, `gradient_as_bucket_view`.
+
+    Returns:
+        `task`.
+
+    Raises:
+        ValueError: on another backend, or before `init_process_group`.
+
+    Example:
+    ```python
+    import tempfile
+    import keras
+    import keras_transformer as kt
+
+    if keras.backend.backend() == "torch":
+        import torch.distributed as processes
+
+        store = tempfile.NamedTemporaryFile()  # of one process; torchrun makes several
+        processes.init_process_group("gloo", f"file://{store.name}", rank=0, world_size=1)
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+        kt.distribution.data_parallel(classifier)
+        dataset = classifier.make_dataset(["a warm film", "dull"] * 8, [1, 0] * 8)
+        classifier.fit(kt.distribution.shard_of(dataset), verbose=0)
+        processes.destroy_process_group()
+    ```
+
+    Source: Li et al. 2020, "PyTorch Distributed", section 3.
+    """
+    if keras.backend.backend() != "torch":
+        raise ValueError(
+            f"`data_parallel` is for PyTorch, but the backend is {keras.backend.backend()}. On "
+            "JAX use `keras_transformer.distribution.ModelParallel`, on TensorFlow make the model "
+            "in the scope of a tf.distribute.MirroredStrategy."
+        )
+    import torch
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError(
+            "`data_parallel` needs the processes to know each other: call "
+            "torch.distributed.init_process_group first, in each of them."
+        )
+    count = distributed.get_world_size()
+
+    class Loss(torch.nn.Module):
+        """Forward pass and loss: gradients are awaited of what is called through the wrapper."""
+
+        def __init__(self):
+            super().__init__()
+            self.task = task
+
+        def forward(self, x, y, sample_weight):
+            y_pred = task(x, training=True)
+            loss = task._compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+            )
+            return loss, y_pred
+
+    # A model may have weights that a task does without, such as a pooler.
+    options = {"find_unused_parameters": True, **options}
+    wrapped = torch.nn.parallel.DistributedDataParallel(Loss(), **options)
+
+    def train_step(data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        # Tasks that predict tokens know by this context that there are no logits to make.
+        with getattr(task, "_step", contextlib.nullcontext)():
+            token = _processes.set(count)
+            try:
+                loss, y_pred = wrapped(x, y, sample_weight)
+            finally:
+                _processes.reset(token)
+            task.zero_grad()
+            task.optimizer.scale_loss(loss).backward()
+            weights = task.trainable_weights[:]
+            gradients = [weight.value.grad for weight in weights]
+            with torch.no_grad():
+                task.optimizer.apply(gradients, weights)
+            whole = loss.detach().clone()
+            distributed.all_reduce(whole)
+            rows = len(keras.tree.flatten(x)[0])
+            task._loss_tracker.update_state(whole / count, sample_weight=rows)
+            return task.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    task.train_step = train_step
+    task.train_function = None
+    return task

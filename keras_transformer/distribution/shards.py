@@ -1,0 +1,151 @@
+"""The share of each batch that one of several processes reads."""
+
+import keras
+import numpy as np
+
+
+class DatasetShard(keras.utils.PyDataset):
+    """Of each batch of a dataset the rows of one process, see `shard_of`."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, index: int, count: int):
+        super().__init__()
+        self.dataset, self.index, self.count = dataset, index, count
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, place):
+        batch = self.dataset[place]
+        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = len(keras.tree.flatten(inputs)[0])
+        size = -(-rows // self.count)
+        numbers = np.arange(self.index * size, (self.index + 1) * size)
+        real = numbers < rows
+
+        def share(array):
+            return np.asarray(array)[numbers % rows]
+
+        inputs = keras.tree.map_structure(share, inputs)
+        if targets is None:
+            return (inputs,)
+        weights = np.ones(rows, "float32") if weights is None else weights
+        # A mean over rows counts the rows that were added: the others weigh more for it.
+        scale = np.float32(size * self.count / rows)
+
+        def weigh(array):
+            array = np.asarray(share(array), "float32")
+            return array * (scale * real).reshape(-1, *[1] * (array.ndim - 1)).astype("float32")
+
+        targets = keras.tree.map_structure(share, targets)
+        return inputs, targets, keras.tree.map_structure(weigh, weights)
+
+    def on_epoch_begin(self):
+        self.dataset.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self.dataset.on_epoch_end()
+
+    @property
+    def epoch(self) -> int:
+        """As of the whole dataset."""
+        return self.dataset.epoch
+
+    @epoch.setter
+    def epoch(self, value: int):
+        self.dataset.epoch = value
+
+    @property
+    def first_batch(self) -> int:
+        """As of the whole dataset."""
+        return self.dataset.first_batch
+
+    @first_batch.setter
+    def first_batch(self, value: int):
+        self.dataset.first_batch = value
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """As of the whole dataset."""
+        return self.dataset.batches_per_epoch
+
+    @property
+    def description(self) -> dict:
+        """As of the whole dataset."""
+        return self.dataset.description
+
+    @property
+    def num_rows(self) -> int:
+        """As of the whole dataset, whose rows all processes train on together."""
+        return self.dataset.num_rows
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """As of the whole dataset, whose tokens all processes train on together."""
+        return self.dataset.tokens_per_epoch
+
+
+def shard_of(
+    dataset: keras.utils.PyDataset, index: int | None = None, count: int | None = None
+) -> DatasetShard:
+    """The rows of one process of each batch; together the processes have the batches of one.
+
+    Every process makes the same dataset, with the same seed, and takes its share. A batch whose
+    rows `count` does not divide is filled up with rows that weigh nothing.
+
+    Args:
+        dataset: a `PyDataset`, such as `make_dataset` of a task gives.
+        index: int, number of the share, from 0. Defaults to that of this process, by
+            the `keras.distribution` that is set or by `torch.distributed`.
+        count: int, number of shares. Defaults likewise.
+
+    Returns:
+        A `PyDataset` of as many batches, for `fit`.
+
+    Raises:
+        ValueError: for a dataset of another kind, numbers out of range, or one number of the two.
+
+    Example:
+    ```python
+    from keras_transformer.data import BucketedDataset
+    from keras_transformer.distribution import shard_of
+
+    dataset = BucketedDataset(
+        {"ids": [[1], [2], [3], [4]]}, lambda arrays, masks: (arrays["ids"],), batch_size=4
+    )
+    (first,), (second,) = (shard_of(dataset, index, 2)[0] for index in range(2))
+    assert [row[0] for row in first] == [1, 2] and [row[0] for row in second] == [3, 4]
+    ```
+    """
+    if not isinstance(dataset, keras.utils.PyDataset):
+        raise ValueError(
+            f"`dataset` must be a keras.utils.PyDataset, received {type(dataset).__name__}. "
+            "`make_dataset` of a task makes one of strings."
+        )
+    if (index is None) != (count is None):
+        raise ValueError(
+            f"Give `index` and `count`, or neither; received index={index}, count={count}."
+        )
+    if index is None:
+        index, count = _of_this_process()
+    if count < 1 or not 0 <= index < count:
+        raise ValueError(
+            f"`count` must be at least 1 and `index` from 0 to count - 1, received index={index}, "
+            f"count={count}."
+        )
+    return DatasetShard(dataset, index, count)
+
+
+def _of_this_process() -> tuple[int, int]:
+    """Which share of how many this process reads."""
+    if keras.backend.backend() == "torch":
+        import torch.distributed as processes
+
+        if processes.is_available() and processes.is_initialized():
+            return processes.get_rank(), processes.get_world_size()
+        return 0, 1
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return 0, 1
+    # Processes that hold parts of one model read the same rows.
+    count = min(distribution.num_processes, distribution.num_model_replicas)
+    return distribution.data_shard_id, count

@@ -1,0 +1,101 @@
+"""One model of each kind, its data, and 20 steps of training: what all runs have in common."""
+
+import keras
+import numpy as np
+
+import keras_transformer as kt
+
+STEPS = 20
+_SIZES = {"hidden_dim": 16, "num_heads": 8, "head_dim": 4, "intermediate_dim": 32}
+_SIZES |= {"vocabulary_size": 64, "num_layers": 1, "dropout": 0.0}
+
+
+def config(kind: str, **values) -> kt.TransformerConfig:
+    """A small config of an encoder, a decoder or both, whose sizes 8 devices divide."""
+    own = {
+        "encoder": {"position": "learned", "max_sequence_length": 32, "pooler": True},
+        "decoder": {
+            "position": "rotary",
+            "num_key_value_heads": 4,
+            "gated": True,
+            "normalization": "rms_norm",
+            "normalize_first": True,
+            "tie_embeddings": False,
+        },
+        "seq2seq": {"position": "relative", "output_bias": True},
+    }
+    return kt.TransformerConfig(kind=kind, **{**_SIZES, **own[kind], **values})
+
+
+def make(kind: str, **values) -> kt.Task:
+    """The task of a kind, with weights that do not depend on the devices."""
+    keras.utils.set_random_seed(0)  # Keras draws the same weights on any mesh.
+    task_class = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}[kind]
+    task = task_class(kt.models.build_backbone(config(kind, **values)))
+    compile_task(task)
+    return task
+
+
+def compile_task(task: kt.Task):
+    """Adam with decay, and with clipping, which looks at all gradients."""
+    # On TensorFlow Keras clips what a replica found before it is added to that of the others.
+    clipnorm = None if keras.backend.backend() == "tensorflow" else 1.0
+    task.compile(
+        optimizer=keras.optimizers.AdamW(1e-2, weight_decay=0.01, global_clipnorm=clipnorm),
+        loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
+        weighted_metrics=[kt.training.Perplexity()],
+    )
+
+
+class Batches(keras.utils.PyDataset):
+    """Random rows of differing lengths; one batch of another number of rows."""
+
+    def __init__(self, kind: str, vocabulary_size: int = 64, rows: int = 8, odd_rows: int = 8):
+        super().__init__()
+        self.kind, self.vocabulary_size = kind, vocabulary_size
+        self.rows, self.odd_rows = rows, odd_rows
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, place):
+        random = np.random.default_rng(place)
+        rows = self.odd_rows if place == 1 else self.rows
+        ids = random.integers(1, self.vocabulary_size, (rows, 13)).astype("int32")
+        # More tokens in the first rows: the shares of a batch do not count the same.
+        lengths = np.linspace(12, 3, rows).astype("int32") + random.integers(-2, 1, rows)
+        mask = np.arange(12) < lengths[:, None]
+        inputs, targets = ids[:, :-1], ids[:, 1:]
+        if self.kind == "encoder":
+            places = np.stack([np.arange(3)] * rows).astype("int32")
+            x = {"token_ids": inputs, "padding_mask": mask, "mask_positions": places}
+            return x, targets[:, :3], (places < lengths[:, None] - 1).astype("float32")
+        if self.kind == "decoder":
+            return {"token_ids": inputs, "padding_mask": mask}, targets, mask.astype("float32")
+        x = {
+            "encoder_token_ids": inputs[:, :7],
+            "encoder_padding_mask": mask[:, :7],
+            "decoder_token_ids": inputs,
+            "decoder_padding_mask": mask,
+        }
+        return x, targets, mask.astype("float32")
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each step, out of Keras's means over the rows of the epoch so far."""
+
+    def __init__(self, rows: list[int]):
+        super().__init__()
+        self.rows, self.values, self._sum = rows, [], 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        total = float(logs["loss"]) * sum(self.rows[: batch + 1])
+        self.values.append((total - self._sum) / self.rows[batch])
+        self._sum = total
+
+
+def losses(task: kt.Task, dataset: keras.utils.PyDataset, rows=None) -> list[float]:
+    """The loss of each of the 20 steps. `rows`: numbers of rows, where they are not 8."""
+    watch = Losses(rows or [8] * STEPS)
+    task.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
+    return watch.values

@@ -1,0 +1,201 @@
+"""Many devices give the losses of one: virtual CPU devices, and processes on the loopback."""
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.distribution.layout import axes_of
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling is nearly all of the time
+RUNS = [
+    ("encoder", "2x4"),
+    ("decoder", "8x1"),
+    ("decoder", "1x4"),
+    ("decoder", "2x4"),
+    ("seq2seq", "2x4"),
+]
+
+
+def start(*arguments, devices=1, **variables):
+    flags = f"--xla_force_host_platform_device_count={devices} " + os.environ.get("XLA_FLAGS", "")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.distribution.workers", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path, **QUICK, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(*processes):
+    """What each printed last."""
+    found = []
+    for process in processes:
+        printed, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-4000:]
+        found.append(json.loads(printed.strip().splitlines()[-1]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def only(request):
+    """Skips unless the backend is that of the test."""
+    import keras
+
+    wanted = request.param
+    if keras.backend.backend() != wanted:
+        pytest.skip(f"an engine of {wanted}")
+    return wanted
+
+
+on_jax = pytest.mark.parametrize("only", ["jax"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def eight(only, tmp_path_factory):
+    return finished(start("eight_devices", tmp_path_factory.mktemp("eight"), devices=8))[0]
+
+
+def close(one):
+    return pytest.approx(one, rel=1e-5)
+
+
+@on_jax
+@pytest.mark.parametrize("kind, mesh", RUNS)
+def test_losses_are_those_of_one_device(eight, kind, mesh):
+    losses = eight["losses"][kind]
+    assert len(losses["1x1"]) == 20 and losses["1x1"][-1] < losses["1x1"][0] - 0.1
+    assert losses[mesh] == close(losses["1x1"])
+
+
+@on_jax
+@pytest.mark.parametrize("kind, mesh", RUNS)
+def test_each_device_holds_its_share(eight, kind, mesh):
+    data, model = map(int, mesh.split("x"))
+    whole = re.compile(
+        r"norm_|position_embedding|relative_bias|pooler|transform|iteration|learning_rate"
+        r"|(attention|feed_forward)_output_bias"
+    )
+    states, weights = 0, 0
+    for path, shape, shard_bytes in eight[f"shards of {kind} on {mesh}"]:
+        path = path.replace("/", "_")  # as the paths of optimizer states have it
+        states += path.endswith(("_momentum", "_velocity"))
+        weights += not path.startswith("adam")
+        parts = 1 if whole.search(path) else model
+        assert shard_bytes == [4 * math.prod(shape) / parts] * data * model, path
+    assert states == 2 * weights > 0
+
+
+@on_jax
+def test_any_number_of_rows_and_words(eight):
+    assert eight["odd"] == close(eight["odd of one"])
+    assert eight["at once"] == [1, 3, 64]
+    # Of 62 words: cut along the width.
+    assert eight["axes"] == [[None, "model"], ["model", None]]
+
+
+@on_jax
+def test_saved_and_loaded_on_another_mesh(eight):
+    for mesh in ("4x2", "1x1"):
+        data, model = map(int, mesh.split("x"))
+        assert eight["outputs"][mesh] == pytest.approx(eight["outputs"]["2x4"], abs=1e-5)
+        rows = eight[f"shards of loaded on {mesh}"]
+        embedding = next(row for row in rows if row[0].endswith("token_embedding/embeddings"))
+        assert embedding[2] == [64 * 16 * 4 / model] * data * model
+
+
+@on_jax
+def test_loss_of_a_vocabulary_over_devices(eight):
+    """Right numbers, and no device makes the logits of others."""
+    one, many = eight["loss"]["1x1"], eight["loss"]["2x4"]
+    assert many["value"] == pytest.approx(one["value"], rel=1e-6)
+    for ours, theirs in zip(many["gradients"], one["gradients"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert many["bytes"] < one["bytes"] / 4
+
+
+@on_jax
+def test_errors_name_the_number(eight):
+    errors = eight["errors"]
+    assert "needs 16 devices, but there are 8: cpu:0, cpu:1" in errors["devices"]
+    assert "device_count=16" in errors["devices"]
+    assert "`data` must be at least 1, received 0" in errors["zero"]
+    assert "`model` must be an integer of at least 1, received 2.0" in errors["float"]
+    assert "model=8 parts, which does not divide num_key_value_heads=4" in errors["key heads"]
+    assert "can be cut into 1, 2, 4 parts" in errors["key heads"]
+    assert "model=4 parts, which does not divide num_heads=2" in errors["heads"]
+    assert "model=4 parts, which does not divide intermediate_dim=30" in errors["width"]
+    for name, size in (("vocabulary", 62), ("keras_own", 61)):
+        assert f"does not divide vocabulary_size={size}" in errors[name]
+        assert "distribution.ModelParallel, which then cuts the embedding" in errors[name]
+    assert (
+        "has the axes ['batch'], but the layout needs one named 'model'" in errors["no_model_axis"]
+    )
+
+
+@on_jax
+def test_two_processes(only, tmp_path, eight):
+    """A process with half of the rows, and a process with half of the weights."""
+    even = eight["losses"]["decoder"]["1x1"]
+    runs = ((2, 1, [4, 3], eight["odd of one"]), (1, 2, [8, 8], even))
+    for data, model, rows, one in runs:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        folder = tmp_path / f"{data}x{model}"
+        folder.mkdir()
+        first, second = finished(
+            *(start("jax_process", rank, port, data, model, folder) for rank in range(2))
+        )
+        for rank, found in enumerate((first, second)):
+            assert found["losses"] == close(one)
+            assert found["rows read"] == rows
+            assert found["share"] == ([rank, 2] if data == 2 else [0, 1])
+        assert first["saved"] == second["saved"]
+
+
+@pytest.mark.parametrize("only", ["torch"], indirect=True)
+def test_two_processes_of_pytorch(only, tmp_path):
+    alone = start("torch_one")
+    store = tmp_path / "store"
+    both = [start("torch_process", rank, store, OMP_NUM_THREADS="1") for rank in range(2)]
+    one, *two = finished(alone, *both)
+    for found in two:
+        assert found["losses"] == close(one["losses"])
+    assert two[0]["weights"] == two[1]["weights"]
+
+
+@pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
+def test_mirrored_strategy(only):
+    found = finished(start("mirrored"))[0]
+    assert found["two"] == close(found["one"])
+
+
+@pytest.mark.backend_independent
+def test_the_table_knows_every_model():
+    """Of each bundled preset all matrices of the blocks are cut, and the embedding if it can be."""
+    seen = set()
+    for path in sorted((ROOT / "presets").glob("*/config.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))["backbone"]
+        config = kt.TransformerConfig.from_dict(values)
+        seen.add(config.kind)
+        for name, shape in variable_shapes(config).items():
+            axes = axes_of(f"{config.kind}/{name}", shape, 2)
+            assert len(axes) == len(shape)
+            block = "/layer_" in name and len(shape) == 2 and "/score/" not in name
+            if block or name.startswith("token_embedding/"):
+                assert axes.count("model") == 1, (path.parent.name, name)
+    assert seen == {"encoder", "decoder", "seq2seq"}

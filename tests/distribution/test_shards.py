@@ -1,0 +1,90 @@
+"""The shares of a dataset, in one process."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.data import BucketedDataset
+from keras_transformer.distribution import data_parallel, shard_of
+
+
+def dataset(rows=10, weights=False, **options):
+    def make_batch(arrays, masks):
+        batch = ({"ids": arrays["ids"]}, arrays["label"])
+        return (*batch, masks["ids"].astype("float32")) if weights else batch
+
+    ids = [[i + 1] * (i % 5 + 1) for i in range(rows)]
+    return BucketedDataset(
+        {"ids": ids}, make_batch, values={"label": np.arange(rows)}, batch_size=4, **options
+    )
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("weights", [False, True])
+def test_shares_make_the_batch(weights):
+    whole = dataset(weights=weights, shuffle=True, seed=1)
+    shards = [shard_of(dataset(weights=weights, shuffle=True, seed=1), i, 3) for i in range(3)]
+    for epoch in range(2):
+        for each in (whole, *shards):
+            each.epoch = epoch
+        for place in range(len(whole)):
+            x, y = whole[place][:2]
+            parts = [shard[place] for shard in shards]
+            real = np.concatenate([part[2].reshape(len(part[1]), -1).max(1) > 0 for part in parts])
+            ids = np.concatenate([part[0]["ids"] for part in parts])
+            assert len({len(part[1]) for part in parts}) == 1
+            np.testing.assert_array_equal(ids[real], x["ids"])
+            np.testing.assert_array_equal(np.concatenate([p[1] for p in parts])[real], y)
+            # A mean over rows with these weights is that over the real ones.
+            values = np.concatenate([part[2] for part in parts])
+            if not weights:
+                assert (values * np.concatenate([p[1] for p in parts])).mean() == pytest.approx(
+                    y.mean()
+                )
+    assert shards[0].num_rows == 10 and shards[1].tokens_per_epoch == whole.tokens_per_epoch
+
+
+@pytest.mark.backend_independent
+def test_one_process_reads_all():
+    _, y, weights = shard_of(dataset())[0]
+    np.testing.assert_array_equal(y, dataset()[0][1])
+    assert weights.tolist() == [1.0] * len(y)
+
+
+@pytest.mark.backend_independent
+def test_epochs_go_on():
+    shard = shard_of(dataset(shuffle=True), 0, 2)
+    model = keras.Model({"ids": (ids := keras.Input((None,), dtype="int32", name="ids"))}, ids)
+    model.compile(loss=lambda y, z: keras.ops.mean(keras.ops.cast(z, "float32"), -1))
+    model.fit(shard, epochs=2, shuffle=False, verbose=0)
+    assert shard.epoch == 2
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([1, 2], 0, 2), "must be a keras.utils.PyDataset, received list"),
+        ((None, 2, 2), "received index=2, count=2"),
+        ((None, 1, None), "Give `index` and `count`, or neither; received index=1, count=None"),
+    ],
+)
+def test_bad_shares(arguments, message):
+    given, *numbers = arguments
+    with pytest.raises(ValueError, match=message):
+        shard_of(dataset() if given is None else given, *numbers)
+
+
+def test_the_engine_of_another_backend(backend):
+    task = None
+    if backend != "torch":
+        with pytest.raises(ValueError, match=f"for PyTorch, but the backend is {backend}"):
+            data_parallel(task)
+    else:
+        with pytest.raises(ValueError, match="init_process_group first"):
+            data_parallel(task)
+    if backend != "jax":
+        engine = "MirroredStrategy" if backend == "tensorflow" else "data_parallel"
+        with pytest.raises(ValueError, match=f"on JAX, but the backend is {backend}.*{engine}"):
+            kt.distribution.device_mesh()

@@ -1,0 +1,205 @@
+"""What runs in processes of its own: devices must be there before a backend starts.
+
+python -m tests.distribution.workers NAME ARGUMENTS... prints one line of JSON in the end.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_transformer as kt
+from tests.distribution.models import STEPS, Batches, config, losses, make
+
+ODD = [8, 5] + [8] * (STEPS - 2)  # the second batch has fewer rows
+# All for one of them: compiling is nearly all of the time.
+MESHES = {
+    "encoder": [(2, 4)],
+    "decoder": [(8, 1), (1, 4), (2, 4)],
+    "seq2seq": [(2, 4)],
+}
+
+
+def under(data: int, model: int):
+    """The scope of a mesh."""
+    return kt.distribution.ModelParallel(kt.distribution.device_mesh(data, model)).scope()
+
+
+def odd(kind: str = "decoder") -> list[float]:
+    """With a batch of 5 rows, and a vocabulary that 4 devices do not divide."""
+    return losses(make(kind, vocabulary_size=62), Batches(kind, 62, odd_rows=5), ODD)
+
+
+def eight_devices(folder: str) -> dict:
+    """Meshes of eight devices on JAX."""
+    found: dict = {"losses": {}}
+    for kind, meshes in MESHES.items():
+        found["losses"][kind] = {"1x1": losses(make(kind), Batches(kind))}
+        for data, model in meshes:
+            with under(data, model):
+                task = make(kind)
+                found["losses"][kind][f"{data}x{model}"] = losses(task, Batches(kind))
+            found[f"shards of {kind} on {data}x{model}"] = shards(task)
+    found["odd of one"] = odd()
+    with under(2, 4):
+        found["odd"] = odd()
+        embedding = make("decoder", vocabulary_size=62).backbone.token_embedding
+        kernels = (embedding.embeddings, embedding.reverse_embeddings)
+        found["axes"] = [list(kernel.value.sharding.spec) for kernel in kernels]
+
+    preset = Path(folder, "preset")
+    x = Batches("encoder")[0][0]
+    with under(2, 4):
+        task = make("encoder")
+        found["at once"] = list(task({name: array[:1] for name, array in x.items()}).shape)
+        task.save_to_preset(preset)
+        found["outputs"] = {"2x4": task.predict(x, verbose=0).ravel().tolist()}
+    for data, model in ((4, 2), (1, 1)):
+        with under(data, model):
+            task = kt.MaskedLM.from_preset(preset)
+            outputs = task.predict(x, verbose=0).ravel().tolist()
+            found["outputs"][f"{data}x{model}"] = outputs
+            found[f"shards of loaded on {data}x{model}"] = shards(task)
+    return found | {"errors": errors(), "loss": memory_of_loss()}
+
+
+def shards(task) -> list:
+    """Of weights and optimizer states: path, shape, bytes on each device."""
+    return [
+        [v.path, list(v.shape), [shard.data.nbytes for shard in v.value.addressable_shards]]
+        for v in (*task.trainable_variables, *task.optimizer.variables)
+    ]
+
+
+def memory_of_loss() -> dict:
+    """Loss and gradients in eight chunks, with the vocabulary over four devices."""
+    import jax
+
+    from keras_transformer.training import linear_cross_entropy
+
+    random = np.random.default_rng(0)
+    states = random.normal(size=(8, 64, 16)).astype("float32")
+    kernel = random.normal(size=(512, 16)).astype("float32")
+    targets = random.integers(0, 512, (8, 64))
+
+    def loss(states, kernel):
+        devices = keras.distribution.distribution().device_mesh.devices.size
+        chunk = 4 * 8 * 512 * 8 // devices  # of each device
+        return linear_cross_entropy(states, kernel, targets, chunk_bytes=chunk).loss
+
+    found = {}
+    for data, model in ((1, 1), (2, 4)):
+        with under(data, model):
+            mesh = keras.distribution.distribution().device_mesh
+            layouts = [
+                keras.distribution.TensorLayout(axes, mesh).backend_layout
+                for axes in (["batch", None, None], ["model", None])
+            ]
+            step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), in_shardings=layouts)
+            compiled = step.lower(states, kernel).compile()
+            value, gradients = compiled(*map(jax.device_put, (states, kernel), layouts))
+            found[f"{data}x{model}"] = {
+                "bytes": compiled.memory_analysis().temp_size_in_bytes,
+                "value": float(value),
+                "gradients": [np.asarray(g)[:2, :2].ravel().tolist() for g in gradients],
+            }
+    return found
+
+
+def errors() -> dict:
+    """What is said of meshes that do not go."""
+    distribution = kt.distribution
+    mesh = distribution.device_mesh
+
+    def keras_own():
+        layouts = distribution.layout_map(mesh(2, 4))
+        own = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+        with own.scope():
+            make("decoder", vocabulary_size=61)
+
+    def no_model_axis():
+        flat = keras.distribution.DeviceMesh((8,), ["batch"], keras.distribution.list_devices())
+        distribution.layout_map(flat)
+
+    def of_model(**values):
+        with under(1, 4):
+            kt.models.build_backbone(config("encoder", **values))
+
+    calls = {
+        "devices": lambda: mesh(data=4, model=4),
+        "zero": lambda: mesh(data=0),
+        "float": lambda: mesh(model=2.0),
+        "key heads": lambda: distribution.layout_map(mesh(1, 8), config("decoder")),
+        "heads": lambda: of_model(num_heads=2),
+        "width": lambda: of_model(intermediate_dim=30),
+        "vocabulary": lambda: distribution.layout_map(
+            mesh(1, 4), config("decoder", vocabulary_size=62)
+        ),
+        "keras_own": keras_own,
+        "no_model_axis": no_model_axis,
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def jax_process(rank: str, port: str, data: str, model: str, folder: str) -> dict:
+    """One of two processes on JAX."""
+    keras.distribution.initialize(f"127.0.0.1:{port}", 2, int(rank))
+    mesh = kt.distribution.device_mesh(int(data), int(model))
+    keras.distribution.set_distribution(kt.distribution.ModelParallel(mesh))
+    sizes = {"vocabulary_size": 62} if data == "2" else {}
+    odd_rows = 5 if data == "2" else 8
+    shard = kt.distribution.shard_of(Batches("decoder", **sizes, odd_rows=odd_rows))
+    task = make("decoder", **sizes)
+    rows = [8, 6] + [8] * (STEPS - 2) if data == "2" else None  # as filled up
+    found = {"losses": losses(task, shard, rows), "share": [shard.index, shard.count]}
+    found["rows read"] = [len(shard[place][1]) for place in range(2)]
+    task.save_to_preset(Path(folder, rank))  # of parts that both hold: both must ask
+    with open(Path(folder, rank, "model.safetensors"), "rb") as file:
+        found["saved"] = hashlib.sha256(file.read()).hexdigest()
+    return found
+
+
+def torch_one() -> dict:
+    """One process on PyTorch, which the two are held against."""
+    return {"losses": odd("encoder")}
+
+
+def torch_process(rank: str, store: str) -> dict:
+    """One of two processes on PyTorch, with unequal numbers of tokens and of rows."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
+    task = make("encoder", vocabulary_size=62)  # with a pooler that the task does without
+    kt.distribution.data_parallel(task)
+    shard = kt.distribution.shard_of(Batches("encoder", 62, odd_rows=5))
+    found = {"losses": losses(task, shard, [4, 3] + [4] * (STEPS - 2))}
+    found["weights"] = [float(abs(keras.ops.convert_to_numpy(v)).sum()) for v in task.weights]
+    distributed.destroy_process_group()
+    return found
+
+
+def mirrored() -> dict:
+    """One device and two on TensorFlow."""
+    import tensorflow as tf
+
+    device = tf.config.LogicalDeviceConfiguration()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [device, device])
+    found = {"one": losses(make("decoder"), Batches("decoder"))}
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        task = make("decoder")
+    return found | {"two": losses(task, Batches("decoder"))}
+
+
+if __name__ == "__main__":
+    result = globals()[sys.argv[1]](*sys.argv[2:])
+    print("\n" + json.dumps(result), flush=True)
