@@ -1,0 +1,152 @@
+"""Counted operations against those of the programs that JAX traces, and published ones."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.planning import flops_per_sequence, flops_per_token
+
+BATCH, SOURCE, TARGET, MASKED = 2, 12, 8, 3
+
+SMALL = {
+    "vocabulary_size": 50,
+    "hidden_dim": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_dim": 24,
+}
+CONFIGS = {
+    "encoder": {"kind": "encoder"},
+    "encoder of another width": {"kind": "encoder", "embedding_dim": 6, "num_layer_groups": 1},
+    "decoder": {"kind": "decoder", "position": "rotary", "normalize_first": True},
+    "grouped and gated": {
+        "kind": "decoder", "num_key_value_heads": 2, "head_dim": 6, "gated": True,
+        "tie_embeddings": False, "window": 4,
+    },
+    "one key head": {"kind": "decoder", "num_key_value_heads": 1},
+    "bilinear score": {"kind": "decoder", "score": "general"},
+    "location score": {"kind": "decoder", "score": "location", "max_sequence_length": TARGET},
+    "seq2seq": {"kind": "seq2seq", "num_decoder_layers": 3, "position": "relative"},
+}  # fmt: skip
+
+
+def products(jaxpr) -> int:
+    """Operations of all matrix products of a traced program, those of its loops each time."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            depth = math.prod(left[axis] for axis in contracted)
+            total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    total += times * products(inner)
+    return total
+
+
+def arrays(config):
+    if config.kind == "seq2seq":
+        source, target = np.ones((BATCH, SOURCE), "int32"), np.ones((BATCH, TARGET), "int32")
+        return {"encoder_token_ids": source, "decoder_token_ids": target}, target
+    inputs = {"token_ids": np.ones((BATCH, TARGET), "int32")}
+    if config.kind == "decoder":
+        return inputs, inputs["token_ids"]
+    positions = np.zeros((BATCH, MASKED), "int32")
+    return {**inputs, "mask_positions": positions}, positions
+
+
+def traced(task, inputs, targets, training):
+    """The program of a step of Keras's trainer, or of the backbone and the logits."""
+    import jax
+
+    values = [[v.value for v in task.trainable_variables]]
+    values += [[v.value for v in task.non_trainable_variables]]
+    if not training:
+        call = task.stateless_call
+        return jax.make_jaxpr(lambda t, n: call(t, n, inputs))(*values)
+    task.optimizer.build(task.trainable_variables)
+    further = (task.optimizer.variables, task.metrics_variables)
+    state = (*values, *([v.value for v in variables] for variables in further))
+
+    def step(state):
+        return task.train_step(state, (inputs, targets, np.ones(targets.shape, "float32")))[1]
+
+    return jax.make_jaxpr(step)(state)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="counts what JAX traces")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal_to_the_products_of_the_traced_program(name, training):
+    config = kt.TransformerConfig(**{**SMALL, **CONFIGS[name]})
+    tasks = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
+    task = tasks[config.kind](kt.models.build_backbone(config))
+    task.compile("adam", loss=kt.training.TokenCrossEntropy())
+    inputs, targets = arrays(config)
+    program = traced(task, inputs, targets, training)
+
+    expected = flops_per_sequence(
+        config,
+        SOURCE if config.kind == "seq2seq" else TARGET,
+        training,
+        target_length=TARGET if config.kind == "seq2seq" else None,
+        predicted_tokens=MASKED if config.kind == "encoder" else None,
+    )
+    from jax.interpreters import partial_eval
+
+    needed, _ = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    assert products(needed) == BATCH * expected
+
+
+@pytest.mark.backend_independent
+def test_rematerialized_blocks_are_computed_once_more():
+    config = kt.TransformerConfig(**SMALL, kind="decoder")
+    once = flops_per_sequence(config, TARGET, training=False)
+    logits = 2 * TARGET * 16 * 50
+    again = flops_per_sequence(config, TARGET, rematerialized=True)
+    assert again == 4 * (once - logits) + 3 * logits
+
+
+@pytest.mark.backend_independent
+def test_published_formula_of_palm():
+    """Chowdhery et al. 2022, appendix B: 6 N + 12 L H Q T for each token, N without embeddings."""
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=50_257, hidden_dim=12_288, num_layers=96, num_heads=96,
+        intermediate_dim=49_152, max_sequence_length=2048, normalize_first=True,
+    )  # fmt: skip
+    kernels = 96 * 12 * 12_288**2 + 12_288 * 50_257
+    assert flops_per_token(config, 2048) == 6 * kernels + 12 * 96 * 96 * 128 * 2048
+    # Brown et al. 2020, table D.1: 3.14e23 for 300 billion tokens, without the attention's pairs.
+    without_pairs = flops_per_token(config, 2048) - 12 * 96 * 12_288 * 2048
+    assert 300e9 * without_pairs == pytest.approx(3.14e23, rel=0.01)
+
+
+@pytest.mark.backend_independent
+def test_a_pair_of_tokens():
+    config = kt.TransformerConfig(**SMALL, kind="seq2seq")
+    assert flops_per_token(config, 8) == flops_per_sequence(config, 8, target_length=8) / 8
+    whole = flops_per_sequence(config, 12, target_length=8)
+    assert flops_per_token(config, 12, target_length=8) == whole / 8
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        ("decoder", {"length": 0}, "`length` must be at least 1, received 0"),
+        ("decoder", {"length": 8, "target_length": 8}, "kind 'seq2seq', received kind='decoder'"),
+        ("decoder", {"length": 65}, "learned positions for 64 only"),
+        ("encoder", {"length": 8, "predicted_tokens": 9}, "from 0 to the 8 tokens"),
+    ],
+)
+def test_refused(kind, arguments, words):
+    config = kt.TransformerConfig(**SMALL, kind=kind, position="learned", max_sequence_length=64)
+    with pytest.raises(ValueError, match=words):
+        flops_per_token(config, **arguments)
