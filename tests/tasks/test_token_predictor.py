@@ -108,6 +108,15 @@ def test_other_metrics_losses_and_calls_get_logits():
     np.testing.assert_allclose(train(task)["loss"], train(make("causal"))["loss"], rtol=1e-4)
 
 
+def test_a_loss_without_metrics_needs_no_logits():
+    task = make("causal")
+    task.compile("sgd", loss=TokenCrossEntropy())
+    assert task._projects_in_the_loss()
+    expected = make("from_logits").evaluate(TEXTS, verbose=0, return_dict=True)["loss"]
+    found = task.evaluate(TEXTS, verbose=0, return_dict=True)["loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
 def test_regularizers_count():
     task = make("causal")
     task.backbone.token_embedding.embeddings.regularizer = keras.regularizers.L2(0.1)
