@@ -84,7 +84,7 @@ def linear_cross_entropy(
     arguments = (states, kernel, *((ops.convert_to_tensor(bias),) if has_bias else ()))
     # The gradient of the kernel is summed over the devices in each chunk: as few as there can be.
     chunk_bytes *= devices_of_model()
-    width = _positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
+    width = positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
 
     def forward(*arguments):
         states, kernel = arguments[:2]
@@ -114,7 +114,7 @@ def linear_cross_entropy(
     return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
 
 
-def _positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int) -> int:
+def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
     """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
     batch, length = shape[:2]
     if not isinstance(batch, int) or not isinstance(length, int):

@@ -1,0 +1,166 @@
+"""What a step of training keeps between its pass forward and its pass backward.
+
+The tensors are those that XLA keeps of the blocks of this library, counted in its compiled
+programs. They differ from the paper's: XLA copies the factors of a normalization for each number
+rather than to broadcast them twice, keeps both words that a random number of dropout is made of,
+and computes masks again, and the softmax's output where nothing is dropped from it.
+
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.
+"""
+
+import dataclasses
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.training.linear_cross_entropy import positions_at_a_time
+
+# Tensors of the width of the feed-forward layer: what goes into the activation, what the
+# activation computes on its way and needs again, what comes out.
+_OF_ACTIVATION = {
+    "relu": 2,
+    "gelu": 4,
+    "gelu_tanh": 3,
+    "silu": 3,
+    "tanh": 1,
+    "sigmoid": 1,
+    "mish": 4,
+    "quick_gelu": 3,
+    "relu_squared": 2,
+}
+# With a gate these are more: the linear branch and the product.
+_OF_GATE = {"relu": 1}
+_OF_OTHER_GATE = 2
+# Of a normalization: its output, and factors of the input, broadcast.
+_OF_NORM = {"layer_norm": 3, "rms_norm": 2}
+# Random numbers for dropout: two words of four bytes for each number.
+_RANDOM_BYTES = 8
+_FLOAT32 = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+    """Bytes on a device at the peak of a step.
+
+    Fields:
+        kept: what all layers keep; and the loss, or the gradient by a layer's largest tensor.
+        rematerialized: the inputs of all layers; and the loss, or all that one layer keeps while
+            it is computed again with that gradient.
+    """
+
+    kept: int
+    rematerialized: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of a batch that one device has, and what it holds of each.
+
+    Fields:
+        count: int.
+        source, target: int, lengths; the same but for an encoder-decoder.
+        predicted: int, tokens of a row that are projected to the vocabulary.
+        itemsize: int, bytes of a number of the compute dtype.
+        model_parallel: int, devices that share the heads and the inner width.
+    """
+
+    count: int
+    source: int
+    target: int
+    predicted: int
+    itemsize: int
+    model_parallel: int
+
+
+def activations(config: TransformerConfig, rows: Rows) -> Activations:
+    """Bytes on a device that one step of training needs for its activations."""
+    stacks = []
+    if config.kind != "decoder":
+        stacks.append((config.num_layers, rows.source, None))
+    if config.kind == "decoder":
+        stacks.append((config.num_layers, rows.target, None))
+    if config.kind == "seq2seq":
+        stacks.append((config.num_decoder_layers, rows.target, rows.source))
+    kept = inputs = largest = gradients = 0
+    for depth, length, source in stacks:
+        states = _states(config, rows, length)
+        layer, gradient = _layer(config, rows, length, source)
+        around = _around(config, rows, length)
+        kept += depth * layer + around
+        inputs += depth * states + around
+        largest, gradients = max(largest, layer), max(gradients, gradient)
+    loss = _loss(config, rows)
+    return Activations(kept + max(loss, gradients), inputs + max(loss, largest + gradients))
+
+
+def _states(config: TransformerConfig, rows: Rows, length: int) -> int:
+    """The hidden states of a device's rows, in bytes."""
+    return rows.count * length * config.hidden_dim * rows.itemsize
+
+
+def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
+    """Before the first layer of a stack and behind its last."""
+    tokens, item = rows.count * length, rows.itemsize
+    norm = _OF_NORM[config.normalization] * item
+    width = item + (norm if config.embedding_normalization else 0)
+    if config.dropout:
+        width += _RANDOM_BYTES
+    total = tokens * config.embedding_dim * width
+    if config.embedding_projection:
+        total += tokens * config.hidden_dim * item
+    if config.final_normalization:
+        total += tokens * config.hidden_dim * norm
+    return total
+
+
+def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | None):
+    """What one layer keeps, and the largest of its gradients; both in bytes."""
+    tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
+    sublayers = 2 if source is None else 3
+    norms = sublayers * _OF_NORM[config.normalization]
+    residuals = sublayers
+    if config.parallel_residual:  # one input, one sum
+        norms, residuals = norms - 1, 1
+    whole = tokens * config.hidden_dim * item * (norms + residuals)
+    if config.dropout:
+        whole += sublayers * tokens * config.hidden_dim * _RANDOM_BYTES
+    cut = _attention(config, rows, length, length)
+    scores = length * length
+    if source is not None:
+        cut += _attention(config, rows, length, source)
+        scores = max(scores, length * source)
+    inner = tokens * config.intermediate_dim * item
+    count = _OF_ACTIVATION[config.activation]
+    if config.gated:
+        count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)
+    cut += inner * count
+    gradient = max(inner, rows.count * config.num_heads * scores * _FLOAT32)
+    return whole + cut // parts, gradient // parts
+
+
+def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -> int:
+    """Queries, keys, values and scores of all heads."""
+    dropped = config.attention_dropout > 0
+    heads, shared, size = config.num_heads, config.num_key_value_heads, config.head_dim
+    if shared == 1 and not dropped:  # the fused kernel is given one for each head
+        shared = heads
+    of_queries = rows.count * queries * heads * size * rows.itemsize
+    of_keys = rows.count * keys * shared * size * rows.itemsize
+    total = 2 * of_queries + 2 * of_keys
+    if config.query_key_norm:
+        total += _OF_NORM[config.normalization] * (of_queries + of_keys)
+    pairs = rows.count * heads * queries * keys
+    total += pairs * (_FLOAT32 + rows.itemsize)
+    return total + (pairs * _RANDOM_BYTES if dropped else 0)
+
+
+def _loss(config: TransformerConfig, rows: Rows) -> int:
+    """Logits of some positions, and the gradients that are summed up over all of them."""
+    if not rows.predicted:
+        return 0
+    vocabulary = config.vocabulary_size
+    width = positions_at_a_time((rows.count, rows.predicted), vocabulary)
+    logits = rows.count * width * vocabulary * _FLOAT32
+    kernel = vocabulary * config.embedding_dim * _FLOAT32
+    states = rows.count * rows.predicted * config.embedding_dim * rows.itemsize
+    in_chunks = 2 * states if width < rows.predicted else 0
+    return (2 * logits + kernel) // rows.model_parallel + in_chunks
