@@ -8,11 +8,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from keras_transformer.planning import command as planning
+
 # Only what `--help` needs is imported here; each sub-command imports what it uses.
 
 _FAILURE = 2
 
-_DESCRIPTION = "Transformers in Keras: list the presets, and classify, translate or generate text."
+_DESCRIPTION = (
+    "Transformers in Keras: list the presets, plan what a model takes, and classify, translate or "
+    "generate text."
+)
 
 _PRESET = """\
 PRESET is the name of a bundled preset (`keras-transformer presets` prints them), a folder (one
@@ -23,6 +28,7 @@ _EXAMPLES = """\
 examples:
   keras-transformer presets
   keras-transformer info minilm_l6_en
+  keras-transformer plan bert_base_en --batch 32 --length 512
   keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
   keras-transformer COMMAND --help
 
@@ -178,6 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         "--batch", type=_positive, default=1, metavar="N",
         help="sequences generated together (default %(default)s)",
     )  # fmt: skip
+    planning.add_arguments(
+        command("plan", planning.run, planning.SHORT, planning.DESCRIPTION, planning.EXAMPLES)
+    )
 
     classify = command(
         "classify", _classify, "print the label of texts", _CLASSIFY, _CLASSIFY_EXAMPLES

@@ -43,12 +43,13 @@ class Activations:
 
     Fields:
         kept: what all layers keep; and the loss, or the gradient by a layer's largest tensor.
-        rematerialized: the inputs of all layers; and the loss, or all that one layer keeps while
-            it is computed again with that gradient.
+        rematerialized: the inputs of all layers; and the loss, or `layer`.
+        layer: what one layer keeps while it is computed again, and that gradient.
     """
 
     kept: int
     rematerialized: int
+    layer: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Rows:
     """The rows of a batch that one device has, and what it holds of each.
 
     Fields:
-        count: int.
+        count: int, of the device.
+        batch: int, of all devices.
         source, target: int, lengths; the same but for an encoder-decoder.
         predicted: int, tokens of a row that are projected to the vocabulary.
         itemsize: int, bytes of a number of the compute dtype.
@@ -64,6 +66,7 @@ class Rows:
     """
 
     count: int
+    batch: int
     source: int
     target: int
     predicted: int
@@ -89,7 +92,8 @@ def activations(config: TransformerConfig, rows: Rows) -> Activations:
         inputs += depth * states + around
         largest, gradients = max(largest, layer), max(gradients, gradient)
     loss = _loss(config, rows)
-    return Activations(kept + max(loss, gradients), inputs + max(loss, largest + gradients))
+    layer = largest + gradients
+    return Activations(kept + max(loss, gradients), inputs + max(loss, layer), layer)
 
 
 def _states(config: TransformerConfig, rows: Rows, length: int) -> int:
@@ -133,7 +137,8 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     if config.gated:
         count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)
     cut += inner * count
-    gradient = max(inner, rows.count * config.num_heads * scores * _FLOAT32)
+    of_pairs = config.head_dim * item if config.score == "additive" else _FLOAT32
+    gradient = max(inner, rows.count * config.num_heads * scores * of_pairs)
     return whole + cut // parts, gradient // parts
 
 
@@ -150,17 +155,30 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
     total += pairs * (_FLOAT32 + rows.itemsize)
+    if config.score == "general":  # the queries behind the matrix
+        total += of_queries
+    elif config.score == "location":  # the keys are not read
+        total -= of_keys
+    elif config.score == "cosine":  # all in float32, before and after the normalization
+        total += 2 * (of_queries + of_keys) * _FLOAT32 // rows.itemsize + pairs * _FLOAT32
+    elif config.score == "additive":  # a hidden layer for each pair
+        total += 2 * pairs * size * rows.itemsize
     return total + (pairs * _RANDOM_BYTES if dropped else 0)
 
 
 def _loss(config: TransformerConfig, rows: Rows) -> int:
-    """Logits of some positions, and the gradients that are summed up over all of them."""
+    """Logits of some positions and their gradients, by the bias once more; the kernel's gradient.
+
+    A kernel of its own is there transposed, and its gradient apart from that of the embedding.
+    """
     if not rows.predicted:
         return 0
     vocabulary = config.vocabulary_size
-    width = positions_at_a_time((rows.count, rows.predicted), vocabulary)
+    width = positions_at_a_time((rows.batch, rows.predicted), vocabulary)
     logits = rows.count * width * vocabulary * _FLOAT32
     kernel = vocabulary * config.embedding_dim * _FLOAT32
     states = rows.count * rows.predicted * config.embedding_dim * rows.itemsize
     in_chunks = 2 * states if width < rows.predicted else 0
-    return (2 * logits + kernel) // rows.model_parallel + in_chunks
+    chunks = 3 if config.output_bias or config.kind == "encoder" else 2
+    kernels = 1 if config.tie_embeddings else 3
+    return (chunks * logits + kernels * kernel) // rows.model_parallel + in_chunks

@@ -1,0 +1,258 @@
+"""A plan: what a model takes on so many devices, and how it lies on them."""
+
+import dataclasses
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.flops import check_lengths, flops_per_sequence, flops_per_token
+from keras_transformer.planning.layout import model_axes
+from keras_transformer.planning.memory import (
+    DTYPES,
+    OPTIMIZER_STATES,
+    Memory,
+    count_parameters,
+    generation_memory,
+    predicted_tokens,
+    training_memory,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step of a model takes, by `make_plan`. Printed it is a table.
+
+    Fields:
+        config: `TransformerConfig`.
+        devices, batch_size, length, target_length, dtype, optimizer, generating: as asked for.
+        parameters: int, of the backbone.
+        flops_per_token: float, of a token of training; of generating, for the last token of a row.
+        flops_per_step: int, on all devices, without rematerialization.
+        data_parallel: int, copies of the model, each with a part of the batch.
+        model_parallel: int, devices that share a copy.
+        memory: `Memory` of one device.
+        device_memory: int, bytes that a device has, or None.
+        rematerialize: bool, whether the activations fit only computed again.
+        compute_seconds: float, of a step's products, or None without FLOP/s.
+        transfer_seconds: float, of what devices send each other, or None without bandwidth.
+    """
+
+    config: TransformerConfig
+    devices: int
+    batch_size: int
+    length: int
+    target_length: int | None
+    dtype: str
+    optimizer: str
+    generating: bool
+    parameters: int
+    flops_per_token: float
+    flops_per_step: int
+    data_parallel: int
+    model_parallel: int
+    memory: Memory
+    device_memory: int | None
+    rematerialize: bool
+    compute_seconds: float | None
+    transfer_seconds: float | None
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that a device needs."""
+        return self.memory.peak(self.rematerialize)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the devices have the memory, None if it was not said how much they have."""
+        return None if self.device_memory is None else self.peak_memory <= self.device_memory
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step, transfers behind the products and not beside them; None without FLOP/s."""
+        if self.compute_seconds is None:
+            return None
+        return self.compute_seconds + (self.transfer_seconds or 0.0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a batch; of an encoder-decoder those of the targets. Generating, the rows."""
+        if self.generating:
+            return self.batch_size
+        return self.batch_size * (self.target_length or self.length)
+
+    def __str__(self):
+        from keras_transformer.planning.table import table
+
+        return table(self)
+
+
+def make_plan(
+    config: TransformerConfig,
+    *,
+    batch_size: int,
+    length: int,
+    target_length: int | None = None,
+    devices: int = 1,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    generating: bool = False,
+    model_parallel: int | None = None,
+    device_memory: float | None = None,
+    flops: float | None = None,
+    bandwidth: float | None = None,
+) -> Plan:
+    """Plans the training or the generation of a model, from its config alone.
+
+    Nothing is built and nothing allocated: the shapes of the variables follow from the config.
+    An encoder is planned as a masked language model that predicts 15 % of the tokens.
+
+    The layout is that of `kt.distribution`: the batch is cut over the data axis, weights and
+    states of the optimizer over the model axis. The model axis is the shortest with which the
+    memory suffices, since the devices along it wait for each other in every layer. Activations
+    are kept if that fits, else rematerialized.
+
+    Args:
+        config: `TransformerConfig`.
+        batch_size: int, rows of all devices together.
+        length: int, tokens of a row; of the source for an encoder-decoder.
+        target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
+        devices: int.
+        dtype: Keras's dtype policy: `"float32"`, `"mixed_bfloat16"` (weights in float32),
+            `"mixed_float16"`, `"bfloat16"` (weights too) or `"float16"`.
+        optimizer: `"adamw"`, `"adam"`, `"lion"`, `"rmsprop"` or `"sgd"`.
+        generating: bool, plan the generation of rows of `length` tokens with a cache.
+        model_parallel: int, the model axis. Defaults to the shortest with which the memory
+            suffices.
+        device_memory: number of bytes that a device has.
+        flops: operations a second that a device reaches in products of matrices.
+        bandwidth: bytes a second that a device sends to others.
+
+    Returns:
+        `Plan`.
+
+    Raises:
+        ValueError: for unknown names, sizes below 1, a length beyond the learned positions, a
+            batch that the data axis does not divide, a model axis that does not divide the heads.
+
+    Example:
+    ```python
+    from keras_transformer import TransformerConfig
+    from keras_transformer.planning import make_plan
+
+    config = TransformerConfig(
+        kind="decoder", vocabulary_size=50_257, hidden_dim=12_288, num_layers=96, num_heads=96,
+        intermediate_dim=49_152, position="learned", max_sequence_length=2048,
+        normalize_first=True,
+    )
+    plan = make_plan(
+        config, batch_size=1536, length=2048, devices=1024, dtype="bfloat16", device_memory=80e9
+    )
+    assert plan.parameters == 174_604_726_272
+    assert (plan.data_parallel, plan.model_parallel) == (64, 16) and plan.rematerialize
+    ```
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
+    Clusters", sections 3 and 5.
+    """
+    _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth)
+    target = check_lengths(config, length, target_length)
+    source = length if config.kind == "seq2seq" else target
+
+    def memory_of(model: int) -> Memory:
+        data = devices // model
+        if generating:
+            return generation_memory(config, batch_size // data, source, target, dtype, model)
+        return training_memory(config, batch_size, source, target, dtype, optimizer, data, model)
+
+    room = float("inf") if device_memory is None else device_memory
+    axes = model_axes(config, devices, batch_size, model_parallel)
+    memories = {model: memory_of(model) for model in axes}
+    fitting = [model for model in axes if memories[model].peak(rematerialize=True) <= room]
+    # If nothing fits, what comes nearest.
+    model = fitting[0] if fitting else min(axes, key=lambda m: memories[m].peak(True))
+    memory = memories[model]
+    rematerialize = not generating and memory.peak() > room
+
+    options = {"target_length": target_length}
+    if generating:
+        per_token = float(decoding_flops(config, source, target))
+        per_step = done = round(batch_size * per_token)
+    else:
+        options["predicted_tokens"] = predicted_tokens(config, target)
+        per_token = flops_per_token(config, length, **options)
+        per_step = batch_size * flops_per_sequence(config, length, **options)
+        done = batch_size * flops_per_sequence(
+            config, length, rematerialized=rematerialize, **options
+        )
+    sent = _bytes_sent(config, batch_size * model // devices, source, target, memory, dtype,
+                       devices // model, model, rematerialize, generating)  # fmt: skip
+    return Plan(
+        config=config,
+        devices=devices,
+        batch_size=batch_size,
+        length=length,
+        target_length=target if config.kind == "seq2seq" else None,
+        dtype=dtype,
+        optimizer=optimizer,
+        generating=generating,
+        parameters=count_parameters(config),
+        flops_per_token=per_token,
+        flops_per_step=per_step,
+        data_parallel=devices // model,
+        model_parallel=model,
+        memory=memory,
+        device_memory=None if device_memory is None else int(device_memory),
+        rematerialize=rematerialize,
+        compute_seconds=None if flops is None else done / devices / flops,
+        transfer_seconds=None if bandwidth is None else sent / bandwidth,
+    )
+
+
+def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
+    """Operations for the last of `target` tokens, with keys and values of the others in a cache."""
+    inner, shared = (n * config.head_dim for n in (config.num_heads, config.num_key_value_heads))
+    layer = 2 * config.hidden_dim * (2 * inner + 2 * shared) + 4 * target * inner
+    layer += 2 * (3 if config.gated else 2) * config.hidden_dim * config.intermediate_dim
+    layers = config.num_layers
+    if config.kind == "seq2seq":
+        layer += 2 * config.hidden_dim * 2 * inner + 4 * source * inner
+        layers = config.num_decoder_layers
+    return layers * layer + 2 * config.embedding_dim * config.vocabulary_size
+
+
+def _bytes_sent(
+    config, rows, source, target, memory, dtype, data, model, rematerialize, generating
+) -> float:
+    """Bytes that each device sends in a step, all in rings.
+
+    Along the model axis the states behind each sub-layer are summed, forward and backward; along
+    the data axis the gradients.
+    """
+    in_a_ring = 2 * (model - 1) / model  # of what is summed, each device sends this share
+    if config.kind == "seq2seq":
+        tokens = 2 * config.num_layers * source + 3 * config.num_decoder_layers * target
+        if generating:
+            tokens = 3 * config.num_decoder_layers
+    else:
+        tokens = 2 * config.num_layers * (1 if generating else target)
+    passes = 1 if generating else 3 if rematerialize else 2
+    states = rows * tokens * config.hidden_dim * DTYPES[dtype][1]
+    return in_a_ring * passes * states + 2 * (data - 1) / data * memory.gradients
+
+
+def _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth) -> None:
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("optimizer", optimizer, OPTIMIZER_STATES),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(map(repr, known))}, received {value!r}."
+            )
+    for name, value in (
+        ("device_memory", device_memory),
+        ("flops", flops),
+        ("bandwidth", bandwidth),
+    ):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"`{name}` must be a number above 0, received {value}.")
+    if generating and config.kind == "encoder":
+        raise ValueError("An encoder does not generate: plan its training.")

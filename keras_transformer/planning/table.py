@@ -1,0 +1,124 @@
+"""A plan as people read it."""
+
+from keras_transformer.planning.memory import OPTIMIZER_STATES
+from keras_transformer.planning.plan import Plan
+
+
+def table(plan: Plan) -> str:
+    """The plan in lines, with units."""
+    lines = []
+
+    def section(title, *rows):
+        lines.extend(["", title] if lines else [title])
+        rows = [row for row in rows if row is not None]
+        widths = [max(len(row[i]) for row in rows) for i in range(2)]
+        for label, value, *comment in rows:
+            line = f"  {label.ljust(widths[0])}  {value.rjust(widths[1])}  {' '.join(comment)}"
+            lines.append(line.rstrip())
+
+    config, memory = plan.config, plan.memory
+    done = "generating" if plan.generating else "training"
+    tokens = f"{plan.length:,}"
+    if plan.target_length is not None:
+        tokens += f" and {plan.target_length:,}"
+    section(
+        f"{done} a model of kind {config.kind!r}, {plan.dtype}",
+        ("parameters", human(plan.parameters), f"{plan.parameters:,} of the backbone"),
+        ("batch", f"{plan.batch_size:,}", f"rows of {tokens} tokens"),
+        ("a token", f"{human(plan.flops_per_token)}FLOP", _counted(plan)),
+        ("a step", f"{human(plan.flops_per_step)}FLOP", f"{plan.tokens_per_step:,} tokens"),
+    )
+    rows = plan.batch_size // plan.data_parallel
+    section(
+        f"layout of {plan.devices:,} device{'s' if plan.devices > 1 else ''}",
+        ("data axis", f"{plan.data_parallel:,}", f"copies of the model, {rows:,} rows each"),
+        ("model axis", f"{plan.model_parallel:,}", _shares(plan)),
+    )
+    states = OPTIMIZER_STATES[plan.optimizer]
+    section("memory of a device", *_memory_rows(plan, memory, states))
+    section("time of a step", *_time_rows(plan))
+    return "\n".join(lines)
+
+
+def _counted(plan: Plan) -> str:
+    if plan.generating:
+        return "for the last token of a row: products of matrices, with a cache"
+    of = "of the target, with its part of the source" if plan.target_length is not None else ""
+    return f"products of matrices, forward and backward; all pairs in attention {of}".rstrip()
+
+
+def _shares(plan: Plan) -> str:
+    config, parts = plan.config, plan.model_parallel
+    if parts == 1:
+        return "a device holds the whole model"
+    shared = config.num_key_value_heads // parts
+    heads = f"{config.num_heads // parts} of {config.num_heads} heads"
+    if config.num_key_value_heads != config.num_heads:
+        heads += f" ({shared} of keys and values)"
+    return f"a device holds {heads} and {config.intermediate_dim // parts:,} inner features"
+
+
+def _memory_rows(plan, memory, states):
+    yield "weights", size(memory.weights), ""
+    if memory.copies:
+        yield "copies", size(memory.copies), "of the weights in the dtype of the computation"
+    if plan.generating:
+        yield "cache", size(memory.cache), "keys and values"
+    else:
+        yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
+        yield "gradients", size(memory.gradients), _held(plan)
+        yield "activations", size(memory.activations), "all kept" + _chosen(not plan.rematerialize)
+        yield (
+            "", size(memory.rematerialized), "rematerialized" + _chosen(plan.rematerialize),
+        )  # fmt: skip
+    verdict = "at the peak"
+    if plan.fits is not None:
+        verdict += f": {'fits' if plan.fits else 'DOES NOT FIT'} in {size(plan.device_memory)}"
+    yield "together", size(plan.peak_memory), verdict
+
+
+def _held(plan: Plan) -> str:
+    if plan.data_parallel > 1:
+        return "own and summed over the copies, in the place of activations"
+    return "each used up at once, but for the embedding's"
+
+
+def _chosen(chosen: bool) -> str:
+    return " (counted)" if chosen else ""
+
+
+def _time_rows(plan):
+    if plan.compute_seconds is None:
+        yield "unknown", "", "give the FLOP/s of a device, and the bandwidth between devices"
+        return
+    again = ", one pass forward more" if plan.rematerialize else ""
+    yield "products", seconds(plan.compute_seconds), f"at the FLOP/s given{again}"
+    if plan.transfer_seconds is not None:
+        yield "transfers", seconds(plan.transfer_seconds), "at the bandwidth given"
+    total = plan.step_seconds
+    rate = f"{human(plan.tokens_per_step / total)}tokens/s"
+    yield "together", seconds(total), f"one after the other; {rate}"
+
+
+def human(number: float) -> str:
+    """`1.5 G` for 1,500,000,000, ready for a unit."""
+    for unit in ("", "k", "M", "G", "T", "P", "E"):
+        if number < 1000:
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    return f"{number:.4g} Z"
+
+
+def size(count: float) -> str:
+    """Bytes, as `1.50 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def seconds(value: float) -> str:
+    """A time, as `1.50 ms`."""
+    unit, factor = ("s", 1) if value >= 1 else ("ms", 1e3) if value >= 1e-3 else ("us", 1e6)
+    return f"{value * factor:.2f} {unit}"

@@ -1,0 +1,99 @@
+"""Plans against real steps of training, compiled by XLA with its default flags."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.planning import make_plan
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="JAX alone says what a compiled step takes"
+)
+
+SIZES = {
+    "vocabulary_size": 800,
+    "hidden_dim": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_dim": 384,
+}
+GPT = {
+    **SIZES, "kind": "decoder", "activation": "gelu_tanh", "position": "learned",
+    "normalize_first": True, "dropout": 0.1, "attention_dropout": 0.1,
+}  # fmt: skip
+LLAMA = {
+    **SIZES, "kind": "decoder", "activation": "silu", "gated": True, "position": "rotary",
+    "normalization": "rms_norm", "normalize_first": True, "num_key_value_heads": 2,
+    "use_bias": False, "tie_embeddings": False, "vocabulary_size": 6000,
+}  # fmt: skip
+BERT = {
+    **SIZES, "kind": "encoder", "activation": "gelu", "position": "learned", "dropout": 0.1,
+    "attention_dropout": 0.1, "embedding_normalization": True, "segment_vocabulary_size": 2,
+}  # fmt: skip
+VASWANI = {**SIZES, "kind": "seq2seq", "num_decoder_layers": 3, "dropout": 0.1}
+STEP = {"batch_size": 8, "length": 128}
+CASES = {
+    "decoder": {"config": GPT, **STEP},
+    "decoder, rematerialized": {"config": GPT, **STEP, "rematerialize": True},
+    "encoder": {"config": BERT, **STEP},
+    "encoder, rematerialized": {"config": BERT, **STEP, "rematerialize": True},
+    "seq2seq": {"config": VASWANI, **STEP, "target_length": 96, "optimizer": "sgd"},
+    "seq2seq, rematerialized": {"config": VASWANI, **STEP, "rematerialize": True},
+    "data and model axes": {"config": LLAMA, **STEP, "mesh": (4, 2)},
+    "data axis, few tokens": {"config": LLAMA, "batch_size": 8, "length": 16, "mesh": (8, 1)},
+}
+
+
+@pytest.fixture(scope="module")
+def real():
+    """What XLA says of all cases, by one process without this one's flags."""
+    program = Path(__file__).with_name("real_steps.py")
+    done = subprocess.run(
+        [sys.executable, program, json.dumps(list(CASES.values()))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def planned(case):
+    data, model = case.get("mesh", (1, 1))
+    return make_plan(
+        kt.TransformerConfig(**case["config"]),
+        batch_size=case["batch_size"],
+        length=case["length"],
+        target_length=case.get("target_length"),
+        optimizer=case.get("optimizer", "adamw"),
+        devices=data * model,
+        model_parallel=model,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_device_is_given_is_exact(real, name):
+    plan, found = planned(CASES[name]), real[name]
+    assert plan.parameters == found["parameters"]
+    assert plan.memory.weights == found["weights"]
+    assert plan.memory.optimizer == found["optimizer"]
+    # What the program closes over, such as wavelengths of positions, is given to it as well.
+    constants = found["arguments"] - found["others"] - plan.memory.weights - plan.memory.optimizer
+    assert 0 <= constants < 1024
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_is_within_a_tenth(real, name):
+    rematerialize = CASES[name].get("rematerialize", False)
+    peak = planned(CASES[name]).memory.peak(rematerialize)
+    assert peak == pytest.approx(real[name]["total"], rel=0.1)
+
+
+def test_rematerialization_saves_what_the_plan_says(real):
+    for kind in ("decoder", "encoder", "seq2seq"):
+        whole, less = real[kind]["total"], real[f"{kind}, rematerialized"]["total"]
+        assert less < 0.8 * whole
