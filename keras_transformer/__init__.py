@@ -10,6 +10,7 @@ from keras_transformer import (  # noqa: E402
     generation,
     layers,
     models,
+    planning,
     training,
 )
 from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
@@ -51,5 +52,6 @@ __all__ = [
     "layers",
     "list_presets",
     "models",
+    "planning",
     "training",
 ]

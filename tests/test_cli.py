@@ -15,7 +15,7 @@ from keras_transformer import cli
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("presets", "info", "classify", "translate", "generate")
+COMMANDS = ("presets", "info", "plan", "classify", "translate", "generate")
 TEXTS = ["a man rides a bike .", "two dogs are playing in the snow .", "it isn &apos;t cold ."] * 8
 
 

@@ -18,8 +18,11 @@ config.to_json() writes: {"kind": "decoder", "vocabulary_size": 50257, "hidden_d
 
 Memory. Weights, optimizer and gradients are exact. Activations are what XLA keeps for the pass
 backward, with and without rematerialization (keras.RematScope(mode="full")); for float32 the total
-is within a tenth of what XLA says of the compiled step. Gradients come to be where activations
-cease, so the peak counts the larger of the two. An encoder is planned as a masked language model.
+is within a tenth of what XLA says of steps compiled for a CPU. Gradients come to be where
+activations cease, so the peak counts the larger of the two: gradients twice if they are summed over
+several copies of the model, else hardly, since a weight is updated as soon as its own is there.
+Clipping by the norm of all of them keeps all: add that line. An encoder is planned as a masked
+language model.
 
 Layout. A mesh of data x model devices, as kt.distribution lays it out: each column of the data
 axis has a part of the batch, the devices along the model axis share the heads, the inner width of
@@ -34,7 +37,7 @@ Sizes are written 80G, 1.5T or 3.35e12: thousands, not 1024. A B or /s behind is
 EXAMPLES = """\
 examples:
   keras-transformer plan bert_base_en --batch 32 --length 512
-  keras-transformer plan gpt3_175b_en --devices 1024 --batch 1536 --length 2048 \\
+  keras-transformer plan gpt3_175b_en --devices 1024 --batch 64 --length 2048 \\
       --dtype bfloat16 --memory 80G --flops 150T --bandwidth 300G
   keras-transformer plan transformer_big --batch 64 --length 256 --target-length 256
   keras-transformer plan llama3_8b_en --generate --batch 16 --length 8192 --dtype bfloat16

@@ -43,8 +43,8 @@ def table(plan: Plan) -> str:
 def _counted(plan: Plan) -> str:
     if plan.generating:
         return "for the last token of a row: products of matrices, with a cache"
-    of = "of the target, with its part of the source" if plan.target_length is not None else ""
-    return f"products of matrices, forward and backward; all pairs in attention {of}".rstrip()
+    of = "of the target: " if plan.target_length is not None else ""
+    return f"{of}products of matrices, forward and backward; all pairs in attention"
 
 
 def _shares(plan: Plan) -> str:
