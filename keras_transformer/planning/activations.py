@@ -28,7 +28,7 @@ _OF_ACTIVATION = {
     "relu_squared": 2,
 }
 # With a gate these are more: the linear branch and the product.
-_OF_GATE = {"relu": 1}
+_OF_GATE = {"relu": 1, "relu_squared": 1}
 _OF_OTHER_GATE = 2
 # Of a normalization: its output, and factors of the input, broadcast.
 _OF_NORM = {"layer_norm": 3, "rms_norm": 2}

@@ -10,7 +10,7 @@ import os
 import sys
 
 # Rematerialization alone needs a flag: on a CPU XLA drops the barriers that keep it from merging
-# what is computed again with what was computed before, and so undoes it. On a GPU it does not.
+# what is computed again with what was computed before, and so undoes it.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_disable_hlo_passes=cse_barrier_expander"
 )
