@@ -12,7 +12,7 @@ section 4.
 import dataclasses
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.training.linear_cross_entropy import positions_at_a_time
+from keras_transformer.training.linear_cross_entropy import CHUNK_BYTES, positions_at_a_time
 
 # Tensors of the width of the feed-forward layer: what goes into the activation, what the
 # activation computes on its way and needs again, what comes out.
@@ -59,6 +59,7 @@ class Rows:
     Fields:
         count: int, of the device.
         batch: int, of all devices.
+        devices: int, all that there are.
         source, target: int, lengths; the same but for an encoder-decoder.
         predicted: int, tokens of a row that are projected to the vocabulary.
         itemsize: int, bytes of a number of the compute dtype.
@@ -67,6 +68,7 @@ class Rows:
 
     count: int
     batch: int
+    devices: int
     source: int
     target: int
     predicted: int
@@ -169,16 +171,18 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
 def _loss(config: TransformerConfig, rows: Rows) -> int:
     """Logits of some positions and their gradients, by the bias once more; the kernel's gradient.
 
-    A kernel of its own is there transposed, and its gradient apart from that of the embedding.
+    In a loop over chunks a kernel that is not the embedding takes two more of its size.
     """
     if not rows.predicted:
         return 0
     vocabulary = config.vocabulary_size
-    width = positions_at_a_time((rows.batch, rows.predicted), vocabulary)
+    shape = (rows.batch, rows.predicted)
+    width = positions_at_a_time(shape, vocabulary, rows.devices * CHUNK_BYTES)
+    looped = width < rows.predicted
     logits = rows.count * width * vocabulary * _FLOAT32
     kernel = vocabulary * config.embedding_dim * _FLOAT32
     states = rows.count * rows.predicted * config.embedding_dim * rows.itemsize
-    in_chunks = 2 * states if width < rows.predicted else 0
-    chunks = 3 if config.output_bias or config.kind == "encoder" else 2
-    kernels = 1 if config.tie_embeddings else 3
-    return (chunks * logits + kernels * kernel) // rows.model_parallel + in_chunks
+    by_bias = config.output_bias or config.kind == "encoder"
+    kernels = 3 if looped and not config.tie_embeddings else 1
+    cut = (3 if by_bias else 2) * logits + kernels * kernel
+    return cut // rows.model_parallel + (2 * states if looped else 0)

@@ -98,6 +98,7 @@ def training_memory(
     rows = Rows(
         count=batch_size // data_parallel,
         batch=batch_size,
+        devices=data_parallel * model_parallel,
         source=source,
         target=target,
         predicted=predicted_tokens(config, target),

@@ -15,7 +15,7 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
 
 # Of the logits computed at a time: small enough for a cache, large enough for quick products.
-_CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 16 * 2**20
 # Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
 _WIDTH_OF_UNKNOWN = 8
 
@@ -44,7 +44,7 @@ def linear_cross_entropy(
     bias=None,
     label_smoothing: float = 0.0,
     gradient: bool = True,
-    chunk_bytes: int = _CHUNK_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> TokenSums:
     """Sums of the cross-entropy of `states @ kernel.T + bias`, without that product as a whole.
 
@@ -114,7 +114,7 @@ def linear_cross_entropy(
     return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
 
 
-def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
+def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
     batch, length = shape[:2]
     if not isinstance(batch, int) or not isinstance(length, int):

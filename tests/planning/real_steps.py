@@ -21,7 +21,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import keras_transformer as kt
-from keras_transformer.distribution.layout import axes_of
 from keras_transformer.planning.memory import predicted_tokens
 
 TASKS = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
@@ -74,25 +73,23 @@ def lowered_step(case):
         case.get("rematerialize", False),
     )  # fmt: skip
     data, model = case.get("mesh", (1, 1))
-    mesh = jax.sharding.Mesh(
-        np.array(jax.devices()[: data * model]).reshape(data, model), ("batch", "model")
-    )
+    layout = kt.distribution.ModelParallel(kt.distribution.device_mesh(data, model))
 
     def abstract(array, *axes):
-        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        sharding = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec(*axes))
         dtype = keras.backend.standardize_dtype(array.dtype)
         return jax.ShapeDtypeStruct(array.shape, dtype, sharding=sharding)
 
     def of_variable(variable):
         # A state of the optimizer has the path of its weight in its name, with underscores.
-        path = paths.get(variable.path.rsplit("/", 1)[-1], variable.path)
-        return abstract(variable, *axes_of(path, tuple(variable.shape), model))
+        weight = weights.get(variable.path.rsplit("/", 1)[-1], variable)
+        return abstract(variable, *layout.get_variable_layout(weight).axes)
 
-    paths = {}
+    weights = {}
     for variable in task.trainable_variables:
         name = variable.path.replace("/", "_")
         for state in ("momentum", "velocity"):
-            paths[f"{name}_{state}"] = variable.path
+            weights[f"{name}_{state}"] = variable
     lists = (
         task.trainable_variables,
         task.non_trainable_variables,
@@ -105,7 +102,8 @@ def lowered_step(case):
     # The variables stay where they are. Metrics come to be in the first step.
     shardings = (*jax.tree.map(lambda array: array.sharding, state[:3]), None)
     step = jax.jit(task.train_step, donate_argnums=0, out_shardings=(None, shardings))
-    return task, state, batch, step.lower(state, batch)
+    with layout.scope():
+        return task, state, batch, step.lower(state, batch)
 
 
 def bytes_on_a_device(arrays):
