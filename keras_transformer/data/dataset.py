@@ -221,6 +221,11 @@ class BucketedDataset(keras.utils.PyDataset):
         return int(self._lengths.sum())
 
     @property
+    def mean_lengths(self) -> tuple[float, ...]:
+        """The mean number of tokens of a row as it was given, of each side."""
+        return tuple(float(total) / self.num_rows for total in self._lengths.sum(axis=0))
+
+    @property
     def padding_share(self) -> float:
         """Padded positions divided by all positions of an epoch, from 0 to 1."""
         batches = self._batches()

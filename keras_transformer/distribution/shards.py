@@ -79,6 +79,16 @@ class DatasetShard(keras.utils.PyDataset):
         return self.dataset.num_rows
 
     @property
+    def mean_lengths(self) -> tuple[float, ...]:
+        """As of the whole dataset."""
+        return self.dataset.mean_lengths
+
+    @property
+    def padding_share(self) -> float:
+        """As of the whole dataset."""
+        return self.dataset.padding_share
+
+    @property
     def tokens_per_epoch(self) -> int:
         """As of the whole dataset, whose tokens all processes train on together."""
         return self.dataset.tokens_per_epoch

@@ -140,6 +140,7 @@ class Task(Adaptable, Mirrored, keras.Model):
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
         self._check_arrays(x, y)
+        self._check_precision()
         validation_data = self._validation(validation_data, kwargs)
         if isinstance(x, (BucketedDataset, DatasetShard)):
             shuffle = False  # It shuffles by itself.
@@ -192,6 +193,17 @@ class Task(Adaptable, Mirrored, keras.Model):
                 )
         elif y is None and self.needs_labels:
             raise ValueError(f"{type(self).__name__} learns from labels: give `y`, one a text.")
+
+    def _check_precision(self) -> None:
+        """ValueError for weights and an optimizer that would not change them."""
+        dtype = self.dtype_policy.variable_dtype
+        beta = getattr(self.optimizer, "beta_2", None)
+        if dtype == "bfloat16" and beta is not None and beta > 1 - 2**-9:
+            raise ValueError(
+                f"In {dtype}, {beta} (`beta_2` of {type(self.optimizer).__name__}) is 1, and no "
+                'weight would change. Load the model with dtype="mixed_bfloat16", which keeps '
+                "float32 weights and computes in bfloat16."
+            )
 
     def _check_training_set(self, dataset: BucketedDataset) -> None:
         """Warns of what a model cannot learn from a data set."""

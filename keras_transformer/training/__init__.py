@@ -4,7 +4,6 @@ from keras_transformer.training.averaging import LastCheckpoints, average_checkp
 from keras_transformer.training.callbacks import (
     BLEUCallback,
     StopAtNaN,
-    Throughput,
 )
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
@@ -19,6 +18,7 @@ from keras_transformer.training.objectives import (
 from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
+from keras_transformer.training.throughput import Throughput, matmul_flops_per_second
 
 __all__ = [
     "BLEU",
@@ -41,6 +41,7 @@ __all__ = [
     "average_checkpoints",
     "distillation_loss",
     "linear_cross_entropy",
+    "matmul_flops_per_second",
     "smaller",
     "transformer_adam",
 ]

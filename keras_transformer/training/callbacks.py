@@ -1,7 +1,6 @@
-"""Callbacks: a look at the loss, speed, and BLEU of what the model generates."""
+"""Callbacks: a look at the loss, and BLEU of what the model generates."""
 
 import os
-import time
 from pathlib import Path
 
 import keras
@@ -72,52 +71,6 @@ class StopAtNaN(keras.callbacks.Callback):
         if self.checkpoints is None or not Path(self.checkpoints).is_dir():
             return None
         return max(Path(self.checkpoints).iterdir(), key=lambda p: p.stat().st_mtime, default=None)
-
-
-class Throughput(keras.callbacks.Callback):
-    """Adds `tokens_per_second` and `texts_per_second` of training to the logs of each epoch.
-
-    The progress bar shows them, `History` keeps them. Real tokens are counted, no padding;
-    of translations source and target. The time is that of the training steps, from the start
-    of the epoch to its last step: compilation counts, validation does not. Costs two clock
-    readings an epoch and one a step.
-
-    Args:
-        dataset: the `BucketedDataset` that is trained on, or anything with
-            `tokens_per_epoch` and `num_rows`.
-
-    Example:
-
-    ```python
-    import keras
-    from keras_transformer.data import BucketedDataset
-    from keras_transformer.training import Throughput
-
-    dataset = BucketedDataset(
-        {"ids": [[1, 2, 3]] * 8}, lambda arrays, masks: (arrays["ids"], arrays["ids"][:, 0])
-    )
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    history = model.fit(dataset, verbose=0, callbacks=[Throughput(dataset)]).history
-    assert history["tokens_per_second"][0] > 0
-    ```
-    """
-
-    def __init__(self, dataset):
-        super().__init__()
-        self.dataset = dataset
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._begin = self._end = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._end = time.perf_counter()
-
-    def on_epoch_end(self, epoch, logs=None):
-        seconds = self._end - self._begin
-        if logs is not None and seconds > 0:
-            logs["tokens_per_second"] = self.dataset.tokens_per_epoch / seconds
-            logs["texts_per_second"] = self.dataset.num_rows / seconds
 
 
 class BLEUCallback(keras.callbacks.Callback):

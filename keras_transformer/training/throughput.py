@@ -1,0 +1,134 @@
+"""How fast a run is, and how much of what the device can do that is."""
+
+import time
+
+import keras
+from keras import ops
+
+from keras_transformer.flops import flops_per_sequence
+
+
+class Throughput(keras.callbacks.Callback):
+    """Adds the speed of training to the logs of each epoch.
+
+    `tokens_per_second` and `texts_per_second` count real tokens, no padding; of translations
+    source and target. `padding_share` is the share of padding among the positions of the batches.
+    The time is that of the training steps, from the start of the epoch to its last step:
+    compilation counts, validation does not. Costs two clock readings an epoch and one a step.
+
+    With `peak_flops`, `model_flop_utilization` is the share of it that the model's matrix products
+    need at this speed: those of one forward and one backward pass over real tokens, whatever else
+    is computed.
+
+    Args:
+        dataset: the `BucketedDataset` that is trained on.
+        peak_flops: float, operations a second that all devices of the run can do; `"measured"`
+            for those of a large matrix product, timed as the training begins
+            (`matmul_flops_per_second`); None for no utilization.
+
+    Raises:
+        ValueError: for another `peak_flops`; from `fit` for a utilization of a model that has no
+            `TransformerConfig`.
+
+    Source: Chowdhery et al. 2022, "PaLM", section 4.1 and appendix B.
+
+    Example:
+
+    ```python
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=1, num_heads=2,
+        intermediate_dim=16,
+    )
+    classifier = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
+    dataset = kt.data.BucketedDataset(
+        {"ids": [[1, 2, 3]] * 8}, values={"label": [0, 1] * 4},
+        make_batch=lambda arrays, masks: ({"token_ids": arrays["ids"]}, arrays["label"]),
+    )
+    speed = kt.training.Throughput(dataset, peak_flops=1e11)
+    logs = classifier.fit(dataset, verbose=0, callbacks=[speed]).history
+    assert logs["tokens_per_second"][0] > 0 and 0 < logs["model_flop_utilization"][0] < 1
+    assert logs["padding_share"] == [5 / 8]
+    ```
+    """
+
+    def __init__(self, dataset, peak_flops: float | str | None = None):
+        super().__init__()
+        number = isinstance(peak_flops, (int, float)) and not isinstance(peak_flops, bool)
+        if not (peak_flops in (None, "measured") or (number and peak_flops > 0)):
+            raise ValueError(
+                '`peak_flops` must be a positive number of operations a second, "measured" or '
+                f"None, received {peak_flops!r}."
+            )
+        self.dataset = dataset
+        self.peak_flops = peak_flops
+
+    def on_train_begin(self, logs=None):
+        if self.peak_flops is None:
+            return
+        config = getattr(getattr(self.model, "backbone", None), "config", None)
+        if config is None:
+            raise ValueError("The utilization is counted for a task with a backbone of a config.")
+        if self.peak_flops == "measured":
+            self.peak_flops = matmul_flops_per_second(self.model.compute_dtype)
+        # The mean over rows: what grows with the square of a length is a few percent.
+        source, *target = (max(1, round(length)) for length in self.dataset.mean_lengths)
+        hidden = getattr(self.model, "mask_rate", None)
+        self._flops = self.dataset.num_rows * flops_per_sequence(
+            config,
+            source,
+            target_length=target[0] if target else None,
+            predicted_tokens=None if hidden is None else max(1, round(hidden * source)),
+        )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._begin = self._end = time.perf_counter()
+        self._steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._end = time.perf_counter()
+        self._steps = batch + 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = self._end - self._begin
+        if logs is None or seconds <= 0:
+            return
+        # A run that was resumed within an epoch has the rest of it.
+        share = self._steps / self.dataset.batches_per_epoch
+        logs["tokens_per_second"] = share * self.dataset.tokens_per_epoch / seconds
+        logs["texts_per_second"] = share * self.dataset.num_rows / seconds
+        logs["padding_share"] = self.dataset.padding_share
+        if self.peak_flops is not None:
+            logs["model_flop_utilization"] = share * self._flops / seconds / self.peak_flops
+
+
+def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: int = 5) -> float:
+    """What a device does in a large product of matrices: the most that a model can hope for.
+
+    Args:
+        dtype: str, of the matrices.
+        size: int, rows and columns of both.
+        rounds: int, products that are timed, the quickest of which counts.
+
+    Returns:
+        Operations a second, a multiplication and an addition being two.
+
+    Example:
+
+    ```python
+    from keras_transformer.training import matmul_flops_per_second
+
+    assert matmul_flops_per_second(size=256) > 1e8
+    ```
+    """
+    x = ops.cast(keras.random.normal((size, size), seed=0), dtype)
+
+    def seconds():
+        begin = time.perf_counter()
+        # One number comes back, for which the whole product is needed.
+        float(ops.sum(ops.matmul(x, x)))
+        return time.perf_counter() - begin
+
+    seconds()
+    return 2 * size**3 / min(seconds() for _ in range(rounds))
