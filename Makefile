@@ -52,9 +52,9 @@ format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench  ## speed beside the peers: some minutes on an idle machine
+bench: $(VENV)/.bench  ## speed beside the peers: an hour or two on an idle machine
 	@$(BIN)/python benchmarks/encoding.py $(ARGS)
-	@$(BIN)/python benchmarks/finetuning.py $(ARGS)
+	@$(BIN)/python benchmarks/training.py --rounds 1 $(ARGS)
 	@$(BIN)/python benchmarks/generation.py $(ARGS)
 	@$(BIN)/python benchmarks/loading.py
 

@@ -31,9 +31,17 @@ from collections.abc import Callable
 import generation_limits
 import generation_memory
 import numpy as np
-from generation_contenders import PRECISIONS, Setting, backend_of, make, precision_of
+from generation_contenders import PRECISIONS, Setting, make, precision_of
 from generation_models import make_missing, prompts
-from harness import BACKENDS, median_seconds, print_columns, print_table, run_rounds, run_worker
+from harness import (
+    BACKENDS,
+    backend_of,
+    median_seconds,
+    print_columns,
+    print_table,
+    run_rounds,
+    run_worker,
+)
 
 OURS = [f"keras_transformer-{backend}" for backend in BACKENDS]
 PACKED = ["keras_transformer-packed-torch"]

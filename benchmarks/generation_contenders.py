@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 from generation_models import folder_of, vocabulary, words
-from harness import BACKENDS, use_threads_of_torch
+from harness import has_gpu, use_threads_of_torch
 
 PRECISIONS = ("bfloat16", "int8")
 
@@ -58,10 +58,6 @@ def precision_of(name: str) -> str:
     return next((p for p in PRECISIONS if p in name.split("-")), "float32")
 
 
-def backend_of(name: str) -> str | None:
-    return next((b for b in BACKENDS if name.endswith(b)), None)
-
-
 def make(name: str, setting: Setting) -> Contender:
     """The contender of a name. Its `generate` ends the process if a token is missing."""
     makers = {
@@ -96,20 +92,6 @@ def use_device(setting: Setting) -> None:
         use_threads_of_torch()
     if setting.device == "gpu" and not has_gpu(backend):
         sys.exit(f"{backend} finds no GPU. Leave out --device gpu, or install it with CUDA.")
-
-
-def has_gpu(backend: str) -> bool:
-    if backend == "torch":
-        import torch
-
-        return torch.cuda.is_available()
-    if backend == "jax":
-        import jax
-
-        return jax.default_backend() == "gpu"
-    import tensorflow as tf
-
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def ours(setting: Setting) -> Contender:

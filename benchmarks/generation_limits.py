@@ -7,35 +7,8 @@ may not read at full bandwidth, and all that is not a matrix product.
 
 from collections.abc import Callable
 
-import numpy as np
 from harness import median_seconds
-
-
-def compiled(function: Callable) -> Callable:
-    """The function compiled as decoding is on this backend; the call returns when it is done."""
-    import keras
-
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        jitted = jax.jit(function)
-        return lambda *args: jax.block_until_ready(jitted(*args))
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True)
-    import torch
-
-    return torch.inference_mode()(function)
-
-
-def _random(*shape: int):
-    """Numbers of a size that a product with them keeps."""
-    from keras import ops
-
-    values = np.random.default_rng(0).standard_normal(shape, "float32")
-    return ops.convert_to_tensor(values / np.float32(shape[0] ** 0.5))
+from peak import compiled, gflops, random_tensor
 
 
 def bandwidth(short: bool) -> float:
@@ -43,21 +16,11 @@ def bandwidth(short: bool) -> float:
     from keras import ops
 
     rows, columns = (1024, 1024) if short else (16_384, 8192)
-    matrix = _random(rows, columns)
+    matrix = random_tensor(rows, columns)
     vector = ops.ones((1, rows), "float32")
     product = compiled(ops.matmul)
     seconds = median_seconds(lambda: product(vector, matrix), runs=5, warmup=2)
     return 4 * rows * columns / seconds / 1e9
-
-
-def gflops(short: bool) -> float:
-    """GFLOP/s of a product of two square float32 matrices."""
-    from keras import ops
-
-    size = 256 if short else 2048
-    left, right = _random(size, size), _random(size, size)
-    product = compiled(ops.matmul)
-    return 2 * size**3 / median_seconds(lambda: product(left, right), runs=5, warmup=2) / 1e9
 
 
 def matrix_shapes(config) -> list[tuple[int, int]]:
@@ -82,11 +45,11 @@ def products_seconds(config, rows: int, steps: int, runs: int) -> float:
     from keras import ops
 
     layers = [
-        [_random(*shape) for shape in matrix_shapes(config)] for _ in range(config.num_layers)
+        [random_tensor(*shape) for shape in matrix_shapes(config)] for _ in range(config.num_layers)
     ]
     # The logits are a product with the transposed embeddings: GPT-2 has no other output matrix.
-    embeddings = _random(config.vocabulary_size, config.hidden_dim)
-    start = _random(rows, 1, config.hidden_dim)
+    embeddings = random_tensor(config.vocabulary_size, config.hidden_dim)
+    start = random_tensor(rows, 1, config.hidden_dim)
 
     def step(x, layers, embeddings, start):
         for query, key, value, output, first, second in layers:
@@ -119,7 +82,7 @@ def measure(contender, prompts: Callable, new: int, short: bool) -> list:
         short: for trying the benchmark.
     """
     config, runs = contender.model.backbone.config, 1 if short else 3
-    results = [("read GB/s", bandwidth(short)), ("matmul GFLOP/s", gflops(short))]
+    results = [("read GB/s", bandwidth(short)), ("matmul GFLOP/s", gflops(256 if short else 2048))]
     for rows in (1, 8):
         given = prompts(rows)
         first = median_seconds(lambda given=given: contender.generate(given, 1), runs)

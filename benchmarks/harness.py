@@ -41,14 +41,37 @@ def minilm_folder() -> str:
     return str(pathlib.Path(spec.submodule_search_locations[0]) / "model")
 
 
+def data_folder() -> pathlib.Path:
+    """What `--data_dir` says, in the process of a contender too."""
+    return pathlib.Path(os.environ.get("KT_BENCHMARK_DATA", DATA))
+
+
 def sst2(split: str) -> tuple[list[str], list[int]]:
     """The sentences and labels of SST-2, from --data_dir."""
-    folder = pathlib.Path(os.environ.get("KT_BENCHMARK_DATA", DATA))
-    path = folder / "sst2" / f"{split}.tsv"
+    path = data_folder() / "sst2" / f"{split}.tsv"
     if not path.is_file():
         sys.exit(f"{path} is missing: give the folder that holds sst2/ as --data_dir.")
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
     return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def backend_of(name: str) -> str | None:
+    """The backend that a contender's name ends with."""
+    return next((b for b in BACKENDS if name.endswith(f"-{b}")), None)
+
+
+def has_gpu(backend: str) -> bool:
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend() == "gpu"
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def use_threads_of_torch() -> None:
@@ -109,9 +132,8 @@ def run_worker(name: str, options: Iterable[str] = (), environment: dict | None 
         "HF_HUB_OFFLINE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    for backend in BACKENDS:
-        if name.endswith(backend):
-            variables["KERAS_BACKEND"] = backend
+    if backend_of(name) is not None:
+        variables["KERAS_BACKEND"] = backend_of(name)
     # Compile time is part of what is measured: no cache of compiled programs, unless asked for.
     variables.pop("JAX_COMPILATION_CACHE_DIR", None)
     variables.update(environment or {})
@@ -181,11 +203,13 @@ def print_columns(description: str, values: dict) -> None:
     measures = list(dict.fromkeys(measure for measure, _ in values))
     print(f"\n{description}\n")
     widths = [max(len(measure), 8) + 2 for measure in measures]
-    print(" " * 34 + "".join(f"{m:>{w}}" for m, w in zip(measures, widths, strict=True)))
-    for name in dict.fromkeys(name for _, name in values):
+    names = list(dict.fromkeys(name for _, name in values))
+    first = max(32, *map(len, names))
+    print(" " * (first + 2) + "".join(f"{m:>{w}}" for m, w in zip(measures, widths, strict=True)))
+    for name in names:
         cells = []
         for measure, width in zip(measures, widths, strict=True):
             found = values.get((measure, name))
             cells.append(f"{statistics.median(found):>{width}.4g}" if found else f"{'-':>{width}}")
-        print(f"  {name:<32}" + "".join(cells))
+        print(f"  {name:<{first}}" + "".join(cells))
     print()
