@@ -8,7 +8,7 @@ Workloads:
   translation  a Transformer of 4 + 4 layers of width 128 on batches of 4,096 tokens a side, beside
                the same model of torch.nn.Transformer and of KerasHub's layers: tokens/s
   peak         the matrix products of each framework: GFLOP/s
-  gpu          BERT-base and a decoder of 350M in bfloat16, on a CUDA device: steps/s. Not in "all"
+  gpu          BERT-base and a decoder of 350M in bfloat16 on a CUDA device: steps/s. Not in "all"
 
 Each contender runs in a process of its own, in turns, with the same environment (which is printed).
 Ratios are between contenders of one precision, float32 unless the name says another; "bars" are the
@@ -31,6 +31,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -49,15 +50,15 @@ from harness import (
 from peak import gflops
 from training_finetuning import finetuning, gflop_per_text
 from training_models import gflop_per_step, models
-from training_passes import PRECISIONS, Setting, precision_of
+from training_passes import MIXED, Setting, precision_of
 from training_translation import gflop_per_token, make_batches, translation
 
 OURS = [f"keras_transformer-{backend}" for backend in BACKENDS]
 KERAS_HUB = [f"keras_hub-{backend}" for backend in BACKENDS]
 TORCH = ["torch_transformer", "torch_transformer-compiled"]
-REDUCED = [f"keras_transformer-{p}-{backend}" for p in PRECISIONS for backend in BACKENDS]
-ON_GPU = [f"keras_transformer-{p}-{b}" for p in PRECISIONS for b in ("torch", "jax")]
-PEERS_ON_GPU = [f"transformers-{p}" for p in PRECISIONS]
+OURS_MIXED = [f"keras_transformer-{MIXED}-{backend}" for backend in BACKENDS]
+ON_GPU = [name for name in OURS_MIXED if backend_of(name) != "tensorflow"]
+TRANSFORMERS_MIXED = f"transformers-{MIXED}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,15 +109,11 @@ WORKLOADS = {
     "bert": Workload(
         "W3: training step of BERT-base",
         "steps/s",
-        [*OURS, "transformers", *KERAS_HUB, *REDUCED, *PEERS_ON_GPU],
+        [*OURS, "transformers", *KERAS_HUB, *OURS_MIXED, TRANSFORMERS_MIXED],
         lambda setting: models("bert", setting),
         lambda setting: gflop_per_step("bert", setting),
-        [
-            *each_backend(1.15),
-            *(Bar([f"keras_transformer-{p}-torch"], [OURS[2]], 1.5) for p in PRECISIONS),
-        ],
-        # On the CPU only PyTorch has a bar for these.
-        not_default=tuple(name for name in REDUCED if not name.endswith("torch")),
+        [*each_backend(1.15), Bar([OURS_MIXED[2]], [OURS[2]], 1.5)],
+        not_default=tuple(OURS_MIXED[:2]),  # Of these PyTorch alone has a bar.
     ),
     "translation": Workload(
         "Training of a translator of 4 + 4 layers",
@@ -125,6 +122,7 @@ WORKLOADS = {
         translation,
         gflop_per_token,
         [Bar(OURS, TORCH, 1.5), Bar([OURS[2]], TORCH, 1.5), *each_backend(1.5)],
+        not_default=() if shutil.which("g++") else (TORCH[1],),  # which torch.compile needs
     ),
     "peak": Workload(
         "GFLOP/s of a matrix product",
@@ -136,13 +134,10 @@ WORKLOADS = {
     "gpu": Workload(
         "GPU: training step",
         "steps/s",
-        [*ON_GPU, *PEERS_ON_GPU],
+        [*ON_GPU, TRANSFORMERS_MIXED],
         lambda setting: models("gpu", setting),
         lambda setting: gflop_per_step("gpu", setting),
-        [
-            Bar([n for n in ON_GPU if precision_of(n) == p], [f"transformers-{p}"], 1.2)
-            for p in PRECISIONS
-        ],
+        [Bar(ON_GPU, [TRANSFORMERS_MIXED], 1.2)],
     ),
 }
 ALL = [name for name in WORKLOADS if name != "gpu"]
@@ -150,7 +145,7 @@ ALL = [name for name in WORKLOADS if name != "gpu"]
 
 def print_results(work: Workload, values: dict, gflop: dict, peak: float | None) -> None:
     """Speeds by precision, the other measures, the distance to the peak, the bars."""
-    for precision in ("float32", *PRECISIONS):
+    for precision in ("float32", MIXED):
         chosen = {
             (measure, name): v
             for (measure, name), v in values.items()
@@ -171,7 +166,6 @@ def print_distances(work: Workload, medians: dict, gflop: dict, peak: float | No
     for measure in gflop:
         columns = {}
         for name in (n for m, n in medians if m == measure):
-            # Peaks of the same type of number: float32, or what is computed in bfloat16.
             rivals = [
                 value
                 for (m, n), value in medians.items()

@@ -1,8 +1,8 @@
 """W3 of `training.py`, BERT-base, and what it runs on a GPU: BERT-base and a decoder of 350M.
 
 BERT learns to make the mean square of its last states small, the decoder predicts the next token.
-Dropout 0.1 everywhere, on the attention too, and AdamW 1e-4. "bfloat16" is all of it in bfloat16,
-weights and optimizer too; "mixed_bfloat16" keeps them in float32, as PyTorch's autocast does.
+Dropout 0.1 everywhere, on the attention too, and AdamW 1e-4. For "mixed_bfloat16" of Keras the
+Transformers library has PyTorch's autocast.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 from training_passes import (
+    MIXED,
     Setting,
     encoder_flops,
     keras_pass,
@@ -170,9 +171,7 @@ def _transformers(case: Case, setting: Setting):
         model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
     model = model.to(setting.device).train()
     cast = contextlib.nullcontext
-    if setting.precision == "bfloat16":
-        model = model.to(torch.bfloat16)
-    elif setting.precision == "mixed_bfloat16":
+    if setting.precision == MIXED:
         cast = lambda: torch.autocast(setting.device, torch.bfloat16)  # noqa: E731
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     batches = [
