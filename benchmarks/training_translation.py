@@ -220,14 +220,17 @@ def _keras_hub(batches: list, setting: Setting):
             if hasattr(layer, name):
                 getattr(layer, name)._dropout = 0.0
 
-    def cross_entropy(targets, logits):
+    class CrossEntropy(keras.losses.Loss):
         """With label smoothing, and without the one-hot targets that Keras's own would need."""
-        picked = ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1)[..., 0]
-        expected = (1 - SMOOTHING) * picked + SMOOTHING * ops.mean(logits, axis=-1)
-        return ops.logsumexp(logits, axis=-1) - expected
+
+        def call(self, targets, logits):
+            targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
+            picked = ops.take_along_axis(logits, targets, axis=-1)[..., 0]
+            expected = (1 - SMOOTHING) * picked + SMOOTHING * ops.mean(logits, axis=-1)
+            return ops.logsumexp(logits, axis=-1) - expected
 
     model = keras.Model(inputs, logits)
-    loss = keras.losses.LossFunctionWrapper(cross_entropy, reduction="mean_with_sample_weight")
+    loss = CrossEntropy(reduction="mean_with_sample_weight")
     model.compile(keras.optimizers.Adam(RATE, beta_2=0.98, epsilon=1e-9), loss=loss)
     return keras_pass(model, batches)
 
