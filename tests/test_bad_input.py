@@ -3,6 +3,7 @@
 Every one of these is refused before anything is computed.
 """
 
+import keras
 import numpy as np
 import pytest
 
@@ -184,3 +185,24 @@ def test_parts_that_do_not_belong_together():
 def test_without_a_tokenizer():
     task = kt.TextEmbedder(kt.models.Encoder(config("encoder", tokenizer(lowercase=True))))
     check("This TextEmbedder has no tokenizer and takes ids only", task.predict, ["a"])
+
+
+def test_bfloat16_weights_that_no_step_would_change():
+    config = kt.TransformerConfig(
+        kind="encoder",
+        vocabulary_size=9,
+        hidden_dim=8,
+        num_layers=1,
+        num_heads=2,
+        intermediate_dim=8,
+    )
+    inputs = {"token_ids": np.ones((2, 3), "int32")}
+    pure, mixed = (
+        kt.TextClassifier(kt.models.Encoder(config, dtype=dtype), num_classes=2)
+        for dtype in ("bfloat16", "mixed_bfloat16")
+    )
+    with pytest.raises(ValueError, match=r'0\.999.*AdamW\) is 1.*dtype="mixed_bfloat16"'):
+        pure.fit(inputs, np.zeros(2, "int32"), verbose=0)
+    mixed.fit(inputs, np.zeros(2, "int32"), verbose=0)
+    pure.compile(keras.optimizers.SGD(0.1), pure.loss)
+    pure.fit(inputs, np.zeros(2, "int32"), verbose=0)
