@@ -182,6 +182,7 @@ def test_two_processes_of_pytorch(only, tmp_path):
 def test_mirrored_strategy(only):
     found = finished(start("mirrored"))[0]
     assert found["two"] == close(found["one"])
+    assert found["epochs"] == 1
 
 
 @pytest.mark.backend_independent

@@ -198,6 +198,29 @@ def test_semantic_search_in_a_file(run, presets, tmp_path):
     assert len(neighbours(printed)) == 3
 
 
+def test_train_distributed(run, backend, tmp_path):
+    """Two devices, or processes, on each backend: the curve of one device."""
+    sizes = ["--steps=3", "--batch_size=8", "--hidden_dim=16", "--num_layers=1"]
+    axis = "--model=2" if backend == "jax" else "--data=2"
+    flags = [axis, "--data=1"] if backend == "jax" else [axis]
+    printed = run("train_distributed", *flags, *sizes, "--output=model")
+    assert "They are the same." in printed
+    rows = re.findall(r"  step \d+ +([\d.]+) +([\d.]+)\n", printed)
+    assert len(rows) == 3 and float(rows[2][0]) < float(rows[0][0])
+    one, share = (
+        int(number.replace(",", ""))
+        for number in re.search(r"bytes a device +([\d,]+) +([\d,]+)\n", printed).groups()
+    )
+    assert one / 2 <= share < one * 0.55 if backend == "jax" else share == one
+    assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=1)
+
+
+@pytest.mark.backend_independent
+def test_train_distributed_says_what_does_not_go(run):
+    printed = run("train_distributed", "--data=3", "--processes=2", code=1)
+    assert "--processes=2 must divide the 3 devices" in printed
+
+
 def test_named_entities(run, presets, tmp_path):
     text = "I met Romeo in Verona."
     sizes = ("--train_size=64", "--test_size=40", "--epochs=1")
