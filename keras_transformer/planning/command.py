@@ -38,7 +38,7 @@ EXAMPLES = """\
 examples:
   keras-transformer plan bert_base_en --batch 32 --length 512
   keras-transformer plan gpt3_175b_en --devices 1024 --batch 64 --length 2048 \\
-      --dtype bfloat16 --memory 80G --flops 150T --bandwidth 300G
+      --dtype mixed_bfloat16 --memory 141G --flops 400T --bandwidth 300G
   keras-transformer plan transformer_big --batch 64 --length 256 --target-length 256
   keras-transformer plan llama3_8b_en --generate --batch 16 --length 8192 --dtype bfloat16
   keras-transformer plan my_config.json --devices 8 --model-parallel 4 --batch 64 --length 1024

@@ -143,7 +143,8 @@ def make_plan(
         normalize_first=True,
     )
     plan = make_plan(
-        config, batch_size=64, length=2048, devices=1024, dtype="bfloat16", device_memory=80e9
+        config, batch_size=64, length=2048, devices=1024, dtype="mixed_bfloat16",
+        device_memory=141e9,
     )
     assert plan.fits and plan.rematerialize
     assert (plan.data_parallel, plan.model_parallel) == (32, 32)

@@ -22,14 +22,14 @@ def values(printed):
 
 
 def test_gpt3_on_1024_devices(capsys):
-    arguments = "--dtype bfloat16 --memory 80G --flops 150T --bandwidth 300GB/s"
+    arguments = "--dtype mixed_bfloat16 --memory 141G --flops 400T --bandwidth 300GB/s"
     assert cli.main([*GPT3, *arguments.split()]) == 0
     printed = capsys.readouterr().out
     found = values(printed)
     assert found["parameters"] == "174.6 G"
     assert (found["data axis"], found["model axis"]) == ("32", "32")
-    assert "3 of 96 heads" in printed and "fits in 80.00 GB" in printed
-    assert found["weights"] == "10.98 GB" and found["optimizer"] == "21.95 GB"
+    assert "3 of 96 heads" in printed and "fits in 141.00 GB" in printed
+    assert found["weights"] == "21.95 GB" and found["optimizer"] == "43.90 GB"
     assert re.search(r"together +[\d.]+ s .*tokens/s", printed)
     assert max(map(len, printed.splitlines())) <= 110
 

@@ -1,0 +1,37 @@
+"""Runs the recipe of a result that the project publishes, and compares.
+
+    python examples/reproduce.py transformer_tiny_en_de
+    make reproduce PRESET=transformer_tiny_en_de
+
+A recipe is a JSON file in examples/recipes: the example that makes it, its flags, and the score
+that it had. Killed and started again, it goes on where it was.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+EXAMPLES = pathlib.Path(__file__).parent
+
+
+def main(arguments):
+    recipes = {path.stem: path for path in sorted((EXAMPLES / "recipes").glob("*.json"))}
+    if len(arguments) != 1 or arguments[0] not in recipes:
+        given = f"There is no recipe {arguments[0]!r}. " if arguments else ""
+        sys.exit(f"{__doc__}\n{given}The recipes:\n  " + "\n  ".join(recipes))
+    name = arguments[0]
+    recipe = json.loads(recipes[name].read_text(encoding="utf-8"))
+    flags = [f"--{flag}={value}" for flag, value in recipe["flags"].items()]
+    command = [sys.executable, str(EXAMPLES / f"{recipe['example']}.py"), *flags]
+    environment = {"KERAS_BACKEND": recipe["backend"], **os.environ}
+    print(f"KERAS_BACKEND={environment['KERAS_BACKEND']}", " ".join(command), flush=True)
+    print(f"It took {recipe['took']}, and reached:", flush=True)
+    for measure, value in recipe["scores"].items():
+        print(f"  {measure}: {value}", flush=True)
+    sys.exit(subprocess.run(command, env=environment).returncode)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
