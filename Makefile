@@ -22,7 +22,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel clean
+.PHONY: help demo test lint format bench reproduce wheel clean
 
 help:  ## print the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,6 +57,9 @@ bench: $(VENV)/.bench  ## speed beside the peers: an hour or two on an idle mach
 	@$(BIN)/python benchmarks/training.py --rounds 1 $(ARGS)
 	@$(BIN)/python benchmarks/generation.py $(ARGS)
 	@$(BIN)/python benchmarks/loading.py
+
+reproduce: $(VENV)/.test  ## train again what the project trained: PRESET=transformer_tiny_en_de
+	@$(BIN)/python examples/reproduce.py $(PRESET)
 
 wheel: $(VENV)/.venv  ## build the package into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .

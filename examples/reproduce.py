@@ -27,7 +27,7 @@ def main(arguments):
     command = [sys.executable, str(EXAMPLES / f"{recipe['example']}.py"), *flags]
     environment = {"KERAS_BACKEND": recipe["backend"], **os.environ}
     print(f"KERAS_BACKEND={environment['KERAS_BACKEND']}", " ".join(command), flush=True)
-    print(f"It took {recipe['took']}, and reached:", flush=True)
+    print(f"Where it was done it took {recipe['took']}, and reached:", flush=True)
     for measure, value in recipe["scores"].items():
         print(f"  {measure}: {value}", flush=True)
     sys.exit(subprocess.run(command, env=environment).returncode)
