@@ -2,8 +2,8 @@
 
 The tensors are those that XLA keeps of the blocks of this library, counted in its compiled
 programs. They differ from the paper's: XLA copies the factors of a normalization for each number
-rather than to broadcast them twice, keeps both words that a random number of dropout is made of,
-and computes masks again, and the softmax's output where nothing is dropped from it.
+rather than to broadcast them twice, and computes masks again, those of dropout too (a hash of
+places, see `layers.Dropout`).
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
 section 4.
@@ -32,8 +32,6 @@ _OF_GATE = {"relu": 1, "relu_squared": 1}
 _OF_OTHER_GATE = 2
 # Of a normalization: its output, and factors of the input, broadcast.
 _OF_NORM = {"layer_norm": 3, "rms_norm": 2}
-# Random numbers for dropout: two words of four bytes for each number.
-_RANDOM_BYTES = 8
 _FLOAT32 = 4
 
 
@@ -108,8 +106,6 @@ def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
     tokens, item = rows.count * length, rows.itemsize
     norm = _OF_NORM[config.normalization] * item
     width = item + (norm if config.embedding_normalization else 0)
-    if config.dropout:
-        width += _RANDOM_BYTES
     total = tokens * config.embedding_dim * width
     if config.embedding_projection:
         total += tokens * config.hidden_dim * item
@@ -127,8 +123,6 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     if config.parallel_residual:  # one input, one sum
         norms, residuals = norms - 1, 1
     whole = tokens * config.hidden_dim * item * (norms + residuals)
-    if config.dropout:
-        whole += sublayers * tokens * config.hidden_dim * _RANDOM_BYTES
     cut = _attention(config, rows, length, length)
     scores = length * length
     if source is not None:
@@ -156,7 +150,8 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
-    total += pairs * (_FLOAT32 + rows.itemsize)
+    # JAX's own attention, for which nothing is dropped, keeps the scores with the mask as well.
+    total += pairs * ((1 if dropped else 2) * _FLOAT32 + rows.itemsize)
     if config.score == "general":  # the queries behind the matrix
         total += of_queries
     elif config.score == "location":  # the keys are not read
@@ -165,7 +160,7 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
         total += 2 * (of_queries + of_keys) * _FLOAT32 // rows.itemsize + pairs * _FLOAT32
     elif config.score == "additive":  # a hidden layer for each pair
         total += 2 * pairs * size * rows.itemsize
-    return total + (pairs * _RANDOM_BYTES if dropped else 0)
+    return total
 
 
 def _loss(config: TransformerConfig, rows: Rows) -> int:

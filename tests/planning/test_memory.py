@@ -1,6 +1,7 @@
 """Plans against real steps of training, compiled by XLA with its default flags."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,11 +53,12 @@ CASES = {
 @pytest.fixture(scope="module")
 def real():
     """What XLA says of all cases, by one process without this one's flags."""
-    program = Path(__file__).with_name("real_steps.py")
+    program, root = Path(__file__).with_name("real_steps.py"), str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, program, json.dumps(list(CASES.values()))],
         capture_output=True,
         text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))

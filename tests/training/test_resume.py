@@ -31,10 +31,10 @@ model, data = make_model(dropout=0.3), make_dataset()
 
 class Watch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch, self.first = epoch, data.first_batch
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        line = [self.epoch, self.first + batch, float(logs["loss"])]
+        line = [self.epoch, data.first_batch + batch, float(logs["loss"])]
         with open(losses, "a") as file:
             file.write(json.dumps(line) + "\\n")
         time.sleep(0.02)
