@@ -21,7 +21,7 @@ hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 
 model = keras.Model(inputs, keras.layers.Dense(256)(hidden))
 model.compile("sgd", "mse")
 x, y = np.ones((64, 128), "int32"), np.ones((64, 1, 1), "float32")
-for _ in range(3):
+for _ in range(10):  # until the memory that is kept has found its pieces
     model.train_on_batch(x, y)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):

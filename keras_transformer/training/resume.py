@@ -78,6 +78,7 @@ class ResumableRun(keras.callbacks.Callback):
         self._run = _description(self.model, self.dataset)
         self._within = (0, 0, {})  # epoch, batches of it that are done, its metrics
         self._warnings = None
+        self._torch = _TorchGenerators()
         if not self.path.is_file():
             return
         self.model.optimizer.build(self.model.trainable_variables)
@@ -89,8 +90,8 @@ class ResumableRun(keras.callbacks.Callback):
         variables = _variables(self.model)
         for name, variable in variables.items():
             variable.assign(tensors[name])
-        _set_torch_generators(tensors)
         self._within = (kept["epoch"], kept["batch"], metrics)
+        self._torch = _TorchGenerators(kept["torch_seed"], tensors)
         self.model._initial_epoch = kept["epoch"]  # As Keras's `BackupAndRestore` says it.
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -108,6 +109,11 @@ class ResumableRun(keras.callbacks.Callback):
             self._warnings = warnings.catch_warnings()
             self._warnings.__enter__()
             warnings.filterwarnings("ignore", message="Your input ran out of data")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 0:
+            # Not before: PyTorch's iterators draw numbers when an epoch begins.
+            self._torch.begin(self._epoch, resumed=self._first > 0)
 
     def on_train_batch_end(self, batch, logs=None):
         done = self._first + batch + 1
@@ -128,8 +134,9 @@ class ResumableRun(keras.callbacks.Callback):
             return  # What is kept shall be of use.
         variables = {**_variables(self.model), **(_metric_variables(self.model) if batch else {})}
         tensors = {name: ops.convert_to_numpy(variable) for name, variable in variables.items()}
-        tensors |= _torch_generators()
-        metadata = {"run": json.dumps({"epoch": epoch, "batch": batch, "of": self._run})}
+        tensors |= self._torch.states()
+        place = {"epoch": epoch, "batch": batch, "torch_seed": self._torch.seed}
+        metadata = {"run": json.dumps({**place, "of": self._run})}
         try:
             write_safetensors(tensors, self.path, metadata)
         except (OSError, SafetensorError) as error:
@@ -174,27 +181,42 @@ def _within_model(variable) -> str:
     return variable.path.split("/", 1)[-1]
 
 
-def _torch_generators() -> dict[str, np.ndarray]:
-    """The states of PyTorch's own random numbers, which dropout without a seed draws from."""
-    if keras.backend.backend() != "torch":
-        return {}
-    import torch
+class _TorchGenerators:
+    """PyTorch's own random numbers, which dropout without a seed draws from. Else nothing.
 
-    states = {"torch/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return {name: state.cpu().numpy() for name, state in states.items()}
+    Others draw from them too, between the epochs. So each epoch begins with a seed of its own, and
+    within one their states are kept.
+    """
 
+    def __init__(self, seed: int | None = None, tensors: dict | None = None):
+        self.seed, self.kept = seed, tensors or {}
+        if keras.backend.backend() == "torch" and seed is None:
+            import torch
 
-def _set_torch_generators(tensors) -> None:
-    if keras.backend.backend() != "torch":
-        return
-    import torch
+            self.seed = torch.initial_seed() % 2**31
 
-    torch.set_rng_state(torch.from_numpy(tensors["torch/cpu"]))
-    for i in range(torch.cuda.device_count()):
-        if f"torch/cuda/{i}" in tensors:
-            torch.cuda.set_rng_state(torch.from_numpy(tensors[f"torch/cuda/{i}"]), i)
+    def begin(self, epoch: int, resumed: bool) -> None:
+        if keras.backend.backend() != "torch":
+            return
+        import torch
+
+        torch.manual_seed(self.seed + epoch)
+        if not resumed:
+            return
+        torch.set_rng_state(torch.from_numpy(self.kept["torch/cpu"]))
+        for i in range(torch.cuda.device_count()):
+            if f"torch/cuda/{i}" in self.kept:
+                torch.cuda.set_rng_state(torch.from_numpy(self.kept[f"torch/cuda/{i}"]), i)
+
+    def states(self) -> dict[str, np.ndarray]:
+        if keras.backend.backend() != "torch":
+            return {}
+        import torch
+
+        states = {"torch/cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+        return {name: state.cpu().numpy() for name, state in states.items()}
 
 
 def _description(model, dataset) -> dict[str, Any]:
