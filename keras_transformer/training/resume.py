@@ -111,6 +111,10 @@ class ResumableRun(keras.callbacks.Callback):
             warnings.filterwarnings("ignore", message="Your input ran out of data")
 
     def on_train_batch_begin(self, batch, logs=None):
+        if self._first and self._first + batch >= self.dataset.batches_per_epoch:
+            # TensorFlow's step would begin, and count itself, before it finds no data. This is how
+            # Keras's loop is told that there is none.
+            raise StopIteration
         if batch == 0:
             # Not before: PyTorch's iterators draw numbers when an epoch begins.
             self._torch.begin(self._epoch, resumed=self._first > 0)

@@ -138,6 +138,7 @@ def test_within_an_epoch_only_the_rest_is_trained_on(tmp_path):
     model.fit(data, epochs=2, verbose=0, callbacks=[run, watch])
     steps = data.batches_per_epoch
     assert seen == [(0, 4, steps - 4), *range(steps - 4), (1, 0, steps), *range(steps)]
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 2 * steps
 
 
 def test_the_state_of_another_run_is_refused_with_the_difference(tmp_path):
