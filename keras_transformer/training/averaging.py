@@ -186,7 +186,7 @@ class LastCheckpoints(keras.callbacks.Callback):
 
     def _save_model(self):
         path = self.directory / f"step-{self._current_step():08d}.safetensors"
-        weights = {name: _to_numpy(v) for name, v in _named_weights(self.model).items()}
+        weights = {name: to_numpy(v) for name, v in _named_weights(self.model).items()}
         write_safetensors(weights, path)
         self.paths = [other for other in self.paths if other != path] + [path]
         self._prune()
@@ -208,7 +208,8 @@ def _named_weights(model) -> dict:
     return named
 
 
-def _to_numpy(variable):
+def to_numpy(variable) -> np.ndarray:
+    """The value of a variable, in a dtype that files have."""
     array = ops.convert_to_numpy(variable)
     # NumPy has no bfloat16 or float8 of its own, and not every reader of the file has them.
     return array.astype("float32") if array.dtype.kind == "V" else np.asarray(array, order="C")

@@ -8,10 +8,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 from safetensors import SafetensorError, safe_open
 
-from keras_transformer.training.averaging import write_safetensors
+from keras_transformer.training.averaging import to_numpy, write_safetensors
 
 _FILE = "state.safetensors"
 
@@ -137,7 +136,7 @@ class ResumableRun(keras.callbacks.Callback):
         if not np.isfinite(float((logs or {}).get("loss", 0.0))):
             return  # What is kept shall be of use.
         variables = {**_variables(self.model), **(_metric_variables(self.model) if batch else {})}
-        tensors = {name: ops.convert_to_numpy(variable) for name, variable in variables.items()}
+        tensors = {name: to_numpy(variable) for name, variable in variables.items()}
         tensors |= self._torch.states()
         place = {"epoch": epoch, "batch": batch, "torch_seed": self._torch.seed}
         metadata = {"run": json.dumps({**place, "of": self._run})}

@@ -189,6 +189,25 @@ def test_what_is_kept_is_of_use(tmp_path):
         model.fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
 
 
+def test_weights_in_bfloat16(tmp_path):
+    data = make_dataset()
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=20, hidden_dim=8, num_heads=2, num_layers=1,
+        intermediate_dim=16,
+    )  # fmt: skip
+
+    def fit(epochs):
+        model = kt.CausalLM(kt.models.Decoder(config, dtype="bfloat16"))
+        model.compile(keras.optimizers.SGD(0.1), kt.training.TokenCrossEntropy())
+        run = ResumableRun(tmp_path, data)
+        return model.fit(data, epochs=epochs, verbose=0, callbacks=[run]).history["loss"]
+
+    keras.utils.set_random_seed(1)
+    (first,) = fit(1)
+    (second,) = fit(2)
+    assert second < first
+
+
 def test_bad_options():
     with pytest.raises(ValueError, match="`every` must be an integer of at least 1"):
         ResumableRun("x", make_dataset(), every=0)
