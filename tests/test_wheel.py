@@ -78,7 +78,7 @@ print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params()
     package, *presets, loaded = run(
         str(installed / "python"), "-c", script, cwd=tmp_path
     ).splitlines()
-    assert loaded == "loaded 2349568"
+    assert loaded == "loaded 2605568"
     package = Path(package).parent
     assert package.is_relative_to(installed.parent)
     assert not package.is_relative_to(ROOT)
