@@ -1,6 +1,5 @@
 """What tasks share that predict tokens: their logits, and a loss that needs no logits."""
 
-import contextlib
 import dataclasses
 
 import keras
@@ -12,6 +11,7 @@ from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import TokenMean
+from keras_transformer.training.steps import KnowsItsSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _SumsOfTokens:
     suffice: bool  # whether loss and metrics can be computed from `TokenSums`
 
 
-class TokenPredictor(Task):
+class TokenPredictor(KnowsItsSteps, Task):
     """A task whose outputs are logits of the vocabulary.
 
     In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
@@ -30,8 +30,6 @@ class TokenPredictor(Task):
     loss `TokenCrossEntropy`, and of metrics only `Perplexity` and `TokenAccuracy` among the
     `weighted_metrics`; with others, or a `call` of a subclass, Keras computes from the logits.
     """
-
-    _in_step = False  # within `train_step` or `test_step`
 
     @property
     def number_of_targets(self) -> int:
@@ -99,22 +97,6 @@ class TokenPredictor(Task):
         if self._compile_metrics is not None and not self._compile_metrics.built:
             self._compile_metrics.build(y, y_pred)
         return self.get_metrics_result()
-
-    def train_step(self, *args):
-        with self._step():
-            return super().train_step(*args)
-
-    def test_step(self, *args):
-        with self._step():
-            return super().test_step(*args)
-
-    @contextlib.contextmanager
-    def _step(self):
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
 
     def _projects_in_the_loss(self) -> bool:
         return (

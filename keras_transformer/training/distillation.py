@@ -11,6 +11,7 @@ from keras_transformer.models import build_backbone
 from keras_transformer.models.backbone import watch_states
 from keras_transformer.models.stack import weights_to_be_loaded
 from keras_transformer.training.optimizers import FineTuningAdamW
+from keras_transformer.training.steps import KnowsItsSteps
 
 
 def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
@@ -82,7 +83,7 @@ def _outside_blocks(task) -> list[keras.Variable]:
     return [variable for variable in task.weights if id(variable) not in inside]
 
 
-class Distiller(keras.Model):
+class Distiller(KnowsItsSteps, keras.Model):
     """Trains a task to say what a larger one says, beside what is right.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
@@ -127,8 +128,6 @@ class Distiller(keras.Model):
     Source: Sanh et al. 2019, "DistilBERT", section 2, and its code for the weights; Hinton et al.
     2015, "Distilling the Knowledge in a Neural Network", section 2.
     """
-
-    _in_step = False  # within `train_step` or `test_step`
 
     def __init__(
         self,
@@ -237,22 +236,6 @@ class Distiller(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         logits = y_pred["logits"] if self._in_step else y_pred
         return super().compute_metrics(x, y, logits, sample_weight)
-
-    def train_step(self, *args):
-        with self._step():
-            return super().train_step(*args)
-
-    def test_step(self, *args):
-        with self._step():
-            return super().test_step(*args)
-
-    @contextlib.contextmanager
-    def _step(self):
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
 
 
 def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=None):
