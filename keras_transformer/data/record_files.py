@@ -137,42 +137,36 @@ class FileSource:
                 yield number, (line,) * len(columns)
 
     def _csv(self, file, columns):
-        numbered = _are_numbers(columns)
+        return self._table(self._csv_rows(file), columns)
+
+    def _csv_rows(self, file):
         # The lines of a quoted cell are one row: a row's line is its first.
         reader = csv.reader((line for _, line in self._lines(file)), strict=True)
-        width = places = None
         while True:
             number = reader.line_num + 1
             try:
                 row = next(reader)
             except StopIteration:
-                break
+                return
             except csv.Error as error:
                 raise ValueError(
                     f"{self.place(number)}: {error}. Is there a quote that does not end? (A cell "
                     f"has {csv.field_size_limit():,} characters at most: csv.field_size_limit.)"
                 ) from None
-            if not row:
-                continue
-            if width is None:
-                width = len(row)
-                names = range(width) if numbered else row
-                places = [_position(self.path, column, names) for column in columns]
-                if not numbered:
-                    continue
-            yield number, self._cells(number, row, width, places)
-        if width is None:
-            _check_columns(self.path, columns, ())
+            yield number, row
 
     def _tsv(self, file, columns):
         # By its definition (IANA) TSV has no quotes: a quote is a character of its text.
+        lines = ((number, line.rstrip("\r\n")) for number, line in self._lines(file))
+        rows = ((number, line.split("\t") if line else []) for number, line in lines)
+        return self._table(rows, columns)
+
+    def _table(self, rows, columns):
         numbered = _are_numbers(columns)
         width = places = None
-        for number, line in self._lines(file):
-            line = line.rstrip("\r\n")
-            if not line:
+        for number, row in rows:
+            if not row:
                 continue
-            row = line.split("\t")
             if width is None:
                 width = len(row)
                 names = range(width) if numbered else row
