@@ -6,13 +6,14 @@ backend, and no TensorFlow is needed.
 
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
 
 from keras_transformer.data.buckets import bucket_of, choose_buckets, length_limits
 from keras_transformer.data.packing import pack_rows
+from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.token_rows import TokenRows
 
 
@@ -22,7 +23,8 @@ class BucketedDataset(keras.utils.PyDataset):
     Each batch holds rows of one bucket, and every batch of a bucket has the same shape, so a
     model is compiled once per bucket. Rows left over in a bucket are moved up to the next
     longer one: at most one batch of an epoch is smaller. The shapes of an epoch's batches
-    never change, only which rows they hold.
+    never change, only which rows they hold. In a pass over the data a thread makes the next batch
+    while the model computes.
 
     The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances
     `epoch`, as `fit` calls it after each pass over the data; set `epoch` to see the order of
@@ -156,6 +158,7 @@ class BucketedDataset(keras.utils.PyDataset):
         self._composed = (None, None)
         self._fetched = None  # batches that Keras fetched in the running pass; None outside one
         self._last_fetched = -1
+        self._prepared = None
         self._num_batches = len(self._batches())
 
     def _pack(self, pack_length):
@@ -289,7 +292,29 @@ class BucketedDataset(keras.utils.PyDataset):
         if not -len(self) <= index < len(self):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         self._note_fetch(index)
-        bucket, rows = self._batches()[index + self.first_batch if index >= 0 else index]
+        place = index + self.first_batch if index >= 0 else index + self._num_batches
+        batches = self._batches()
+        if self._fetched is None:
+            return self._make(*batches[place])
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.of == (self._epoch, place):
+            batch = prepared.result()
+        else:
+            batch = self._make(*batches[place])
+        if place + 1 < len(batches):
+            following = batches[place + 1]
+            self._prepared = Prepared((self._epoch, place + 1), lambda: self._make(*following))
+        return batch
+
+    def examples_of_shapes(self) -> Iterator:
+        """One batch of each shape of this epoch, in the order in which they come first."""
+        seen = set()
+        for bucket, rows in self._batches()[self.first_batch :]:
+            if (bucket, len(rows)) not in seen:
+                seen.add((bucket, len(rows)))
+                yield self._make(bucket, rows)
+
+    def _make(self, bucket, rows):
         arrays = {"row": rows, **{name: value[rows] for name, value in self._values.items()}}
         masks = {}
         for i, (side, length, real) in enumerate(
@@ -331,7 +356,7 @@ class BucketedDataset(keras.utils.PyDataset):
         if self._fetched is not None and self._fetched >= len(self):
             self._epoch += 1
             self.first_batch = 0
-        self._fetched = None
+        self._fetched = self._prepared = None
 
     def _note_fetch(self, index):
         if self._fetched is None:

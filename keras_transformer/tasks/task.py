@@ -17,10 +17,11 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
 
 
-class Task(Adaptable, Mirrored, keras.Model):
+class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -146,10 +147,11 @@ class Task(Adaptable, Mirrored, keras.Model):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
-        return super().fit(
-            x, y, batch_size=batch_size, validation_data=validation_data,
-            sample_weight=sample_weight, shuffle=shuffle, **kwargs,
-        )  # fmt: skip
+        with self._goes_through(x):
+            return super().fit(
+                x, y, batch_size=batch_size, validation_data=validation_data,
+                sample_weight=sample_weight, shuffle=shuffle, **kwargs,
+            )  # fmt: skip
 
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
@@ -158,7 +160,10 @@ class Task(Adaptable, Mirrored, keras.Model):
             x = self.make_dataset(x, y, sample_weight, **batching(batch_size))
             y = sample_weight = batch_size = None
         self._check_arrays(x, y)
-        return super().evaluate(x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs)
+        with self._goes_through(x):
+            return super().evaluate(
+                x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs
+            )
 
     def predict(self, x, batch_size=None, **kwargs):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""

@@ -1,3 +1,4 @@
+import threading
 import warnings
 
 import keras
@@ -279,3 +280,49 @@ def test_keras_shuffling_is_noticed():
     model.compile("sgd", "mse")
     with pytest.warns(UserWarning, match="pass shuffle=False to fit"):
         model.fit(data, verbose=0)
+
+
+def test_the_next_batch_is_made_while_this_one_is_used():
+    rows, threads = rows_of(64), {}
+
+    def make_batch(arrays, masks):
+        threads[tuple(arrays["row"])] = threading.current_thread()
+        return classifier_batch(arrays, masks)
+
+    def data_of(make_batch):
+        labels = {"label": np.arange(len(rows))}
+        return BucketedDataset({"token_ids": rows}, make_batch, values=labels, shuffle=True,
+                               batch_size=8)  # fmt: skip
+
+    data, alone = data_of(make_batch), data_of(classifier_batch)
+    for epoch in range(2):
+        alone.epoch = epoch
+        data.on_epoch_begin()
+        for place in range(len(data)):
+            keras.tree.map_structure(np.testing.assert_array_equal, data[place], alone[place])
+        data.on_epoch_end()
+    here = sum(thread is threading.current_thread() for thread in threads.values())
+    assert here == 2 and len(threads) == 2 * len(data)  # the first batch of each epoch
+    # A place out of turn, and another epoch in the middle of a pass.
+    data.on_epoch_begin()
+    for epoch, place in ((2, 0), (2, 1), (2, 3), (1, 4), (1, 5), (2, 5)):
+        data.epoch = alone.epoch = epoch
+        with warnings.catch_warnings(action="ignore"):
+            batches = data[place], alone[place]
+        keras.tree.map_structure(np.testing.assert_array_equal, *batches)
+
+
+def test_a_batch_that_cannot_be_made_says_so_when_it_is_wanted():
+    def make_batch(arrays, masks):
+        if 13 in arrays["label"]:
+            raise ValueError("row 13")
+        return classifier_batch(arrays, masks)
+
+    rows = [[1]] * 16
+    data = BucketedDataset({"token_ids": rows}, make_batch, values={"label": np.arange(16)},
+                           batch_size=4)  # fmt: skip
+    data.on_epoch_begin()
+    data[0]
+    with pytest.raises(ValueError, match="row 13"):
+        data[1]
+    assert data[2][1].tolist() == [4, 5, 6, 7]
