@@ -2,9 +2,8 @@
 
     python examples/translation.py --epochs 30 --output my_translator
 
-Killed and started again with the same flags, it goes on with the step that it was at; started
-again with more --epochs, it trains on. At its end the average of the last checkpoints is a preset
-in --output:
+Killed and started again with the same flags, it goes on with the step that it was at. At its end
+the average of the last checkpoints is a preset in --output:
 
     keras-transformer translate --preset my_translator "A man rides a bike."
 """
@@ -27,8 +26,10 @@ flags.DEFINE_string("output", "runs/translation/preset", "Folder of the finished
 flags.DEFINE_integer("epochs", 30, "Passes over the 29,000 training pairs.", lower_bound=1)
 flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a batch, on either side.", lower_bound=64)
 flags.DEFINE_integer("vocabulary_size", 8000, "Tokens shared by both languages.", lower_bound=300)
-flags.DEFINE_float("learning_rate", 0.005, "Peak of the inverse-square-root schedule.")
-flags.DEFINE_integer("warmup_steps", 1000, "Steps up to the peak.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 0.005, "Peak of the learning rate, which then falls to 0.")
+flags.DEFINE_integer(
+    "warmup_steps", 1000, "Steps up to the peak, or a quarter of all.", lower_bound=1
+)
 flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
 flags.DEFINE_integer("bleu_every", 5, "Epochs between two looks at BLEU.", lower_bound=1)
 flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a quick look.")
@@ -55,14 +56,7 @@ def build(tokenizer: kt.Tokenizer) -> kt.Seq2SeqLM:
         dropout=FLAGS.dropout,
         scale_embedding=True,
     )
-    translator = kt.Seq2SeqLM(kt.models.Seq2Seq(config), tokenizer)
-    schedule = kt.training.InverseSquareRoot(FLAGS.learning_rate, FLAGS.warmup_steps)
-    translator.compile(
-        optimizer=kt.training.transformer_adam(schedule),
-        loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
-        weighted_metrics=[kt.training.Perplexity()],
-    )
-    return translator
+    return kt.Seq2SeqLM(kt.models.Seq2Seq(config), tokenizer)
 
 
 def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
@@ -95,8 +89,8 @@ def check_recipe(work_dir: pathlib.Path):
 
 
 def recipe() -> dict:
-    """The values that make the training again, but for its length."""
-    names = "source target batch_tokens vocabulary_size learning_rate warmup_steps dropout"
+    """The values that make the training again."""
+    names = "source target epochs batch_tokens vocabulary_size learning_rate warmup_steps dropout"
     return {name: FLAGS[name].value for name in [*names.split(), "train_pairs", "seed"]}
 
 
@@ -115,6 +109,14 @@ def main(_):
         multiple=4,
         shuffle=True,
         seed=FLAGS.seed,
+    )
+    steps = len(dataset) * FLAGS.epochs
+    warmup = min(FLAGS.warmup_steps, steps // 4)
+    schedule = kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup)
+    translator.compile(
+        optimizer=kt.training.transformer_adam(schedule),
+        loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
+        weighted_metrics=[kt.training.Perplexity()],
     )
     print(
         f"{len(source):,} pairs, {dataset.tokens_per_epoch:,} tokens in {len(dataset)} batches of "
@@ -168,9 +170,7 @@ def main(_):
         },
     )
     pathlib.Path(FLAGS.output, "recipe.json").write_text(
-        json.dumps(
-            {**recipe(), "epochs": FLAGS.epochs, "hours_of_this_start": round(hours, 2)}, indent=2
-        )
+        json.dumps({**recipe(), "hours_of_this_start": round(hours, 2)}, indent=2)
     )
     print(f"The preset is in {FLAGS.output}. Try:")
     print(f'  keras-transformer translate --preset {FLAGS.output} "{EXAMPLES[FLAGS.source]}"')
