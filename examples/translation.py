@@ -15,6 +15,7 @@ import time
 import keras
 from absl import app, flags
 from datasets import multi30k
+from runs import check_recipe, values
 
 import keras_transformer as kt
 
@@ -36,6 +37,11 @@ flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a 
 flags.DEFINE_integer("eval_pairs", None, "Validate and test on the first pairs only, likewise.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
 
+# What makes the training again.
+RECIPE = (
+    "source target train_pairs epochs batch_tokens vocabulary_size learning_rate warmup_steps "
+    "dropout seed"
+)
 EXAMPLES = {
     "en": "A man rides a bike.",
     "de": "Ein Mann fährt Fahrrad.",
@@ -70,34 +76,11 @@ def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
     return tokenizer
 
 
-def check_recipe(work_dir: pathlib.Path):
-    """Refuses to go on with a run that was started with other values."""
-    path = work_dir / "recipe.json"
-    if not path.is_file():
-        work_dir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(recipe(), indent=2), encoding="utf-8")
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    changed = [
-        f"--{name}={before[name]}" for name, value in recipe().items() if before[name] != value
-    ]
-    if changed:
-        raise app.UsageError(
-            f"The run in {work_dir} was started with {' '.join(changed)}. Give the same again to "
-            "go on with it, or another --work_dir to start anew."
-        )
-
-
-def recipe() -> dict:
-    """The values that make the training again."""
-    names = "source target epochs batch_tokens vocabulary_size learning_rate warmup_steps dropout"
-    return {name: FLAGS[name].value for name in [*names.split(), "train_pairs", "seed"]}
-
-
 def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     work_dir = pathlib.Path(FLAGS.work_dir)
-    check_recipe(work_dir)
+    recipe = values(RECIPE)
+    check_recipe(work_dir, recipe)
     languages = FLAGS.source, FLAGS.target
     source, target = (multi30k("train", language)[: FLAGS.train_pairs] for language in languages)
     tokenizer = train_tokenizer(work_dir / "tokenizer", source + target)

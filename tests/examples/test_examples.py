@@ -113,13 +113,28 @@ def test_classification(run, presets, tmp_path):
 
 
 def test_language_model(run, tmp_path):
-    printed = run("language_model", "--train_size=200", "--epochs=1", "--output=model")
+    sizes = ["--train_size=30000", "--epochs=2", "--window=32", "--layers=1", "--width=64"]
+    flags = [*sizes, "--vocabulary_size=300", "--work_dir=work", "--output=model"]
+    printed = run("language_model", *flags)
     assert "Before the training:" in printed
     assert printed.count("ROMEO:\n  O") == 2
-    losses = printed[printed.index("validation loss a token") :].splitlines()[1]
-    before, after = map(float, losses.split())
-    assert after < before
-    assert kt.CausalLM.from_preset(tmp_path / "model").generate("ROMEO:", max_new_tokens=2)
+    losses = re.search(
+        r"before ([\d.]+) +after ([\d.]+) +average of 10 checkpoints ([\d.]+)", printed
+    )
+    before, after, average = map(float, losses.groups())
+    assert max(after, average) < before - 0.3
+    # A vocabulary of mostly bytes: about one nat of five and a half to a character.
+    assert 4 < before < 6
+
+    lm = kt.CausalLM.from_preset(tmp_path / "model")
+    assert lm.generate("ROMEO:", max_new_tokens=2)
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())["metadata"]
+    assert saved["validation_nats_per_character"] == average
+
+    again = run("language_model", *flags)  # All is done: nothing is trained again.
+    assert "Epoch 1/2" not in again and f"checkpoints {average:.3f}" in again
+    printed = run("language_model", *flags, "--dropout=0.3", code=1)
+    assert "was started with --dropout=0.1" in printed
 
 
 def test_generate(run, presets):

@@ -1,0 +1,29 @@
+"""A run that is started again: only with the values that it was started with."""
+
+import json
+import pathlib
+
+from absl import app, flags
+
+
+def check_recipe(work_dir: pathlib.Path, recipe: dict) -> None:
+    """Keeps the recipe of a run in its folder, or refuses to go on with another one."""
+    path = work_dir / "recipe.json"
+    if not path.is_file():
+        work_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(recipe, indent=2), encoding="utf-8")
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = [
+        f"--{name}={before.get(name)}" for name in recipe if recipe[name] != before.get(name)
+    ]
+    if changed:
+        raise app.UsageError(
+            f"The run in {work_dir} was started with {' '.join(changed)}. Give the same again to "
+            "go on with it, or another --work_dir to start anew."
+        )
+
+
+def values(names: str) -> dict:
+    """The values of flags, by name."""
+    return {name: flags.FLAGS[name].value for name in names.split()}
