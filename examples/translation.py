@@ -42,6 +42,7 @@ RECIPE = (
     "source target train_pairs epochs batch_tokens vocabulary_size learning_rate warmup_steps "
     "dropout seed"
 )
+LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 EXAMPLES = {
     "en": "A man rides a bike.",
     "de": "Ein Mann fährt Fahrrad.",
@@ -148,7 +149,10 @@ def main(_):
         metadata={
             "family": "transformer",
             "text": "moses",  # The command then takes ordinary text.
-            "description": f"Translates {FLAGS.source} to {FLAGS.target}, trained on Multi30k.",
+            "description": f"Translates {LANGUAGES[FLAGS.source]} to {LANGUAGES[FLAGS.target]}, "
+            "trained on Multi30k.",
+            "source": "trained with examples/translation.py",
+            "license": "Multi30k: non-commercial research and education",
             "test_2016_bleu": round(bleu.result(), 2),
         },
     )

@@ -30,6 +30,18 @@ def test_help_names_the_options(script):
         assert "python benchmarks/training.py --workload finetuning --texts 2000" in done.stdout
 
 
+def test_bucketing_says_what_it_needs(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "bucketing.py"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "python benchmarks/bucketing.py --pairs 2000" in done.stdout
+    for arguments, words in (
+        (["--seeds=1"], "--seeds must be 2 or more"),
+        ([f"--data_dir={tmp_path}"], "give the folder that holds multi30k/"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and words in done.stderr
+
+
 def test_operations_are_those_of_the_papers(benchmark_module):
     passes = benchmark_module("training_passes")
     # Sun et al. 2020, "MobileBERT", table 1: 22.5 billion for BERT-base on 128 tokens.
