@@ -1,4 +1,4 @@
-"""On JAX, the programs of all buckets are compiled side by side, while the first ones train.
+"""With JAX on a CPU, programs of all buckets are compiled side by side, while the first ones train.
 
 XLA makes a program for each shape, mostly on one core: a third of the time of a short fine-tuning.
 Which shapes will come is known before the first step.
@@ -31,8 +31,7 @@ class CompilesAhead:
 
     def _make_function(self, step_function, *args, **kwargs):
         # Of Keras's trainer on JAX, where a step is of `jax.jit`, unless it is run eagerly.
-        # With a distribution, arrays of a batch have a layout that a shape does not tell.
-        if hasattr(step_function, "lower") and keras.distribution.distribution() is None:
+        if hasattr(step_function, "lower") and _is_served():
             step_function = AheadOfTime(step_function, lambda: self._coming)
         return super()._make_function(step_function, *args, **kwargs)
 
@@ -82,6 +81,15 @@ class AheadOfTime:
             )
             if _signature(abstract) not in self._programs:
                 self._pending[_signature(abstract)] = abstract
+
+
+def _is_served() -> bool:
+    """Whether programs are for a CPU, without a distribution."""
+    import jax
+
+    # A distribution gives the arrays of a batch a layout, which a shape does not tell. On a GPU
+    # XLA tries kernels out when it compiles, and would do so beside the training.
+    return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
 
 
 def _signature(data) -> tuple:

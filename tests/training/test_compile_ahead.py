@@ -10,6 +10,10 @@ import keras_transformer as kt
 from keras_transformer.training.compile_ahead import AheadOfTime
 
 ON_JAX = keras.backend.backend() == "jax"
+if ON_JAX:
+    import jax
+
+    ON_JAX = jax.default_backend() == "cpu"
 TEXTS = [" ".join(["never dull"] * count) for count in (1, 2, 3, 8, 9, 10, 20, 21, 22, 30, 31)]
 LABELS = [0, 1] * 5 + [0]
 
