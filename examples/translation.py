@@ -27,7 +27,13 @@ flags.DEFINE_string("output", "runs/translation/preset", "Folder of the finished
 flags.DEFINE_integer("epochs", 30, "Passes over the 29,000 training pairs.", lower_bound=1)
 flags.DEFINE_integer("batch_tokens", 4096, "Tokens of a batch, on either side.", lower_bound=64)
 flags.DEFINE_integer("vocabulary_size", 8000, "Tokens shared by both languages.", lower_bound=300)
-flags.DEFINE_float("learning_rate", 0.005, "Peak of the learning rate, which then falls to 0.")
+flags.DEFINE_float("learning_rate", 0.005, "Peak of the learning rate.")
+flags.DEFINE_enum(
+    "schedule",
+    "inverse_square_root",
+    ["inverse_square_root", "linear"],
+    "How the learning rate falls: as in the paper, or to 0 at the end.",
+)
 flags.DEFINE_integer(
     "warmup_steps", 1000, "Steps up to the peak, or a quarter of all.", lower_bound=1
 )
@@ -40,7 +46,7 @@ flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
 # What makes the training again.
 RECIPE = (
     "source target train_pairs epochs batch_tokens vocabulary_size learning_rate warmup_steps "
-    "dropout seed"
+    "schedule dropout seed"
 )
 LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 EXAMPLES = {
@@ -77,6 +83,14 @@ def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
     return tokenizer
 
 
+def schedule(steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The learning rate over this many steps."""
+    warmup = min(FLAGS.warmup_steps, max(1, steps // 4))
+    if FLAGS.schedule == "linear":
+        return kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup)
+    return kt.training.InverseSquareRoot(FLAGS.learning_rate, warmup)
+
+
 def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     work_dir = pathlib.Path(FLAGS.work_dir)
@@ -94,11 +108,8 @@ def main(_):
         shuffle=True,
         seed=FLAGS.seed,
     )
-    steps = len(dataset) * FLAGS.epochs
-    warmup = min(FLAGS.warmup_steps, steps // 4)
-    schedule = kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup)
     translator.compile(
-        optimizer=kt.training.transformer_adam(schedule),
+        optimizer=kt.training.transformer_adam(schedule(len(dataset) * FLAGS.epochs)),
         loss=kt.training.TokenCrossEntropy(label_smoothing=0.1),
         weighted_metrics=[kt.training.Perplexity()],
     )
