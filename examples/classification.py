@@ -2,8 +2,6 @@
 
 python examples/classification.py --output my_classifier
 keras-transformer classify --preset my_classifier "What a film!"
-
-The best that this encoder was brought to here: make reproduce PRESET=minilm_l6_sst2
 """
 
 import logging
