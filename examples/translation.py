@@ -168,7 +168,7 @@ def main(_):
         },
     )
     pathlib.Path(FLAGS.output, "recipe.json").write_text(
-        json.dumps({**recipe(), "hours_of_this_start": round(hours, 2)}, indent=2)
+        json.dumps({**recipe, "hours_of_this_start": round(hours, 2)}, indent=2)
     )
     print(f"The preset is in {FLAGS.output}. Try:")
     print(f'  keras-transformer translate --preset {FLAGS.output} "{EXAMPLES[FLAGS.source]}"')
