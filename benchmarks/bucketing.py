@@ -16,13 +16,10 @@ seed, with its standard error.
 """
 
 import argparse
-import gzip
 import os
-import pathlib
 import statistics
-import sys
 
-from harness import DATA
+from harness import DATA, multi30k
 
 ORDERS = {
     "any length": {"batch_size": 64, "max_buckets": 1, "shuffle": True},
@@ -30,19 +27,6 @@ ORDERS = {
     "equal tokens": {"batch_tokens": 1568, "shuffle": True},
     "by length": {"batch_size": 64, "shuffle": False},
 }
-
-
-def read(folder: pathlib.Path, split: str) -> list[list[str]]:
-    """English and German sentences of Multi30k."""
-    sides = []
-    for code in ("en", "de"):
-        path = folder / "multi30k" / "tok" / f"{split}.lc.norm.tok.{code}"
-        packed = path.with_name(path.name + ".gz")
-        if not path.is_file() and not packed.is_file():
-            sys.exit(f"{path} is missing: give the folder that holds multi30k/ as --data_dir.")
-        content = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
-        sides.append(content.decode("utf-8").splitlines())
-    return sides
 
 
 def train(order: str, seed: int, options: argparse.Namespace, data: dict) -> tuple:
@@ -96,17 +80,18 @@ def main():
     parser.add_argument("--pairs", type=int, default=3000, help="training pairs (%(default)s)")
     parser.add_argument("--epochs", type=int, default=4, help="epochs (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds, 2 or more (%(default)s)")
-    parser.add_argument("--data_dir", type=pathlib.Path, default=DATA, help="holds multi30k/")
+    parser.add_argument("--data_dir", default=str(DATA), help="holds multi30k/")
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds must be 2 or more: one alone does not say what chance does.")
+    os.environ["KT_BENCHMARK_DATA"] = options.data_dir
     os.environ.setdefault("KERAS_BACKEND", "jax")
     import keras_transformer as kt
 
-    pairs = [side[: options.pairs] for side in read(options.data_dir, "train")]
+    pairs = [side[: options.pairs] for side in multi30k("train")]
     data = {
         "train": pairs,
-        "val": read(options.data_dir, "val"),
+        "val": multi30k("val"),
         "tokenizer": kt.Tokenizer.train(pairs[0] + pairs[1], "bpe", vocabulary_size=2000),
     }
     losses, datasets = {order: [] for order in ORDERS}, {}

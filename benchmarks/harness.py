@@ -5,6 +5,7 @@ drift, so a round runs every contender once, and only figures of one run are com
 """
 
 import argparse
+import gzip
 import importlib.util
 import json
 import os
@@ -53,6 +54,17 @@ def sst2(split: str) -> tuple[list[str], list[int]]:
         sys.exit(f"{path} is missing: give the folder that holds sst2/ as --data_dir.")
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
     return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def multi30k(split: str) -> list[list[str]]:
+    """The English and the German sentences of Multi30k, lowercased and tokenized."""
+    sides = []
+    for code in ("en", "de"):
+        path = data_folder() / "multi30k" / "tok" / f"{split}.lc.norm.tok.{code}.gz"
+        if not path.is_file():
+            sys.exit(f"{path} is missing: give the folder that holds multi30k/ as --data_dir.")
+        sides.append(gzip.decompress(path.read_bytes()).decode("utf-8").splitlines())
+    return sides
 
 
 def backend_of(name: str) -> str | None:

@@ -6,13 +6,12 @@ sub-layer's output and nowhere else, label smoothing 0.1, Adam. Batches of about
 side, the same for all: 256 x 16 random ones, and those of Multi30k as `fit` makes them.
 """
 
-import gzip
 import math
 import pathlib
 import sys
 
 import numpy as np
-from harness import data_folder
+from harness import data_folder, multi30k
 from training_passes import (
     Setting,
     cross_attention_flops,
@@ -57,7 +56,7 @@ def make_batches(setting: Setting) -> None:
     cases = {RANDOM: random_batches(setting.short)}
     texts = pathlib.Path(data_folder(), "multi30k", "tok")
     if texts.is_dir():
-        cases[REAL] = _real_batches(texts, setting.short)
+        cases[REAL] = _real_batches(setting.short)
     else:
         print(f"{texts} is missing, so there are random batches only", file=sys.stderr)
     arrays = {}
@@ -106,16 +105,11 @@ def random_batches(short: bool) -> list:
     return batches
 
 
-def _real_batches(folder: pathlib.Path, short: bool) -> list:
+def _real_batches(short: bool) -> list:
     """The first batches of an epoch, with all lengths among them."""
     import keras_transformer as kt
 
-    source, target = (
-        gzip.decompress((folder / f"train.lc.norm.tok.{language}.gz").read_bytes())
-        .decode("utf-8")
-        .splitlines()[: 500 if short else None]
-        for language in ("en", "de")
-    )
+    source, target = (side[: 500 if short else None] for side in multi30k("train"))
     tokenizer = kt.Tokenizer.train(source + target, kind="bpe", vocabulary_size=VOCABULARY)
     dataset = kt.Seq2SeqLM(_our_backbone(1), tokenizer).make_dataset(
         source, target, batch_tokens=64 if short else 4096, multiple=4, shuffle=True

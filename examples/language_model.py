@@ -167,7 +167,7 @@ def train(work_dir: pathlib.Path):
                 "family": "transformer",
                 "description": "Continues text in the manner of Shakespeare's plays.",
                 "source": "trained with examples/language_model.py",
-                "license": "public domain text; weights Apache-2.0",
+                "license": "apache-2.0",
                 "validation_nats_per_character": round(average, 3),
             },
         )

@@ -2,8 +2,9 @@
 
     python examples/translation.py --epochs 30 --output my_translator
 
-Killed and started again with the same flags, it goes on with the step that it was at. At its end
-the average of the last checkpoints is a preset in --output:
+Killed and started again with the same flags, it goes on with the step that it was at; started
+again with more --epochs, it trains on, unless the schedule is linear. At its end the average of the
+last checkpoints is a preset in --output:
 
     keras-transformer translate --preset my_translator "A man rides a bike."
 """
@@ -35,7 +36,7 @@ flags.DEFINE_enum(
     "How the learning rate falls: as in the paper, or to 0 at the end.",
 )
 flags.DEFINE_integer(
-    "warmup_steps", 1000, "Steps up to the peak, or a quarter of all.", lower_bound=1
+    "warmup_steps", 1000, "Steps up to the peak; of linear at most a quarter.", lower_bound=1
 )
 flags.DEFINE_float("dropout", 0.3, "Dropout rate.")
 flags.DEFINE_integer("bleu_every", 5, "Epochs between two looks at BLEU.", lower_bound=1)
@@ -43,10 +44,10 @@ flags.DEFINE_integer("train_pairs", None, "Train on the first pairs only, for a 
 flags.DEFINE_integer("eval_pairs", None, "Validate and test on the first pairs only, likewise.")
 flags.DEFINE_integer("seed", 1, "Seed of weights, dropout and shuffling.")
 
-# What makes the training again.
+# What makes the training again, but for its length.
 RECIPE = (
-    "source target train_pairs epochs batch_tokens vocabulary_size learning_rate warmup_steps "
-    "schedule dropout seed"
+    "source target train_pairs batch_tokens vocabulary_size learning_rate warmup_steps schedule "
+    "dropout seed"
 )
 LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
 EXAMPLES = {
@@ -85,16 +86,17 @@ def train_tokenizer(folder: pathlib.Path, texts: list[str]) -> kt.Tokenizer:
 
 def schedule(steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
     """The learning rate over this many steps."""
-    warmup = min(FLAGS.warmup_steps, max(1, steps // 4))
     if FLAGS.schedule == "linear":
+        warmup = min(FLAGS.warmup_steps, steps // 4)
         return kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup)
-    return kt.training.InverseSquareRoot(FLAGS.learning_rate, warmup)
+    return kt.training.InverseSquareRoot(FLAGS.learning_rate, FLAGS.warmup_steps)
 
 
 def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     work_dir = pathlib.Path(FLAGS.work_dir)
-    recipe = values(RECIPE)
+    # How far the linear schedule has fallen depends on where it ends.
+    recipe = values(RECIPE + (" epochs" if FLAGS.schedule == "linear" else ""))
     check_recipe(work_dir, recipe)
     languages = FLAGS.source, FLAGS.target
     source, target = (multi30k("train", language)[: FLAGS.train_pairs] for language in languages)
@@ -168,7 +170,9 @@ def main(_):
         },
     )
     pathlib.Path(FLAGS.output, "recipe.json").write_text(
-        json.dumps({**recipe, "hours_of_this_start": round(hours, 2)}, indent=2)
+        json.dumps(
+            {**recipe, "epochs": FLAGS.epochs, "hours_of_this_start": round(hours, 2)}, indent=2
+        )
     )
     print(f"The preset is in {FLAGS.output}. Try:")
     print(f'  keras-transformer translate --preset {FLAGS.output} "{EXAMPLES[FLAGS.source]}"')

@@ -307,9 +307,9 @@ class BucketedDataset(keras.utils.PyDataset):
         return batch
 
     def examples_of_shapes(self) -> Iterator:
-        """One batch of each shape of this epoch, in the order in which they come first."""
+        """One batch of each shape that an epoch has, in the order in which they come first."""
         seen = set()
-        for bucket, rows in self._batches()[self.first_batch :]:
+        for bucket, rows in self._batches():
             if (bucket, len(rows)) not in seen:
                 seen.add((bucket, len(rows)))
                 yield self._make(bucket, rows)

@@ -7,6 +7,7 @@ Which shapes will come is known before the first step.
 import concurrent.futures
 import contextlib
 import os
+import weakref
 
 import keras
 
@@ -51,7 +52,7 @@ class AheadOfTime:
     def __init__(self, function, coming):
         self._function = function
         self._coming = coming
-        self._seen = None  # The last dataset whose shapes were looked at.
+        self._seen = lambda: None  # A weak reference to the dataset that was looked at last.
         self._pending = {}  # Abstract data by signature, in the order in which it will come.
         self._programs = {}  # Futures of compiled programs by signature.
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "compile")
@@ -72,15 +73,16 @@ class AheadOfTime:
         import jax
 
         dataset = self._coming()
-        if dataset is None or dataset is self._seen:
+        if dataset is None or dataset is self._seen():
             return
-        self._seen = dataset
+        self._seen = weakref.ref(dataset)
         for batch in dataset.examples_of_shapes():
             abstract = keras.tree.map_structure(
                 lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch
             )
-            if _signature(abstract) not in self._programs:
-                self._pending[_signature(abstract)] = abstract
+            signature = _signature(abstract)
+            if signature not in self._programs:
+                self._pending[signature] = abstract
 
 
 def _is_served() -> bool:
