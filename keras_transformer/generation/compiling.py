@@ -43,9 +43,9 @@ def compile_function(function: Callable, *models: keras.Model, donate: tuple[int
         # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
         return lambda *args: traced(hash(tuple(map(id, weights_of(models)))), *args)
     if backend == "torch":
-        from keras_transformer.generation.torch_graph import run_eagerly
+        import torch
 
-        return run_eagerly(function)
+        return torch.inference_mode()(function)
     raise RuntimeError(
         f"Generation runs on the backends jax, tensorflow and torch, not on {backend!r}. Set "
         "KERAS_BACKEND to one of them."

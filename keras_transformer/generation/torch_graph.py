@@ -16,7 +16,6 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
-from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (
@@ -26,32 +25,6 @@ _SAME_NUMBERS = (
     _aten.transpose.int,
 )
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
-
-
-def run_eagerly(function: Callable) -> Callable:
-    """`function` as it is, without gradients, with its products by oneDNN."""
-
-    @torch.inference_mode()
-    def run(*args):
-        with _Products():
-            return function(*args)
-
-    return run
-
-
-class _Products(TorchFunctionMode):
-    """Within, `torch.matmul` of tensors with a matrix on the CPU is oneDNN's."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.matmul and not kwargs and len(args) == 2:
-            left, right = args
-            if right.ndim == 2 and left.ndim > 1 and _suits(right) and left.dtype == right.dtype:
-                return _linear(left, right.t(), None, "none", [], "")
-        return function(*args, **(kwargs or {}))
-
-
-def _linear(*args):
-    return torch.ops.mkldnn._linear_pointwise.default(*args)
 
 
 class TracedFunction:

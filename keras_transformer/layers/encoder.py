@@ -6,6 +6,7 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
@@ -184,13 +185,14 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
 
     def _sublayers(self, attend, inputs, training, attend_to_encoder=None):
         """The attentions, and the feed-forward layer behind or beside them."""
-        x = self._sublayer(attend, self.self_attention_norm, inputs, training)
-        if self.parallel_residual:
-            beside = self.feed_forward(self.feed_forward_norm(inputs))
-            return x + self.dropout_layer(beside, training=training)
-        if attend_to_encoder is not None:
-            x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
-        return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+        with quick_products(inputs):
+            x = self._sublayer(attend, self.self_attention_norm, inputs, training)
+            if self.parallel_residual:
+                beside = self.feed_forward(self.feed_forward_norm(inputs))
+                return x + self.dropout_layer(beside, training=training)
+            if attend_to_encoder is not None:
+                x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
+            return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
 
     def _sublayer(self, function, norm, inputs, training):
         """Residual, dropout and normalization around one sub-layer."""

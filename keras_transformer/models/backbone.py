@@ -12,6 +12,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
+from keras_transformer.layers.products import quick_products
 from keras_transformer.models.stack import Stack, embedding_initializer
 
 _watched = contextvars.ContextVar("watched", default=(None, None))
@@ -116,7 +117,8 @@ class Backbone(keras.Model):
         """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
         if self.config.scale_logits:
             hidden_states = hidden_states * self.config.hidden_dim**-0.5
-        logits = self.token_embedding(hidden_states, reverse=True)
+        with quick_products(hidden_states):
+            logits = self.token_embedding(hidden_states, reverse=True)
         return logits if self.output_bias is None else self.output_bias(logits)
 
     def output_projection(self, hidden_states):

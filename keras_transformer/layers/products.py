@@ -1,0 +1,22 @@
+"""PyTorch on a CPU: products with a matrix by oneDNN, forward and backward.
+
+The library that `torch.matmul` calls for float32 was made by Intel for its own processors; on
+others it reaches half of what oneDNN, which PyTorch carries too, makes of them.
+"""
+
+import contextlib
+
+import keras
+
+
+def quick_products(x) -> contextlib.AbstractContextManager:
+    """The scope of products with weights: by oneDNN if `x` is a tensor of PyTorch on a CPU.
+
+    Not where operations are looked at in place of run (traced, exported, counted), and not within
+    autocast: there `torch.matmul` is what is expected.
+    """
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    from keras_transformer.layers.torch_products import ProductsByOneDNN, suits
+
+    return ProductsByOneDNN() if suits(x) else contextlib.nullcontext()

@@ -1,0 +1,61 @@
+"""`torch.matmul` by oneDNN, with its gradients. Imported on PyTorch alone; see `products`."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def linear(x, weight, bias=None):
+    """`x @ weight.T + bias` by oneDNN, in any order in memory. No gradients."""
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def suits(x) -> bool:
+    """Whether products of a tensor are to go to oneDNN."""
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.device.type == "cpu"
+        # Of fewer bits `torch.matmul` asks oneDNN by itself.
+        and x.dtype == torch.float32
+        and x.numel() > 0
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and _get_current_dispatch_mode() is None
+    )
+
+
+class ProductsByOneDNN(TorchFunctionMode):
+    """Within, `torch.matmul` of a tensor and a matrix is oneDNN's."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.matmul and not kwargs and len(args) == 2:
+            left, right = args
+            if left.ndim > 1 and right.ndim == 2 and suits(left) and suits(right):
+                return _Product.apply(left, right)
+        return function(*args, **(kwargs or {}))
+
+
+class _Product(torch.autograd.Function):
+    """`left @ right`, whose gradients are such products again, so that they have gradients too."""
+
+    @staticmethod
+    def forward(left, right):
+        return linear(left, right.t())
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        context.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(context, gradient):
+        left, right = context.saved_tensors
+        by_left = by_right = None
+        if context.needs_input_grad[0]:
+            by_left = _Product.apply(gradient, right.t())
+        if context.needs_input_grad[1]:
+            rows, columns = left.reshape(-1, left.shape[-1]), gradient.reshape(-1, right.shape[1])
+            by_right = _Product.apply(rows.t(), columns)
+        return by_left, by_right
