@@ -89,8 +89,6 @@ def models(workload: str, setting: Setting) -> list:
 
 
 def _ours(case: Case, setting: Setting):
-    import keras
-
     import keras_transformer as kt
 
     preset = {"bert": "bert_base_en_uncased", "decoder": "gpt3_medium_en"}[case.model]
@@ -106,10 +104,10 @@ def _ours(case: Case, setting: Setting):
         **({"pooler": False} if case.model == "bert" else {}),
     )
     if case.model == "bert":
-        model.compile(keras.optimizers.AdamW(1e-4), loss="mse")
+        model.compile(kt.training.FineTuningAdamW(1e-4), loss="mse")
         return keras_pass(model, _with_zeros(case))
     lm = kt.CausalLM(model)
-    lm.compile(keras.optimizers.AdamW(1e-4), loss=kt.training.TokenCrossEntropy())
+    lm.compile(kt.training.FineTuningAdamW(1e-4), loss=kt.training.TokenCrossEntropy())
     batches = [
         ({"token_ids": ids, "padding_mask": np.ones_like(ids, bool)}, following)
         for ids, following in case.batches()

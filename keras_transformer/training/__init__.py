@@ -15,9 +15,9 @@ from keras_transformer.training.objectives import (
     NextToken,
     SpanCorruption,
 )
-from keras_transformer.training.optimizers import FineTuningAdamW
+from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
 from keras_transformer.training.resume import ResumableRun
-from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay, transformer_adam
+from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay
 from keras_transformer.training.throughput import Throughput, matmul_flops_per_second
 
 __all__ = [

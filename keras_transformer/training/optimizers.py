@@ -1,8 +1,10 @@
-"""The optimizer of fine-tuning: what decays, and how fast each layer learns."""
+"""The optimizers transformers were published with, and that of fine-tuning."""
 
 import re
 
 import keras
+
+from keras_transformer.training.fused import OnePass
 
 # Of a block: what stands before is the stack's path.
 _BLOCK = re.compile(r"(?P<stack>.*)/layer_(?P<layer>\d+)/")
@@ -17,12 +19,38 @@ _EMBEDDINGS = {
 }
 _OUTPUT_MATRIX = "reverse_embeddings"  # of the token embedding, where it is not tied
 _NOT_DECAYED = ("bias", "gamma", "beta", "scale")
-# On PyTorch, Keras gives another class in place of AdamW, which updates all variables at once.
-_AdamW = type(keras.optimizers.AdamW.__new__(keras.optimizers.AdamW))
+# On PyTorch, Keras gives another class in place of these, which updates all variables at once.
+_Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras.optimizers.AdamW))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FineTuningAdamW(_AdamW):
+class OnePassAdam(OnePass, _Adam):
+    """`keras.optimizers.Adam`; see `OnePass`."""
+
+
+def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
+    """Adam with beta_2 0.98 and epsilon 1e-9, each step in one pass.
+
+    Args:
+        learning_rate: float or schedule, such as `InverseSquareRoot`.
+        **kwargs: other arguments of `keras.optimizers.Adam`.
+
+    Source: Vaswani et al. 2017, section 5.3.
+
+    Example:
+
+    ```python
+    from keras_transformer.training import InverseSquareRoot, transformer_adam
+
+    optimizer = transformer_adam(InverseSquareRoot.for_width(512, warmup_steps=4000))
+    assert optimizer.beta_2 == 0.98
+    ```
+    """
+    return OnePassAdam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FineTuningAdamW(OnePass, _AdamW):
     """AdamW that spares biases and norms from weight decay, and lets lower layers learn slower.
 
     With `layer_decay` d the last block learns with d times the learning rate, the one before it

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of transformers, and the optimizer they were published with."""
+"""Learning-rate schedules of transformers."""
 
 import keras
 from keras import ops
@@ -103,27 +103,6 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "total_steps": self.total_steps,
             "warmup_steps": self.warmup_steps,
         }
-
-
-def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
-    """Adam with beta_2 0.98 and epsilon 1e-9.
-
-    Args:
-        learning_rate: float or schedule, such as `InverseSquareRoot`.
-        **kwargs: other arguments of `keras.optimizers.Adam`.
-
-    Source: Vaswani et al. 2017, section 5.3.
-
-    Example:
-
-    ```python
-    from keras_transformer.training import InverseSquareRoot, transformer_adam
-
-    optimizer = transformer_adam(InverseSquareRoot.for_width(512, warmup_steps=4000))
-    assert optimizer.beta_2 == 0.98
-    ```
-    """
-    return keras.optimizers.Adam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
 
 
 def _check_positive(**values):
