@@ -34,14 +34,18 @@ CONFIGS = {
 
 
 def products(jaxpr) -> int:
-    """Operations of all matrix products of a traced program, those of its loops each time."""
+    """Operations of all matrix products of a traced program, those of its loops each time.
+
+    A product with a vector, such as the weighted sum that is the gradient of a bias, is none.
+    """
     total = 0
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        result = equation.outvars[0].aval.shape if equation.outvars else ()
+        if equation.primitive.name == "dot_general" and len(result) > 1:
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             depth = math.prod(left[axis] for axis in contracted)
-            total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
+            total += 2 * depth * math.prod(result)
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else [value]:

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_transformer.distribution.layout import devices_of_model
+from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
 
@@ -89,7 +90,8 @@ def linear_cross_entropy(
     def forward(*arguments):
         states, kernel = arguments[:2]
         bias = arguments[2] if has_bias else None
-        with one_piece():  # Nothing of it is kept for a second pass: there is none.
+        # Nothing of it is kept for a second pass: there is none.
+        with one_piece(), quick_products(states):
             return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
 
     if not gradient:
@@ -124,20 +126,30 @@ def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BY
 
 
 def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
-    """The sums, and the gradients of the first by states, kernel and bias."""
+    """The sums, and the gradients of the first by states, kernel and bias.
+
+    With p the softmax of the logits, w the weight and s the smoothing, the gradient by the logits
+    of a token is w (p - (1 - s) onehot(target) - s / V). Each pass over all logits costs as much as
+    a tenth of a product, so the last term, the same for all words, and w are left to what is small.
+    """
     batch, length, dim = ops.shape(states)
     vocabulary_size = kernel.shape[0]
     count = -(-length // width)
+    # At a padded position neither what the model says matters, be it infinite, nor the target, be
+    # it no word at all.
+    states = ops.where(weights[..., None] > 0, states, ops.zeros((), states.dtype))
+    targets = ops.where(weights > 0, targets, 0)
+    mean_kernel = ops.mean(ops.cast(kernel, "float32"), axis=0)
+    mean_bias = 0.0 if bias is None else ops.mean(ops.cast(bias, "float32"))
+    rows = ops.arange(batch * width, dtype="int32")
 
     def in_chunks(x):
         x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
         x = ops.reshape(x, (batch, count, width, *x.shape[2:]))
         return ops.moveaxis(x, 1, 0)
 
-    ids = ops.arange(vocabulary_size, dtype="int32")
-
     def step(i, carry):
-        sums, by_states, kernel_gradient, bias_gradient = carry
+        sums, by_states, by_kernel, by_bias = carry
         states, targets, weights = (x[i] for x in chunks)
         states = ops.reshape(states, (-1, dim))
         targets, weights = ops.reshape(targets, (-1, 1)), ops.reshape(weights, (-1, 1))
@@ -145,38 +157,36 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         if bias is not None:
             logits = logits + ops.cast(bias, "float32")
         largest = ops.max(logits, axis=-1, keepdims=True)
-        exponentials = ops.exp(logits - largest)
-        total = ops.sum(exponentials, axis=-1, keepdims=True)
-        log_total = ops.log(total) + largest
-        is_target = ops.equal(ids, targets)
-        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=-1, keepdims=True)
+        p = ops.softmax(logits)
+        log_total = largest - ops.log(ops.max(p, axis=-1, keepdims=True))
+        picked = ops.take_along_axis(logits, targets, axis=-1)
         cross_entropy = log_total - picked
         loss = cross_entropy
         if label_smoothing:
-            mean = ops.mean(logits, axis=-1, keepdims=True)
+            mean = ops.matmul(ops.cast(states, "float32"), mean_kernel[:, None]) + mean_bias
             loss = log_total - (1.0 - label_smoothing) * picked - label_smoothing * mean
         correct = ops.cast(picked >= largest, "float32")
-        # where: what the model says at a padded position, be it infinite, does not matter.
         sums = tuple(
-            old + ops.sum(ops.where(weights > 0, value * weights, 0.0))
+            old + ops.sum(value * weights)
             for old, value in zip(sums, (loss, cross_entropy, correct), strict=True)
         )
         if not gradient:
-            return sums, by_states, kernel_gradient, bias_gradient
-        off_target = label_smoothing / vocabulary_size
-        wanted = ops.where(is_target, 1.0 - label_smoothing + off_target, off_target)
-        by_logits = ops.where(weights > 0, (exponentials / total - wanted) * weights, 0.0)
+            return sums, by_states, by_kernel, by_bias
+        # Before a cast to fewer bits, where p of a word that is all but sure is 1.
+        by_target = ops.exp(picked - log_total) - (1.0 - label_smoothing)
+        indices = ops.stack([rows, targets[:, 0]], axis=1)
+        by_logits = ops.scatter_update(p, indices, by_target[:, 0])
         if bias is not None:
-            bias_gradient = bias_gradient + ops.sum(by_logits, axis=0)
+            by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
         by_logits = ops.cast(by_logits, states.dtype)
         new = ops.reshape(ops.matmul(by_logits, kernel), (1, batch, width, dim))
         by_states = put(by_states, new, i, axis=0)
         if keras.backend.standardize_dtype(states.dtype) == "float16":
             # A sum over tokens overflows there, however small the scale of the loss becomes.
             by_logits, states = ops.cast(by_logits, "float32"), ops.cast(states, "float32")
-        by_kernel = ops.matmul(ops.transpose(by_logits), states)
-        kernel_gradient = kernel_gradient + ops.cast(by_kernel, "float32")
-        return sums, by_states, kernel_gradient, bias_gradient
+        weighted = ops.cast(weights, states.dtype) * states
+        new = ops.matmul(ops.transpose(by_logits), weighted)
+        return sums, by_states, by_kernel + ops.cast(new, "float32"), by_bias
 
     chunks = tuple(map(in_chunks, (states, targets, weights)))
     zero, nothing = ops.zeros((), "float32"), ops.zeros((0,), "float32")
@@ -186,13 +196,17 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         ops.zeros(kernel.shape, "float32") if gradient else nothing,
         ops.zeros((vocabulary_size,), "float32") if gradient and bias is not None else nothing,
     )
-    sums, by_states, kernel_gradient, bias_gradient = ops.fori_loop(0, count, step, carry)
-    sums = (*sums, ops.sum(weights))
+    sums, by_states, by_kernel, by_bias = ops.fori_loop(0, count, step, carry)
+    total = ops.sum(weights)
+    sums = (*sums, total)
     if not gradient:
         return sums, None
     by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
-    by_states = by_states[:, :length]
-    return sums, [by_states, kernel_gradient, *([] if bias is None else [bias_gradient])]
+    by_states = ops.cast(by_states[:, :length], "float32") - label_smoothing * mean_kernel
+    weights, each = weights[..., None], label_smoothing / vocabulary_size
+    by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
+    by_bias = [] if bias is None else [by_bias - each * total]
+    return sums, [weights * by_states, by_kernel, *by_bias]
 
 
 def mean_of(sums: TokenSums):

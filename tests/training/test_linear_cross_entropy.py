@@ -97,6 +97,22 @@ def test_padding_may_be_infinite():
     assert np.isfinite(value_and_gradients(loss, [given["states"]])[0])
 
 
+@pytest.mark.parametrize("nothing", [-100, -1, 10**6])
+def test_a_padded_target_may_be_no_word(nothing):
+    given = batch()
+    given["weights"][0, 5] = 0.0
+
+    def loss(states):
+        sums = linear_cross_entropy(states, given["kernel"], given["targets"], given["weights"])
+        return sums.loss / sums.weight
+
+    expected = value_and_gradients(loss, [given["states"]])
+    given["targets"][0, 5] = nothing
+    found = value_and_gradients(loss, [given["states"]])
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1][0], expected[1][0])
+
+
 def test_half_precision():
     given = batch()
     states, kernel = (
