@@ -43,6 +43,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(left, right):
+        if left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
+            # oneDNN's operation turns what is on the left in memory: the smaller one.
+            return linear(right.t(), left).t()
         return linear(left, right.t())
 
     @staticmethod

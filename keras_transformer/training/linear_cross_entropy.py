@@ -141,7 +141,6 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     targets = ops.where(weights > 0, targets, 0)
     mean_kernel = ops.mean(ops.cast(kernel, "float32"), axis=0)
     mean_bias = 0.0 if bias is None else ops.mean(ops.cast(bias, "float32"))
-    rows = ops.arange(batch * width, dtype="int32")
 
     def in_chunks(x):
         x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
@@ -174,8 +173,7 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
             return sums, by_states, by_kernel, by_bias
         # Before a cast to fewer bits, where p of a word that is all but sure is 1.
         by_target = ops.exp(picked - log_total) - (1.0 - label_smoothing)
-        indices = ops.stack([rows, targets[:, 0]], axis=1)
-        by_logits = ops.scatter_update(p, indices, by_target[:, 0])
+        by_logits = _replace(p, targets, by_target)
         if bias is not None:
             by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
         by_logits = ops.cast(by_logits, states.dtype)
@@ -207,6 +205,14 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
     by_bias = [] if bias is None else [by_bias - each * total]
     return sums, [weights * by_states, by_kernel, *by_bias]
+
+
+def _replace(x, columns, values):
+    """`x` `(rows, columns)` with one number of each row replaced. PyTorch does it in place."""
+    if keras.backend.backend() == "torch":
+        return x.scatter_(1, columns.long(), values)
+    rows = ops.arange(ops.shape(x)[0], dtype="int32")
+    return ops.scatter_update(x, ops.stack([rows, columns[:, 0]], axis=1), values[:, 0])
 
 
 def mean_of(sums: TokenSums):

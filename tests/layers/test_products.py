@@ -40,6 +40,18 @@ def test_values_and_gradients(shape, transposed):
         assert each.shape == other.shape and torch.allclose(each, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [3, 30])
+def test_left_the_other_way_round(columns):
+    """The smaller of the two is turned in memory, and the values are the same."""
+    import torch
+
+    left, right = torch.randn(20, 9), torch.randn(20, columns)
+    with quick_products(left):
+        product = torch.matmul(left.t(), right)
+    assert product.is_contiguous() == (columns > 9)
+    assert torch.allclose(product.double(), left.double().t() @ right.double(), atol=1e-5)
+
+
 def test_gradients_have_gradients():
     import torch
 
