@@ -15,6 +15,7 @@ def flops_per_token(
     *,
     target_length: int | None = None,
     predicted_tokens: int | None = None,
+    first_only: bool = False,
     rematerialized: bool = False,
 ) -> float:
     """Operations for each token of full rows, those of the products of matrices.
@@ -52,6 +53,7 @@ def flops_per_token(
         training,
         target_length=target_length,
         predicted_tokens=predicted_tokens,
+        first_only=first_only,
         rematerialized=rematerialized,
     )
     return total / (length if config.kind != "seq2seq" else target_length or length)
@@ -64,6 +66,7 @@ def flops_per_sequence(
     *,
     target_length: int | None = None,
     predicted_tokens: int | None = None,
+    first_only: bool = False,
     rematerialized: bool = False,
 ) -> int:
     """Operations for one row of a batch, those of the products of matrices.
@@ -80,6 +83,8 @@ def flops_per_sequence(
         predicted_tokens: int, tokens of a row that are projected to the vocabulary. Defaults to
             all that a decoder gives out, and for an encoder to none: what a classifier does. For
             a masked language model it is the number of masked tokens, and counts its head.
+        first_only: bool, the state of an encoder's first token alone, see `Encoder`: what
+            `TextClassifier` computes.
         rematerialized: bool, count the pass forward of the blocks once more, as
             `keras.RematScope(mode="full")` makes it. For what a device does, not for its
             utilization.
@@ -88,7 +93,8 @@ def flops_per_sequence(
         Int.
 
     Raises:
-        ValueError: for lengths below 1, or a `target_length` without a target.
+        ValueError: for lengths below 1, a `target_length` without a target, or `first_only` of
+            no encoder.
 
     Example:
     ```python
@@ -107,7 +113,9 @@ def flops_per_sequence(
     Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
     target = check_lengths(config, length, target_length)
-    blocks = _blocks(config, length, target)
+    if first_only and config.kind != "encoder":
+        raise ValueError(f"`first_only` is of an encoder, received kind={config.kind!r}.")
+    blocks = _blocks(config, length, target, first_only)
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
     elif not 0 <= predicted_tokens <= target:
@@ -143,12 +151,14 @@ def check_lengths(config: TransformerConfig, length: int, target_length: int | N
     return target
 
 
-def _blocks(config: TransformerConfig, source: int, target: int) -> int:
+def _blocks(config: TransformerConfig, source: int, target: int, first_only: bool) -> int:
     """Of one pass forward through all blocks."""
     feed_forward = (3 if config.gated else 2) * config.hidden_dim * config.intermediate_dim
     if config.kind != "seq2seq":
         layer = _attention(config, target, target) + 2 * target * feed_forward
-        return config.num_layers * layer
+        states = 1 if first_only else target
+        last = _attention(config, states, target) + 2 * states * feed_forward
+        return (config.num_layers - 1) * layer + last
     encoder = _attention(config, source, source) + 2 * source * feed_forward
     decoder = _attention(config, target, target) + _attention(config, target, source)
     decoder += 2 * target * feed_forward

@@ -21,6 +21,7 @@ SMALL = {
 CONFIGS = {
     "encoder": {"kind": "encoder"},
     "encoder of another width": {"kind": "encoder", "embedding_dim": 6, "num_layer_groups": 1},
+    "classifier": {"kind": "encoder"},
     "decoder": {"kind": "decoder", "position": "rotary", "normalize_first": True},
     "grouped and gated": {
         "kind": "decoder", "num_key_value_heads": 2, "head_dim": 6, "gated": True,
@@ -90,10 +91,17 @@ def traced(task, inputs, targets, training):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_to_the_products_of_the_traced_program(name, training):
     config = kt.TransformerConfig(**{**SMALL, **CONFIGS[name]})
-    tasks = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
-    task = tasks[config.kind](kt.models.build_backbone(config))
-    task.compile("adam", loss=kt.training.TokenCrossEntropy())
+    backbone = kt.models.build_backbone(config)
     inputs, targets = arrays(config)
+    classifies = name == "classifier"
+    if classifies:
+        task = kt.TextClassifier(backbone, num_classes=2)
+        targets = targets[:, 0]
+        del inputs["mask_positions"]
+    else:
+        tasks = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}
+        task = tasks[config.kind](backbone)
+        task.compile("adam", loss=kt.training.TokenCrossEntropy())
     program = traced(task, inputs, targets, training)
 
     expected = flops_per_sequence(
@@ -101,8 +109,11 @@ def test_equal_to_the_products_of_the_traced_program(name, training):
         SOURCE if config.kind == "seq2seq" else TARGET,
         training,
         target_length=TARGET if config.kind == "seq2seq" else None,
-        predicted_tokens=MASKED if config.kind == "encoder" else None,
+        predicted_tokens=MASKED if config.kind == "encoder" and not classifies else None,
+        first_only=classifies,
     )
+    if classifies:
+        expected += (3 if training else 1) * 2 * config.hidden_dim * 2  # the two classes
     from jax.interpreters import partial_eval
 
     needed, _ = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))

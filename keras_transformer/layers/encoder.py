@@ -47,9 +47,10 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         positions: int `(batch, length)`.
         pack_ids: int `(batch, length)`, which packed document a token is of.
+        first_only: bool, compute the state of the first token alone.
 
     Returns:
-        Float `(batch, length, hidden_dim)`.
+        Float `(batch, length, hidden_dim)`; of `first_only` `(batch, 1, hidden_dim)`.
 
     Raises:
         ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given.
@@ -183,22 +184,23 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         self.feed_forward.build(input_shape)
         self.feed_forward_norm.build(input_shape)
 
-    def _sublayers(self, attend, inputs, training, attend_to_encoder=None):
+    def _sublayers(self, attend, inputs, training, attend_to_encoder=None, first_only=False):
         """The attentions, and the feed-forward layer behind or beside them."""
         with quick_products(inputs):
-            x = self._sublayer(attend, self.self_attention_norm, inputs, training)
+            kept = inputs[:, :1] if first_only else inputs
+            x = self._sublayer(attend, self.self_attention_norm, inputs, kept, training)
             if self.parallel_residual:
-                beside = self.feed_forward(self.feed_forward_norm(inputs))
+                beside = self.feed_forward(self.feed_forward_norm(kept))
                 return x + self.dropout_layer(beside, training=training)
             if attend_to_encoder is not None:
-                x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, training)
-            return self._sublayer(self.feed_forward, self.feed_forward_norm, x, training)
+                x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, x, training)
+            return self._sublayer(self.feed_forward, self.feed_forward_norm, x, x, training)
 
-    def _sublayer(self, function, norm, inputs, training):
+    def _sublayer(self, function, norm, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
         if self.normalize_first:
-            return inputs + self.dropout_layer(function(norm(inputs)), training=training)
-        return norm(inputs + self.dropout_layer(function(inputs), training=training))
+            return residual + self.dropout_layer(function(norm(inputs)), training=training)
+        return norm(residual + self.dropout_layer(function(inputs), training=training))
 
     def call(
         self,
@@ -208,22 +210,33 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         bias=None,
         positions=None,
         pack_ids=None,
+        first_only: bool = False,
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
 
         def attend(x):
-            return self.self_attention(
-                x, mask=mask, bias=bias, positions=positions, pack_ids=pack_ids, training=training
-            )
+            options = {"mask": mask, "bias": bias, "positions": positions, "pack_ids": pack_ids}
+            if first_only:
+                options = {
+                    "value": x,
+                    "value_mask": mask,
+                    "bias": None if bias is None else bias[:, :, :1],
+                    "positions": None if positions is None else positions[:, :1],
+                    "key_positions": positions,
+                    "pack_ids": None if pack_ids is None else pack_ids[:, :1],
+                    "value_pack_ids": pack_ids,
+                }
+                x = x[:, :1]
+            return self.self_attention(x, training=training, **options)
 
-        return self._sublayers(attend, inputs, training)
+        return self._sublayers(attend, inputs, training, first_only=first_only)
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
-    def compute_output_shape(self, input_shape, *args, **kwargs):
-        return input_shape
+    def compute_output_shape(self, input_shape, *args, first_only=False, **kwargs):
+        return (input_shape[0], 1, *input_shape[2:]) if first_only else input_shape
 
     def get_config(self) -> dict:
         return {

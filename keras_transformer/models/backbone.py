@@ -20,7 +20,10 @@ _watched = contextvars.ContextVar("watched", default=(None, None))
 
 @contextlib.contextmanager
 def watch_states(backbone: "Backbone") -> Iterator[list]:
-    """Within, what `backbone` returns is put in the list too: a task's call gives its logits."""
+    """Within, what `backbone` returns is put in the list too: a task's call gives its logits.
+
+    All of its states, also where the task needs only the first.
+    """
     found = []
     token = _watched.set((backbone, found))
     try:
@@ -92,20 +95,23 @@ class Backbone(keras.Model):
             stack.build(states)
 
     def __call__(self, *args, **kwargs):
-        outputs = super().__call__(*args, **kwargs)
         watched, found = _watched.get()
-        if watched is self:
-            found.append(outputs)
+        if watched is not self:
+            return super().__call__(*args, **kwargs)
+        kwargs.pop("first_only", None)
+        outputs = super().__call__(*args, **kwargs)
+        found.append(outputs)
         return outputs
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
 
-    def compute_output_spec(self, inputs, cache=None, training=None):
+    def compute_output_spec(self, inputs, cache=None, first_only=False, training=None):
         # Stated, not traced: a length that is not known yet has no place among learned positions.
         if cache is not None:
             return super().compute_output_spec(inputs, cache=cache, training=training)
-        shape = (*inputs[self.id_inputs[-1]].shape, self.config.hidden_dim)
+        batch, length = inputs[self.id_inputs[-1]].shape
+        shape = (batch, 1 if first_only else length, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     @property

@@ -21,9 +21,12 @@ class Encoder(Backbone):
         inputs: dict of `token_ids` int `(batch, length)`, `padding_mask` bool
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
             `(batch, length)`.
+        first_only: bool, for a classifier: the state of the first token alone. The last block is
+            then computed for that token only, which saves most of it.
 
     Returns:
-        The last hidden state, float `(batch, length, hidden_dim)`.
+        The last hidden state, float `(batch, length, hidden_dim)`; of `first_only`
+        `(batch, 1, hidden_dim)`.
 
     Example:
     ```python
@@ -69,7 +72,7 @@ class Encoder(Backbone):
         if self.pooler is not None:
             self.pooler.build((None, self.config.hidden_dim))
 
-    def call(self, inputs, training: bool = False):
+    def call(self, inputs, first_only: bool = False, training: bool = False):
         position_ids = inputs.get("position_ids")
         if position_ids is None:
             position_ids = self.positions_of(inputs["token_ids"])
@@ -79,6 +82,7 @@ class Encoder(Backbone):
             segment_ids=inputs.get("segment_ids"),
             position_ids=position_ids,
             pack_ids=inputs.get("pack_ids"),
+            first_only=first_only,
             training=training,
         )
 

@@ -85,6 +85,8 @@ class Stack(keras.layers.Layer):
         encoder_states, encoder_padding_mask, encoder_pack_ids: for cross-attention.
         cache: optional decode cache, see `generation.Cache`. The new tokens stand in its next
             slots, at each row's next positions.
+        first_only: bool, the state of the first token alone, `(batch, 1, hidden_dim)`: the last
+            block is computed for that token and no other. Encoder blocks only.
 
     Returns:
         Float `(batch, length, hidden_dim)`, and the updated cache when one was given.
@@ -217,6 +219,7 @@ class Stack(keras.layers.Layer):
         encoder_padding_mask=None,
         encoder_pack_ids=None,
         cache=None,
+        first_only: bool = False,
         training: bool = False,
     ):
         key_positions, key_mask, block_options = position_ids, padding_mask, {}
@@ -251,6 +254,8 @@ class Stack(keras.layers.Layer):
         for i, block in enumerate(self.order):
             if cache is not None:
                 block_options["cache"] = cache.layer(i)
+            if first_only and i == len(self.order) - 1:
+                block_options["first_only"] = True
             x = self.blocks[block](
                 x,
                 mask=key_mask,
@@ -282,6 +287,7 @@ class Stack(keras.layers.Layer):
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # All blocks recomputed at once save nothing: each one is by itself.
 
-    def compute_output_spec(self, inputs, **kwargs):
-        shape = (*inputs.shape[:-1], self.config.hidden_dim)
+    def compute_output_spec(self, inputs, first_only=False, **kwargs):
+        length = 1 if first_only else inputs.shape[1]
+        shape = (inputs.shape[0], length, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)

@@ -78,21 +78,20 @@ class TextClassifier(Classifier):
         if hidden_activation is not None:
             get_activation(hidden_activation)
             self.hidden_dense = self._dense(backbone.config.hidden_dim, "hidden")
-        has_bias = backbone.config.kind == "encoder"
-        self.output_dense = self._dense(self.num_classes, "output", use_bias=has_bias)
+        self.first_only = backbone.config.kind == "encoder"
+        self.output_dense = self._dense(self.num_classes, "output", use_bias=self.first_only)
         self.built = True
         self._compile_for_fine_tuning(
             keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
         )
 
     def call(self, inputs, training: bool = False):
-        states = self.backbone(inputs, training=training)
-        if self.backbone.config.kind == "decoder":
-            state = pool(states, inputs.get("padding_mask"), "last")
-        elif self.hidden_dense is None:
-            state = self.backbone.pool(states)
+        if self.first_only:
+            states = self.backbone(inputs, first_only=True, training=training)
+            state = self.backbone.pool(states) if self.hidden_dense is None else states[:, 0]
         else:
-            state = pool(states, None, "first")
+            states = self.backbone(inputs, training=training)
+            state = pool(states, inputs.get("padding_mask"), "last")
         if self.hidden_dense is not None:
             state = self.hidden_dense(self.dropout_layer(state, training=training))
             state = get_activation(self.hidden_activation)(state)

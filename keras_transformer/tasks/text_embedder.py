@@ -72,12 +72,14 @@ class TextEmbedder(Task):
                 f"{limit}, received {max_length!r}."
             )
         self.pooling = pooling
+        self.first_only = pooling == "first" and backbone.config.kind == "encoder"
         self.normalize = normalize
         self.max_length = max_length
         self.built = True
 
     def call(self, inputs, training: bool = False):
-        states = ops.cast(self.backbone(inputs, training=training), "float32")
+        options = {"first_only": True} if self.first_only else {}
+        states = ops.cast(self.backbone(inputs, training=training, **options), "float32")
         vectors = pool(states, inputs.get("padding_mask"), self.pooling)
         return ops.normalize(vectors, axis=-1) if self.normalize else vectors
 

@@ -80,6 +80,7 @@ class Throughput(keras.callbacks.Callback):
             source,
             target_length=target[0] if target else None,
             predicted_tokens=None if hidden is None else max(1, round(hidden * source)),
+            first_only=getattr(self.model, "first_only", False),
         )
 
     def on_epoch_begin(self, epoch, logs=None):

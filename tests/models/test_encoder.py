@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.models.backbone import watch_states
 from tests.layers.conftest import assert_close, differs, numpy
 from tests.models.conftest import IDS, PADDING, small_backbone
 
@@ -27,6 +28,52 @@ def test_packed_documents_equal_the_documents_alone(values):
     packed = numpy(backbone({"token_ids": IDS, "pack_ids": packs, "position_ids": positions}))
     for document in (slice(0, 3), slice(3, 5)):
         assert_close(packed[:, document], backbone({"token_ids": IDS[:, document]}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"position": "rotary", "query_key_norm": True, "num_layer_groups": 1},
+        {"position": "relative", "normalize_first": True, "final_normalization": True},
+        {"position": "alibi", "window": 2},
+        {"position": "learned", "normalize_first": True, "parallel_residual": True},
+        {"score": "location"},
+    ],
+)
+def test_the_first_state_alone(values):
+    """The last block computed for one token gives what all of them give for the first."""
+    backbone = small_backbone("encoder", **values)
+    positions = np.array([[0, 1, 2, 3, 4], [2, 3, 4, 5, 6]])
+    packs = np.array([[0, 0, 0, 1, 1], [0, 0, 1, 2, 2]])
+    inputs = {"token_ids": IDS, "padding_mask": PADDING}
+    for further in ({}, {"position_ids": positions}, {"pack_ids": packs}):
+        first = backbone({**inputs, **further}, first_only=True)
+        assert first.shape == (2, 1, 8)
+        assert_close(first, backbone({**inputs, **further})[:, :1])
+
+
+def test_the_first_state_alone_rematerialized():
+    with keras.RematScope(mode="full"):
+        backbone = small_backbone("encoder")
+    expected = small_backbone("encoder")({"token_ids": IDS})[:, :1]
+    assert_close(backbone({"token_ids": IDS}, first_only=True, training=True), expected)
+
+
+def test_the_first_state_in_a_functional_model():
+    backbone = small_backbone("encoder")
+    inputs = {"token_ids": keras.Input((None,), dtype="int32", name="token_ids")}
+    states = backbone(inputs, first_only=True)
+    assert states.shape == (None, 1, 8)
+    assert_close(
+        keras.Model(inputs, states)({"token_ids": IDS}), backbone({"token_ids": IDS})[:, :1]
+    )
+
+
+def test_who_watches_sees_all_states():
+    backbone = small_backbone("encoder")
+    with watch_states(backbone) as states:
+        backbone({"token_ids": IDS}, first_only=True)
+    assert_close(states[0], backbone({"token_ids": IDS}))
 
 
 def test_pooling():
