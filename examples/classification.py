@@ -21,6 +21,9 @@ flags.DEFINE_integer("epochs", 1, "Passes over the training sentences.", lower_b
 flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 5e-5, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_float("layer_decay", 1.0, "Learning rate of a layer by that of the one above it.")
+flags.DEFINE_enum(
+    "pooling", "first", ["first", "mean", "max"], "State of a sentence: the first token's, or all's."
+)
 flags.DEFINE_float("dropout", None, "Dropout rate, in place of the encoder's own.")
 flags.DEFINE_integer("average", 1, "Weights to average: those after the last steps, every 50.")
 flags.DEFINE_integer("runs", 1, "Fine-tune so often, each time with the next seed.", lower_bound=1)
@@ -35,7 +38,11 @@ def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]
     keras.utils.set_random_seed(seed)
     rates = {} if FLAGS.dropout is None else {"dropout": FLAGS.dropout}
     classifier = kt.TextClassifier.from_preset(
-        FLAGS.preset, load_weights=pretrained, labels=["negative", "positive"], **rates
+        FLAGS.preset,
+        load_weights=pretrained,
+        labels=["negative", "positive"],
+        pooling=FLAGS.pooling,
+        **rates,
     )
     texts, labels = (rows[: FLAGS.train_size] for rows in sst2("train"))
     started = time.time()

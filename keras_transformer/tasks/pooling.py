@@ -8,6 +8,15 @@ from keras_transformer.models.backbone import as_mask
 POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len")
 
 
+def check_pooling(pooling: str) -> str:
+    """`pooling` as it is. ValueError if it is none."""
+    if pooling not in POOLINGS:
+        raise ValueError(
+            f"`pooling` must be one of {', '.join(map(repr, POOLINGS))}, received {pooling!r}."
+        )
+    return pooling
+
+
 def pool(states, padding_mask, pooling: str):
     """The states of the real tokens, made one.
 

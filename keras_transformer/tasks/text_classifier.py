@@ -10,7 +10,7 @@ from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.encoding import encode_rows
-from keras_transformer.tasks.pooling import pool
+from keras_transformer.tasks.pooling import check_pooling, pool
 from keras_transformer.tasks.task import softmax, text_rows
 from keras_transformer.tokenizers import Tokenizer
 
@@ -22,7 +22,8 @@ class TextClassifier(Classifier):
     The state is that of an encoder's first token, through the backbone's pooler if it has one;
     of a decoder's last token, and then the linear layer has no bias, as published decoders have
     it. With `hidden_activation` one more layer stands between, and the pooler is not used
-    (RoBERTa, DistilBERT, ELECTRA).
+    (RoBERTa, DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens,
+    what a model of sentence vectors was trained for, and the pooler is not used either.
 
     Compiled with AdamW (5e-5), cross-entropy and accuracy; `compile` changes that.
 
@@ -35,6 +36,9 @@ class TextClassifier(Classifier):
         dropout: float, rate on the state. Defaults to the backbone's.
         hidden_activation: str, the activation of a hidden layer of the state's width, see
             `layers.FeedForward`. None for no such layer.
+        pooling: str, the state of a text by those of its tokens: `"first"`, `"last"`, `"mean"`,
+            `"max"` or `"mean_sqrt_len"`, see `TextEmbedder`. Defaults to `"first"` for an encoder
+            and `"last"` for a decoder.
         name: str.
 
     Call arguments:
@@ -45,7 +49,7 @@ class TextClassifier(Classifier):
 
     Raises:
         ValueError: for fewer than two classes, labels that disagree with `num_classes`, an
-            unknown activation, a seq2seq backbone.
+            unknown activation or pooling, a seq2seq backbone.
 
     Example:
     ```python
@@ -70,16 +74,19 @@ class TextClassifier(Classifier):
         labels: list[str] | None = None,
         dropout: float | None = None,
         hidden_activation: str | None = None,
+        pooling: str | None = None,
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+        is_encoder = backbone.config.kind == "encoder"
+        self.pooling = check_pooling(pooling or ("first" if is_encoder else "last"))
+        self.first_only = is_encoder and self.pooling == "first"
         self.hidden_activation = hidden_activation
         self.hidden_dense = None
         if hidden_activation is not None:
             get_activation(hidden_activation)
             self.hidden_dense = self._dense(backbone.config.hidden_dim, "hidden")
-        self.first_only = backbone.config.kind == "encoder"
-        self.output_dense = self._dense(self.num_classes, "output", use_bias=self.first_only)
+        self.output_dense = self._dense(self.num_classes, "output", use_bias=is_encoder)
         self.built = True
         self._compile_for_fine_tuning(
             keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
@@ -91,7 +98,7 @@ class TextClassifier(Classifier):
             state = self.backbone.pool(states) if self.hidden_dense is None else states[:, 0]
         else:
             states = self.backbone(inputs, training=training)
-            state = pool(states, inputs.get("padding_mask"), "last")
+            state = pool(states, inputs.get("padding_mask"), self.pooling)
         if self.hidden_dense is not None:
             state = self.hidden_dense(self.dropout_layer(state, training=training))
             state = get_activation(self.hidden_activation)(state)
@@ -177,4 +184,5 @@ class TextClassifier(Classifier):
         return [(names[i], float(row[i])) for i, row in zip(best, probabilities, strict=True)]
 
     def task_values(self) -> dict:
-        return {**super().task_values(), "hidden_activation": self.hidden_activation}
+        names = ("hidden_activation", "pooling")
+        return {**super().task_values(), **{name: getattr(self, name) for name in names}}

@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.pooling import POOLINGS, pool
+from keras_transformer.tasks.pooling import check_pooling, pool
 from keras_transformer.tasks.task import Task, text_rows
 from keras_transformer.tokenizers import Tokenizer
 
@@ -58,10 +58,6 @@ class TextEmbedder(Task):
         max_length: int | None = None,
         name: str | None = None,
     ):
-        if pooling not in POOLINGS:
-            raise ValueError(
-                f"`pooling` must be one of {', '.join(map(repr, POOLINGS))}, received {pooling!r}."
-            )
         super().__init__(backbone, tokenizer, name=name)
         limit = backbone.config.max_sequence_length
         if max_length is not None and not (
@@ -71,8 +67,8 @@ class TextEmbedder(Task):
                 f"`max_length` must be an integer from 1 to the model's max_sequence_length, "
                 f"{limit}, received {max_length!r}."
             )
-        self.pooling = pooling
-        self.first_only = pooling == "first" and backbone.config.kind == "encoder"
+        self.pooling = check_pooling(pooling)
+        self.first_only = self.pooling == "first" and backbone.config.kind == "encoder"
         self.normalize = normalize
         self.max_length = max_length
         self.built = True

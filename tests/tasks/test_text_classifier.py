@@ -198,6 +198,30 @@ def test_hidden_layer_of_roberta_and_electra(module, name, activation):
     np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_mean_pooling(kind, tmp_path):
+    words = tokenizer(lowercase=True)
+    backbone = kt.models.build_backbone(config(kind, words, pooler=kind == "encoder"))
+    task = randomized(kt.TextClassifier(backbone, words, labels=["bad", "good"], pooling="mean"))
+    inputs = arrays(task)
+    mask = inputs["padding_mask"][..., None]
+    mean = (states_of(task, inputs) * mask).sum(axis=1) / mask.sum(axis=1)
+    head = [keras.ops.convert_to_numpy(weight) for weight in task.output_dense.get_weights()]
+    expected = mean @ head[0] + (head[1] if kind == "encoder" else 0)
+    np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+    task.save_to_preset(tmp_path)
+    again = kt.TextClassifier.from_preset(tmp_path)
+    assert again.pooling == "mean"
+    np.testing.assert_allclose(again.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+
+
+def test_no_family_has_a_classifier_of_the_mean(tmp_path):
+    task = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2, pooling="mean")
+    with pytest.raises(ValueError, match="bert checkpoint cannot express pooling='mean'"):
+        kt.export_to_huggingface(task, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_a_decoder_reads_the_last_token():
     words = tokenizer("bpe", add_prefix_space=True)
     backbone = kt.models.Decoder(config("decoder", words, position="rotary"))
@@ -227,6 +251,8 @@ def test_a_decoder_learns():
 def test_bad_hidden_activation():
     with pytest.raises(ValueError, match="Unknown activation 'swish2'. Known are: 'relu'"):
         classifier(num_classes=2, hidden_activation="swish2")
+    with pytest.raises(ValueError, match="`pooling` must be one of 'mean', 'first'.* 'middle'"):
+        classifier(num_classes=2, pooling="middle")
     words = tokenizer("bpe", add_prefix_space=True)
     with pytest.raises(ValueError, match="needs a backbone of kind 'encoder' or 'decoder', rec"):
         kt.TextClassifier(kt.models.Seq2Seq(config("seq2seq", words)), words, num_classes=2)

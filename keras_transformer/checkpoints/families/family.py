@@ -280,6 +280,12 @@ class Family:
                 f"A {self.model_type} checkpoint cannot express hidden_activation={mine!r} of "
                 f"{name}, only {its!r}."
             )
+        pooling = "last" if config.kind == "decoder" else "first"
+        if name == "TextClassifier" and task.get("pooling", pooling) != pooling:
+            raise ValueError(
+                f"A {self.model_type} checkpoint cannot express pooling={task['pooling']!r} of "
+                f"{name}, only {pooling!r}."
+            )
         epsilon = task.get("normalization_epsilon") or config.normalization_epsilon
         if epsilon != config.normalization_epsilon:
             raise ValueError(
