@@ -52,7 +52,8 @@ class BucketedDataset(keras.utils.PyDataset):
             (of either side, for paired columns), so that short rows come in larger batches. A
             row longer than that is a batch by itself.
         buckets: bucket lengths to use, rather than the best for these rows: ints, or pairs.
-        max_buckets, multiple: see `choose_buckets`.
+        max_buckets, multiple: see `choose_buckets`. Default 6 and 8; without `shuffle`, where
+            nothing depends on them, 12 and 4 on PyTorch, which compiles nothing for a shape.
         max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
             row is truncated. `num_truncated` says how many were.
         pack_length: int, puts several rows in one of this length, on either side (see
@@ -103,8 +104,8 @@ class BucketedDataset(keras.utils.PyDataset):
         batch_size: int = 32,
         batch_tokens: int | None = None,
         buckets: Sequence | None = None,
-        max_buckets: int = 6,
-        multiple: int = 8,
+        max_buckets: int | None = None,
+        multiple: int | None = None,
         max_length: int | tuple[int, int] | None = None,
         pack_length: int | None = None,
         shuffle: bool = False,
@@ -139,6 +140,9 @@ class BucketedDataset(keras.utils.PyDataset):
             self._pack(pack_length)
             buckets = [[pack_length] * len(sides)]
         if buckets is None:
+            many = not shuffle and keras.backend.backend() == "torch"
+            max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
+            multiple = (4 if many else 8) if multiple is None else multiple
             chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length)
         else:
             chosen = [np.atleast_1d(bucket).tolist() for bucket in buckets]
