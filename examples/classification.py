@@ -10,8 +10,10 @@ import tempfile
 import time
 
 import keras
+import numpy as np
 from absl import app, flags
 from datasets import sst2
+from keras import ops
 
 import keras_transformer as kt
 
@@ -22,11 +24,17 @@ flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bo
 flags.DEFINE_float("learning_rate", 5e-5, "Peak of the learning rate, which then falls to 0.")
 flags.DEFINE_float("layer_decay", 1.0, "Learning rate of a layer by that of the one above it.")
 flags.DEFINE_enum(
-    "pooling", "first", ["first", "mean", "max"], "State of a sentence: the first token's, or all's."
+    "pooling",
+    "first",
+    ["first", "mean", "max"],
+    "State of a sentence: the first token's, or all's.",
 )
 flags.DEFINE_float("dropout", None, "Dropout rate, in place of the encoder's own.")
 flags.DEFINE_integer("average", 1, "Weights to average: those after the last steps, every 50.")
 flags.DEFINE_integer("runs", 1, "Fine-tune so often, each time with the next seed.", lower_bound=1)
+flags.DEFINE_boolean(
+    "soup", False, "Of several runs, also average the weights that do better together."
+)
 flags.DEFINE_boolean("scratch", True, "Also train the same architecture from scratch.")
 flags.DEFINE_integer("train_size", None, "Train on the first sentences only, for a quick look.")
 flags.DEFINE_integer("seed", 0, "Seed of new weights, dropout and shuffling.")
@@ -35,7 +43,7 @@ flags.DEFINE_string("output", None, "Save the best classifier as a preset here."
 
 def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]:
     """A classifier, its accuracy on the dev set and the seconds of its training."""
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(FLAGS.seed)  # Weights can only be averaged from one beginning.
     rates = {} if FLAGS.dropout is None else {"dropout": FLAGS.dropout}
     classifier = kt.TextClassifier.from_preset(
         FLAGS.preset,
@@ -44,6 +52,7 @@ def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]
         pooling=FLAGS.pooling,
         **rates,
     )
+    keras.utils.set_random_seed(seed)
     texts, labels = (rows[: FLAGS.train_size] for rows in sst2("train"))
     started = time.time()
     dataset = classifier.make_dataset(
@@ -68,18 +77,46 @@ def train(pretrained: bool, seed: int) -> tuple[kt.TextClassifier, float, float]
     return classifier, classifier.evaluate(*sst2("dev"), verbose=0)[1], seconds
 
 
+def make_soup(classifiers: list[kt.TextClassifier], accuracies: list[float]) -> float:
+    """Gives the best classifier the mean of its weights and those that help it on the dev set.
+
+    Source: Wortsman et al. 2022, "Model soups", section 2 (the greedy soup).
+    """
+    order = sorted(range(len(classifiers)), key=lambda i: -accuracies[i])
+    # Copies: PyTorch's arrays are the weights themselves.
+    weights = [
+        [np.array(ops.convert_to_numpy(v)) for v in classifiers[i].trainable_variables]
+        for i in order
+    ]
+    best, accuracy, chosen = classifiers[order[0]], accuracies[order[0]], weights[:1]
+    for others in weights[1:]:
+        _assign_mean(best, [*chosen, others])
+        reached = best.evaluate(*sst2("dev"), verbose=0)[1]
+        if reached >= accuracy:
+            accuracy, chosen = reached, [*chosen, others]
+    _assign_mean(best, chosen)
+    return accuracy
+
+
+def _assign_mean(classifier: kt.TextClassifier, weights: list[list[np.ndarray]]) -> None:
+    for variable, *same in zip(classifier.trainable_variables, *weights, strict=True):
+        variable.assign(np.mean(same, axis=0))
+
+
 def main(_):
     # That the layer of the two classes is new need not be said.
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     print(f"{FLAGS.preset}, fine-tuned:")
-    accuracies, times, tuned = [], [], None
+    accuracies, times, classifiers = [], [], []
     for seed in range(FLAGS.seed, FLAGS.seed + FLAGS.runs):
         classifier, accuracy, seconds = train(pretrained=True, seed=seed)
         if FLAGS.runs > 1:
             print(f"seed {seed}: {accuracy:.2%} of the dev sentences", flush=True)
-        tuned = classifier if not accuracies or accuracy > max(accuracies) else tuned
+        classifiers.append(classifier)
         accuracies.append(accuracy)
         times.append(seconds)
+    tuned = classifiers[accuracies.index(max(accuracies))]
+    of_soup = make_soup(classifiers, accuracies) if FLAGS.soup else None
     if FLAGS.output:
         tuned.save_to_preset(FLAGS.output)
         print(f"The classifier is in {FLAGS.output}.")
@@ -103,6 +140,8 @@ def main(_):
             f"\n  {FLAGS.runs} seeds: best {max(accuracies):.2%}, "
             f"mean {statistics.mean(accuracies):.2%}, standard deviation {spread:.2%}"
         )
+    if of_soup is not None:
+        print(f"  the mean of the weights of those that help: {of_soup:.2%}")
     print()
     texts = sst2("dev")[0][:5]
     for text, (label, share) in zip(texts, tuned.classify(texts), strict=True):

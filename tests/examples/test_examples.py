@@ -112,6 +112,22 @@ def test_classification(run, presets, tmp_path):
     assert classifier.classify(["what a film"])[0][0] in ("negative", "positive")
 
 
+def test_classification_by_the_mean_of_weights(run, presets, shared_data, tmp_path):
+    flags = ["--train_size=64", "--runs=3", "--soup", "--pooling=mean", "--noscratch"]
+    preset = f"--preset={presets / 'encoder'}"
+    printed = run("classification", preset, *flags, "--output=classifier")
+    runs = [shares(line)[0] for line in re.findall(r"seed \d: .*", printed)]
+    (best,) = shares(re.search(r"3 seeds: best [\d.]+%", printed)[0])
+    (together,) = shares(re.search(r"those that help: .*", printed)[0])
+    assert len(runs) == 3 and len(set(runs)) > 1
+    assert together >= best == max(runs)
+    classifier = kt.TextClassifier.from_preset(tmp_path / "classifier")
+    assert classifier.pooling == "mean"
+    dev = kt.data.read(shared_data / "sst2" / "dev.tsv", x=0, y=1)
+    found = classifier.evaluate(dev, verbose=0)[1]
+    assert found == pytest.approx(together, abs=2e-3)
+
+
 def test_language_model(run, tmp_path):
     sizes = ["--train_size=30000", "--epochs=2", "--window=32", "--layers=1", "--width=64"]
     flags = [*sizes, "--vocabulary_size=300", "--work_dir=work", "--output=model"]
