@@ -456,7 +456,8 @@ def test_values_at_their_limits(values):
     "values", [{"num_classes": 10**9}, {"num_classes": -1}, {"num_classes": "2"}, {"labels": ["a"]},
                {"dropout": "x"}, {"dropout": 2}, {"dropout": [0.1]}, {"hidden_activation": "os"},
                {"hidden_activation": {"class_name": "Lambda"}}, {"labels": ["a", "a"]},
-               {"pooling": "os"}, {"pooling": {"first": 1}}, {"labels": {"0": "a"}}, {"backbone": 3}, {"tokenizer": "x"}, {"self": 1}, {"x": 1},
+               {"pooling": "os"}, {"pooling": {"first": 1}},
+               {"labels": {"0": "a"}}, {"backbone": 3}, {"tokenizer": "x"}, {"self": 1}, {"x": 1},
                {"num_classes": None, "labels": None}]
 )  # fmt: skip
 def test_values_of_the_task(values):
