@@ -81,7 +81,7 @@ class BucketedDataset(keras.utils.PyDataset):
 
     dataset = BucketedDataset(
         {"token_ids": [[5, 6, 7], [8], [9] * 20]}, make_batch, values={"label": [0, 1, 1]},
-        batch_size=2,
+        batch_size=2, multiple=8,
     )
     x, y = dataset[0]
     assert x["token_ids"].tolist() == [[8, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 0, 0, 0, 0, 0]]

@@ -235,8 +235,9 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
-    def compute_output_shape(self, input_shape, *args, first_only=False, **kwargs):
-        return (input_shape[0], 1, *input_shape[2:]) if first_only else input_shape
+    def compute_output_spec(self, inputs, *args, first_only=False, **kwargs):
+        batch, length, dim = inputs.shape
+        return keras.KerasTensor((batch, 1 if first_only else length, dim), self.compute_dtype)
 
     def get_config(self) -> dict:
         return {

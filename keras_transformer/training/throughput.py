@@ -45,6 +45,7 @@ class Throughput(keras.callbacks.Callback):
     dataset = kt.data.BucketedDataset(
         {"ids": [[1, 2, 3]] * 8}, values={"label": [0, 1] * 4},
         make_batch=lambda arrays, masks: ({"token_ids": arrays["ids"]}, arrays["label"]),
+        multiple=8,
     )
     speed = kt.training.Throughput(dataset, peak_flops=1e11)
     logs = classifier.fit(dataset, verbose=0, callbacks=[speed]).history

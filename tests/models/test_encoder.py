@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.layers import EncoderBlock
 from keras_transformer.models.backbone import watch_states
 from tests.layers.conftest import assert_close, differs, numpy
 from tests.models.conftest import IDS, PADDING, small_backbone
@@ -67,6 +68,13 @@ def test_the_first_state_in_a_functional_model():
     assert_close(
         keras.Model(inputs, states)({"token_ids": IDS}), backbone({"token_ids": IDS})[:, :1]
     )
+
+
+def test_a_block_in_a_functional_model():
+    block = EncoderBlock(num_heads=2, intermediate_dim=16)
+    states = keras.Input((None, 8))
+    first = block(states, first_only=True)
+    assert block(states).shape == (None, None, 8) and first.shape == (None, 1, 8)
 
 
 def test_who_watches_sees_all_states():

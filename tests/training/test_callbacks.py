@@ -14,6 +14,7 @@ def small_data(**options):
         {"ids": rows},
         lambda arrays, masks: (arrays["ids"], arrays["ids"][:, 0]),
         batch_size=8,
+        multiple=8,
         **options,
     )
 
