@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 from keras import ops
@@ -24,6 +24,7 @@ from keras_transformer.layers.position import (
 from keras_transformer.layers.remat import one_piece
 
 _loading = contextvars.ContextVar("loading", default=False)
+_change = contextvars.ContextVar("change", default=None)
 
 
 @contextlib.contextmanager
@@ -34,6 +35,16 @@ def weights_to_be_loaded() -> Iterator[None]:
         yield
     finally:
         _loading.reset(token)
+
+
+@contextlib.contextmanager
+def changed_embeddings(change: Callable) -> Iterator[None]:
+    """Within, blocks see `change(embedded tokens)`, `(batch, length, embedding_dim)` both."""
+    token = _change.set(change)
+    try:
+        yield
+    finally:
+        _change.reset(token)
 
 
 def kernel_initializer(config: TransformerConfig) -> keras.initializers.Initializer:
@@ -273,6 +284,8 @@ class Stack(keras.layers.Layer):
 
     def _embed(self, x, segment_ids, position_ids, training):
         """The sum of the embeddings, normalized, dropped out, in the width of the blocks."""
+        change = _change.get()
+        x = x if change is None else change(x)
         if self.segment_embedding is not None:
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")

@@ -108,6 +108,12 @@ def test_any_number_of_rows_and_words(eight):
 
 
 @on_jax
+def test_adversarial_training(eight):
+    assert eight["adversarial"] == close(eight["adversarial of one"])
+    assert len(eight["adversarial"]) == 3
+
+
+@on_jax
 def test_saved_and_loaded_on_another_mesh(eight):
     for mesh in ("4x2", "1x1"):
         data, model = map(int, mesh.split("x"))

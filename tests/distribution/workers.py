@@ -34,6 +34,16 @@ def odd(kind: str = "decoder") -> list[float]:
     return losses(make(kind, vocabulary_size=62), Batches(kind, 62, odd_rows=5), ODD)
 
 
+def adversarial() -> list[float]:
+    """Of a classifier whose losses have a gradient within."""
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    x, y = {"token_ids": random.integers(0, 64, (8, 6))}, random.integers(0, 2, 8)
+    classifier = kt.TextClassifier(kt.models.build_backbone(config("encoder")), num_classes=2)
+    classifier.compile(keras.optimizers.SGD(0.1), classifier.loss, adversarial_norm=0.2)
+    return classifier.fit(x, y, epochs=3, shuffle=False, verbose=0).history["loss"]
+
+
 def eight_devices(folder: str) -> dict:
     """Meshes of eight devices on JAX."""
     found: dict = {"losses": {}}
@@ -45,7 +55,9 @@ def eight_devices(folder: str) -> dict:
                 found["losses"][kind][f"{data}x{model}"] = losses(task, Batches(kind))
             found[f"shards of {kind} on {data}x{model}"] = shards(task)
     found["odd of one"] = odd()
+    found["adversarial of one"] = adversarial()
     with under(2, 4):
+        found["adversarial"] = adversarial()
         found["odd"] = odd()
         embedding = make("decoder", vocabulary_size=62).backbone.token_embedding
         kernels = (embedding.embeddings, embedding.reverse_embeddings)

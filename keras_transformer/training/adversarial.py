@@ -1,0 +1,79 @@
+"""The loss where it is worst near the embeddings of a batch."""
+
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from keras_transformer.models.stack import changed_embeddings
+
+
+def adversarial_loss(loss_of_batch: Callable, task: keras.Model, mask, norm: float):
+    """The loss of a batch whose token embeddings are moved to where it rises most.
+
+    Those of a text move by `norm` times their own length, along the gradient of the loss. All
+    texts move alike, those that the model is sure of too.
+
+    Args:
+        loss_of_batch: function without arguments: forward pass and loss, a scalar.
+        task: the task whose forward pass that is.
+        mask: bool or int `(batch, length)`, which tokens are real.
+        norm: float above 0, length of the step by that of the embeddings of the text, both as
+            L2 norms over its tokens.
+
+    Returns:
+        The loss, a scalar. The step is a constant to its gradient.
+
+    Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
+    Classification", section 3, equations 4 and 5. There embeddings are scaled to one size first;
+    here the step is.
+    """
+    real = ops.cast(ops.expand_dims(mask, -1), "float32")
+    # No gradient by the weights is asked for here, and none computed.
+    constants = [(v, ops.stop_gradient(v.value)) for v in task.trainable_variables]
+    constants += [(v, v.value) for v in task.non_trainable_variables]
+
+    def loss_beside(offset):
+        with (
+            keras.StatelessScope(state_mapping=constants),
+            changed_embeddings(lambda x: x + ops.cast(offset, x.dtype)),
+        ):
+            return loss_of_batch()
+
+    nowhere = ops.zeros((*ops.shape(mask), task.backbone.config.embedding_dim), "float32")
+    gradient = ops.stop_gradient(_gradient(loss_beside, nowhere))
+    # In two steps: the squares of a gradient may be too small for float32.
+    gradient = ops.divide_no_nan(gradient, ops.max(ops.abs(gradient), axis=(1, 2), keepdims=True))
+    direction = ops.divide_no_nan(gradient, _length(gradient))
+
+    def step(x):
+        size = norm * _length(ops.stop_gradient(ops.cast(x, "float32")) * real)
+        return x + ops.cast(size * direction, x.dtype)
+
+    with changed_embeddings(step):
+        return loss_of_batch()
+
+
+def _length(x):
+    """The L2 norm of each row, float `(batch, 1, 1)`."""
+    return ops.sqrt(ops.sum(ops.square(x), axis=(1, 2), keepdims=True))
+
+
+def _gradient(function: Callable, at):
+    """Of a scalar function. Keras has no operation for it."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.grad(function)(at)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(at)
+            loss = function(at)
+        return tape.gradient(loss, at)
+    import torch
+
+    at.requires_grad_()
+    return torch.autograd.grad(function(at), at)[0]
