@@ -59,8 +59,8 @@ class Classifier(Task):
             *args: as of `keras.Model.compile`.
             adversarial_norm: float. Above 0, each step also learns from its texts with the token
                 embeddings moved to where the loss rises most, by this share of their length. The
-                loss is the mean of both. A step takes about two and a half times as long, and
-                few labels go further.
+                loss is the mean of both. A step takes nearly three times as long, and few labels
+                go further.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:

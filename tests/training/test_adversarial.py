@@ -15,17 +15,17 @@ MASK = np.arange(6) < LENGTHS[:, None]
 LABELS = np.array([0, 1, 1, 0])
 
 
-def a_classifier(kind="encoder", seed=0, dtype=None, **values):
-    keras.utils.set_random_seed(seed)
+def a_classifier(kind="encoder", dtype=None):
+    keras.utils.set_random_seed(0)
     config = kt.TransformerConfig(
         kind=kind, vocabulary_size=30, hidden_dim=8, num_layers=1, num_heads=2,
-        intermediate_dim=16, dropout=0.0, **values,
+        intermediate_dim=16, dropout=0.0,
     )  # fmt: skip
     classifier = kt.TextClassifier(
         kt.models.build_backbone(config, dtype=dtype), num_classes=2, pooling="mean"
     )
     for variable in classifier.trainable_variables:  # such that texts differ
-        noise = np.random.default_rng(seed).normal(size=variable.shape)
+        noise = np.random.default_rng(0).normal(size=variable.shape)
         variable.assign(np.array(numpy(variable)) + 0.3 * noise)
     return classifier
 
@@ -100,10 +100,10 @@ def test_a_text_of_which_the_model_is_sure():
     assert_close(adversarial_loss(loss, classifier, x["padding_mask"], 0.2), loss())
 
 
-def trained(adversarial_norm, dtype=None, **options):
+def trained(adversarial_norm, dtype=None):
     classifier = a_classifier(dtype=dtype)
     classifier.compile(
-        keras.optimizers.SGD(0.1), classifier.loss, adversarial_norm=adversarial_norm, **options
+        keras.optimizers.SGD(0.1), classifier.loss, adversarial_norm=adversarial_norm
     )
     logs = classifier.fit(a_batch(), LABELS, epochs=2, shuffle=False, verbose=0).history
     return [np.array(numpy(v)) for v in classifier.trainable_variables], logs["loss"]
@@ -150,6 +150,15 @@ def test_mixed_precision():
     _, losses = trained(0.2)
     for dtype in ("mixed_bfloat16", "mixed_float16"):
         assert trained(0.2, dtype=dtype)[1] == pytest.approx(losses, rel=0.05)
+
+
+def test_rematerialized():
+    weights, losses = trained(0.2)
+    with keras.RematScope(mode="full"):
+        others, other_losses = trained(0.2)
+    assert other_losses == pytest.approx(losses, abs=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_token_classifier_on_strings():
