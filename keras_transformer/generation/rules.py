@@ -104,8 +104,11 @@ class Rules:
                 "`repetition_penalty` must be from 1e-6 to 1e6, received "
                 f"{self.repetition_penalty}."
             )
-        for name in ("no_repeat_ngram_size", "min_new_tokens"):
-            values.put(self, **{name: values.integer(name, getattr(self, name))})
+        for name, most in (
+            ("no_repeat_ngram_size", values.MOST_TRACED),
+            ("min_new_tokens", values.MOST),
+        ):
+            values.put(self, **{name: values.integer(name, getattr(self, name), 0, most)})
         values.put(
             self,
             forced_prefix=values.ids("forced_prefix", self.forced_prefix),

@@ -107,7 +107,7 @@ class Scheduler:
         """
         if not len(prompts) or not all(map(len, prompts)):
             raise ValueError(
-                "`prompts` must be lists of at least one id, and at least one of them."
+                "`prompts` must be lists of ids, none empty, and at least one of them."
             )
         if len(max_new_tokens) != len(prompts):
             raise ValueError(

@@ -84,8 +84,10 @@ class Speculative(Sampler):
     def __post_init__(self):
         values.put(
             self,
-            num_draft_tokens=values.integer("num_draft_tokens", self.num_draft_tokens, 1),
-            max_ngram=values.integer("max_ngram", self.max_ngram, 1),
+            num_draft_tokens=values.integer(
+                "num_draft_tokens", self.num_draft_tokens, 1, values.MOST_TRACED
+            ),
+            max_ngram=values.integer("max_ngram", self.max_ngram, 1, values.MOST_TRACED),
             temperature=values.number(
                 "temperature", self.temperature, "a number of at least 0", 0, math.inf
             ),

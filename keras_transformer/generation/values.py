@@ -14,6 +14,8 @@ import numpy as np
 LARGEST = 1e6
 # More tokens than any tensor here has room for; int32 holds what is added to it.
 MOST = 2**30
+# What is traced once for each: more of them would only take time and memory.
+MOST_TRACED = 256
 
 
 def number(
