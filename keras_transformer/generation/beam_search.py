@@ -3,12 +3,18 @@
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from keras import ops
 
+from keras_transformer.generation import values
 from keras_transformer.generation.choosing import top_k
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
 
 _WORST = -1e9
+# What there is not among the ended hypotheses, and the least score of one that there is: a negative
+# length penalty multiplies scores.
+_NONE, _LOWEST = -3e38, -1e37
+_STEEPEST = 100.0
 
 
 class BeamState(NamedTuple):
@@ -18,7 +24,7 @@ class BeamState(NamedTuple):
     scores: Any  # float32 (rows, beams), their summed log-probabilities
     ended_tokens: Any  # int (rows, beams, size), the best ended hypotheses
     ended_counts: Any  # int (rows, beams)
-    ended_scores: Any  # float32 (rows, beams), with length penalty; _WORST for none
+    ended_scores: Any  # float32 (rows, beams), with length penalty; _NONE for none
     count: Any  # int (rows,), tokens of the open hypotheses
     finished: Any  # bool (rows,)
 
@@ -69,18 +75,18 @@ class BeamSearch(Sampler):
 
     def __post_init__(self):
         for name in ("num_beams", "num_groups"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
-        for name in ("length_penalty", "diversity_penalty"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)):
-                raise ValueError(f"`{name}` must be a number, received {value!r}.")
-        if self.early_stopping not in (True, False, "never"):
+            values.put(self, **{name: values.integer(name, getattr(self, name), 1)})
+        for name, low in (("length_penalty", -_STEEPEST), ("diversity_penalty", 0)):
+            high = _STEEPEST if low else values.LARGEST
+            hint = f" It is from {low:g} to {high:g}."
+            value = values.number(name, getattr(self, name), "a number", low, high, hint=hint)
+            values.put(self, **{name: value})
+        early = self.early_stopping
+        if not isinstance(early, (bool, np.bool_)) and str(early) != "never":
             raise ValueError(
-                f'`early_stopping` must be True, False or "never", received '
-                f"{self.early_stopping!r}."
+                f'`early_stopping` must be True, False or "never", received {early!r}.'
             )
+        values.put(self, early_stopping=early if early == "never" else bool(early))
         if self.num_beams % self.num_groups:
             raise ValueError(
                 f"`num_beams` must be a multiple of `num_groups`, received {self.num_beams} and "
@@ -105,7 +111,8 @@ class BeamSearch(Sampler):
         first = ops.cast(ops.arange(beams) == 0, "float32")
         none = ops.zeros((rows, beams), "int32")
         count, finished = ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool")
-        group = BeamState(tokens, worst * (1 - first), tokens, none, worst, count, finished)
+        ended = ops.full((rows, beams), _NONE, "float32")
+        group = BeamState(tokens, worst * (1 - first), tokens, none, ended, count, finished)
         return (group,) * self.num_groups
 
     def advance(self, state: tuple[BeamState, ...], logits, hidden, limits: Limits, log_sum=None):
@@ -146,12 +153,12 @@ class BeamSearch(Sampler):
         at_end = is_end(chosen, limits)
         ended = ops.logical_or(at_end, full[:, None])
 
-        penalty = ops.cast(length, "float32")[:, None] ** self.length_penalty
+        penalty = self._penalty(length)[:, None]
         counts = ops.logical_and(ended, ops.arange(count) < beams)
         # With more beams than beginnings there are, the rest of the branches hold none.
         counts = ops.logical_and(counts, scores > _WORST / 2)
         counts = ops.logical_and(counts, ops.logical_not(state.finished)[:, None])
-        ended_scores = ops.where(counts, scores / penalty, _WORST)
+        ended_scores = ops.where(counts, ops.maximum(scores / penalty, _LOWEST), _NONE)
         ended_scores = ops.concatenate([state.ended_scores, ended_scores], axis=1)
         ended_tokens = ops.concatenate([state.ended_tokens, tokens], axis=1)
         lengths = ops.broadcast_to(length[:, None], (rows, count))
@@ -159,15 +166,15 @@ class BeamSearch(Sampler):
         ended_scores, kept = ops.top_k(ended_scores, beams)
         kept = ops.cast(kept, "int32")
         ended_counts = ops.take_along_axis(ended_counts, kept, axis=1)
-        ended_counts = ops.where(ended_scores > _WORST / 2, ended_counts, 0)
+        ended_counts = ops.where(ended_scores > _NONE / 2, ended_counts, 0)
 
         # Those of full length too: what they chose counts for the groups that follow.
         scores, open_ = ops.top_k(ops.where(at_end, _WORST, scores), beams)
         open_ = ops.cast(open_, "int32")
         reachable = penalty
         if self.early_stopping == "never" and self.length_penalty > 0:
-            reachable = ops.cast(limits.max_new_tokens, "float32")[:, None] ** self.length_penalty
-        enough = ended_scores[:, -1] > _WORST / 2
+            reachable = self._penalty(limits.max_new_tokens)[:, None]
+        enough = ended_scores[:, -1] > _NONE / 2
         if self.early_stopping is not True:
             better = ended_scores[:, -1] >= (scores / reachable)[:, 0]
             enough = ops.logical_and(enough, better)
@@ -182,6 +189,10 @@ class BeamSearch(Sampler):
             finished,
         )
         return new, ops.take_along_axis(parents, open_, axis=1)
+
+    def _penalty(self, length):
+        """What the score of so many tokens is divided by: neither 0 nor infinite."""
+        return ops.clip(ops.cast(length, "float32") ** self.length_penalty, 1e-30, 1e30)
 
     def next_tokens(self, state: tuple[BeamState, ...]):
         return ops.concatenate([_last(group) for group in state], axis=1)

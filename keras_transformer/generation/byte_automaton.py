@@ -53,11 +53,12 @@ class ByteAutomaton:
     accepting: np.ndarray
 
 
-def compile_regex(pattern: str) -> ByteAutomaton:
+def compile_regex(pattern: str, optional_space: bool = False) -> ByteAutomaton:
     """The automaton of the texts that a regular expression matches from their start to their end.
 
     Args:
         pattern: a string in the syntax of `re`.
+        optional_space: bool, and of these texts behind a space.
 
     Returns:
         The automaton.
@@ -82,6 +83,9 @@ def compile_regex(pattern: str) -> ByteAutomaton:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             tree = parser.parse(pattern)
+        if optional_space:  # not put before the pattern, which may begin with flags
+            space = parser.SubPattern(tree.state, [(codes.LITERAL, ord(" "))])
+            tree.insert(0, (codes.MAX_REPEAT, (0, 1, space)))
         return _Builder().build(tree)
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}"

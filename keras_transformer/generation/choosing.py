@@ -60,16 +60,19 @@ def log_sum(logits):
     return ops.logsumexp(logits, axis=-1)
 
 
-def draw(chances, numbers):
-    """A token for each row, int32 `(rows,)`.
+def draw(chances, numbers, instead=None):
+    """A token for each row, int32 `(rows,)`. One without a chance is never drawn.
 
     Args:
         chances: float32 `(rows, vocabulary_size)`, at least 0; their sum need not be 1.
         numbers: float32 `(rows,)`, from 0 to below 1.
+        instead: float32 `(rows, vocabulary_size)`, the largest is taken where no token has a
+            chance. Defaults to `chances`.
     """
     summed = ops.cumsum(chances, axis=-1)
     reached = ops.logical_and(summed > numbers[:, None] * summed[:, -1:], chances > 0)
     ids = ops.arange(chances.shape[-1], dtype="int32")
     first = ops.min(ops.where(reached, ids, chances.shape[-1]), axis=-1)
     # By rounding none may be reached: then the likeliest.
-    return ops.where(first < chances.shape[-1], first, argmax(chances))
+    likeliest = argmax(chances if instead is None else instead)
+    return ops.where(first < chances.shape[-1], first, likeliest)

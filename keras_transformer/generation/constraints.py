@@ -49,7 +49,9 @@ class TokenAutomaton:
     accepting: np.ndarray
 
     @classmethod
-    def from_regex(cls, pattern: str, token_bytes: Sequence[bytes | None]) -> "TokenAutomaton":
+    def from_regex(
+        cls, pattern: str, token_bytes: Sequence[bytes | None], optional_space: bool = False
+    ) -> "TokenAutomaton":
         r"""The texts that a regular expression matches as a whole.
 
         Args:
@@ -58,6 +60,7 @@ class TokenAutomaton:
                 needs to look around or back.
             token_bytes: what each token adds to the text in UTF-8, `None` for one that is never
                 to be produced.
+            optional_space: bool, and these texts behind a space.
 
         Returns:
             The automaton.
@@ -66,7 +69,8 @@ class TokenAutomaton:
             ValueError: if the pattern is invalid, not supported or too large, or if the tokens
                 cannot spell any text that matches.
         """
-        return _over_tokens(compile_regex(pattern), token_bytes, f"the pattern {pattern!r}")
+        automaton = compile_regex(pattern, optional_space)
+        return _over_tokens(automaton, token_bytes, f"the pattern {pattern!r}")
 
     @classmethod
     def from_choices(
@@ -85,19 +89,7 @@ class TokenAutomaton:
             ValueError: if there are no choices, or one is empty or no string, or if the tokens
                 can spell none of them.
         """
-        if isinstance(choices, str) or not isinstance(choices, (list, tuple, set, frozenset)):
-            raise ValueError(
-                f"`choices` must be a list of strings, received {type(choices).__name__}."
-            )
-        if not choices:
-            raise ValueError("`choices` is empty: there must be at least one string.")
-        for choice in choices:
-            if not isinstance(choice, str) or not choice:
-                raise ValueError(
-                    f"Each of `choices` must be a string with at least one character, received "
-                    f"{choice!r}."
-                )
-        strings = sorted(set(choices))
+        strings = sorted(set(check_choices(choices)))
         try:
             automaton = compile_strings(strings)
         except UnicodeEncodeError as error:
@@ -126,21 +118,40 @@ class Constraints:
         self.token_bytes = list(token_bytes)
 
         @functools.lru_cache(maxsize=size)
-        def compiled(kind: str, value) -> TokenAutomaton:
-            return getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes)
+        def compiled(kind: str, value, *options) -> TokenAutomaton:
+            return getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes, *options)
 
         self._compiled = compiled
 
-    def regex(self, pattern: str) -> TokenAutomaton:
+    def regex(self, pattern: str, optional_space: bool = False) -> TokenAutomaton:
         """As `TokenAutomaton.from_regex`."""
-        return self._compiled("regex", pattern)
+        if not isinstance(pattern, str):
+            raise ValueError(f"`regex` must be a string, received {pattern!r}.")
+        return self._compiled("regex", pattern, optional_space)
 
     def choices(self, choices: Sequence[str]) -> TokenAutomaton:
         """As `TokenAutomaton.from_choices`."""
-        known = isinstance(choices, (list, tuple)) and all(isinstance(c, str) for c in choices)
-        if not known:  # to be refused, or a set, which has no order
-            return TokenAutomaton.from_choices(choices, self.token_bytes)
-        return self._compiled("choices", tuple(choices))
+        return self._compiled("choices", check_choices(choices))
+
+
+def check_choices(choices: Sequence[str]) -> tuple[str, ...]:
+    """`choices`, texts to choose from, those of a set in the order of the alphabet."""
+    if isinstance(choices, np.ndarray) and choices.ndim == 1:
+        choices = choices.tolist()
+    if not isinstance(choices, (list, tuple, set, frozenset)):
+        hint = f" Write [{choices[:40]!r}] for one choice." if isinstance(choices, str) else ""
+        raise ValueError(
+            f"`choices` must be a list of strings, received {type(choices).__name__}.{hint}"
+        )
+    if not choices:
+        raise ValueError("`choices` is empty: there must be at least one string.")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise ValueError(
+                f"Each of `choices` must be a string with at least one character, received "
+                f"{choice!r}."
+            )
+    return tuple(sorted(choices) if isinstance(choices, (set, frozenset)) else choices)
 
 
 def _over_tokens(

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from keras import ops
 
-from keras_transformer.generation.choosing import argmax, top_k
+from keras_transformer.generation import values
+from keras_transformer.generation.choosing import argmax, log_sum, top_k
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
 
 
@@ -55,11 +56,13 @@ class Contrastive(Sampler):
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
 
     def __post_init__(self):
-        k, alpha = self.top_k, self.penalty_alpha
-        if not isinstance(k, int) or isinstance(k, bool) or k < 2:
-            raise ValueError(f"`top_k` must be an integer of at least 2, received {k!r}.")
-        if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
-            raise ValueError(f"`penalty_alpha` must be a number from 0 to 1, received {alpha!r}.")
+        values.put(
+            self,
+            top_k=values.integer("top_k", self.top_k, 2),
+            penalty_alpha=values.number(
+                "penalty_alpha", self.penalty_alpha, "a number from 0 to 1", 0, 1
+            ),
+        )
 
     @property
     def branches(self) -> int:
@@ -100,7 +103,9 @@ class Contrastive(Sampler):
 
         # The next candidates are those of the branch that was chosen.
         following = ops.take_along_axis(logits, best[..., None], axis=1)[:, 0]
-        likeliest, candidates = top_k(ops.softmax(following, axis=-1), k)
+        # Chosen by their logits: probabilities near 1 are equal where logits are not.
+        likeliest, candidates = top_k(following, k)
+        likeliest = ops.exp(likeliest - log_sum(following)[:, None])
         count = state.count + ops.cast(ops.logical_or(choosing, state.count < 0), "int32")
         new = ContrastiveState(tokens, count, ended, candidates, likeliest, past)
         return new, ops.broadcast_to(best, (rows, k))

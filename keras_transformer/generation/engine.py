@@ -7,10 +7,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.generation import values
 from keras_transformer.generation.cache import Cache, join_padded
 from keras_transformer.generation.choosing import broken, log_sum
 from keras_transformer.generation.compiling import compile_function, compile_loop
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
+from keras_transformer.generation.settings import Settings
 
 # Shapes come from this ladder, so that inputs of similar sizes share compiled functions.
 _LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -50,28 +52,9 @@ class DecodeState(NamedTuple):
     sampled: Any  # the sampler's state
     ruled: Any  # the state of the rules
     not_a_number: Any  # int (rows,), the first token with logits NaN or infinite, or -1
+    not_ruled: Any  # int (rows,), the same of what the function of the rules gives
     cache: Cache
     steps: Any  # int scalar, steps made in the loop under way
-
-
-class Settings(NamedTuple):
-    """What a compiled function is made for.
-
-    Fields:
-        sampler: `Sampler`.
-        rules: `Rules` or None, what changes the logits before the sampler sees them.
-        end_ids: tuple of ints, a row ends with any of these ids.
-        pad_id: int.
-        cache_dtype: see `Cache.create`.
-        pack_weights: bool, see `compile_loop`.
-    """
-
-    sampler: Sampler
-    rules: Any = None
-    end_ids: tuple[int, ...] = ()
-    pad_id: int = 0
-    cache_dtype: str | None = None
-    pack_weights: bool = False
 
 
 class Engine:
@@ -128,8 +111,15 @@ class Engine:
             `Outputs` of NumPy arrays; rows end with an end id or with pads.
         """
         rows = len(next(iter(inputs.values())))
+        max_new_tokens = values.integer("max_new_tokens", max_new_tokens, 1)
         limit = np.full((rows,), max_new_tokens, "int32")
-        uniforms = np.zeros((rows, 0), "float32") if uniforms is None else uniforms
+        width = max_new_tokens * settings.sampler.draws
+        uniforms = np.zeros((rows, 0), "float32") if uniforms is None else np.asarray(uniforms)
+        if width and (uniforms.ndim != 2 or len(uniforms) != rows or uniforms.shape[1] < width):
+            raise ValueError(
+                f"{settings.sampler} draws: `uniforms` must have the shape ({rows}, {width}), "
+                f"received {uniforms.shape}."
+            )
         steps, size = steps_of(settings.sampler, max_new_tokens), max_new_tokens
         state = self.prefill(inputs, settings, limit, uniforms, size, steps)
         while not self.finished(state, settings, limit).all():
@@ -244,6 +234,13 @@ class Engine:
                 f"({self.backbone.compute_dtype}). Check the weights, or load with "
                 'dtype="float32".'
             )
+        places = ops.convert_to_numpy(state.not_ruled)
+        if (places >= 0).any():
+            raise FloatingPointError(
+                f"The `function` of the rules gave NaN or infinity for new token "
+                f"{places[places >= 0].min() + 1}, of logits that were numbers. To ban a token "
+                "give it -infinity or -1e30."
+            )
         limits = Limits(settings.end_ids, settings.pad_id, *_tensors(max_new_tokens, None))
         return ops.convert_to_numpy(settings.sampler.finished(state.sampled, limits))
 
@@ -286,7 +283,7 @@ class Engine:
             logits = ops.cast(backbone.logits(hidden), "float32")
             count = sampler.counts(state.sampled)
             first_broken = ops.logical_and(ops.any(broken(logits), axis=-1), state.not_a_number < 0)
-            ruled, options = state.ruled, {}
+            ruled, not_ruled, options = state.ruled, state.not_ruled, {}
             if sampler.ranks_log_probabilities:
                 # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
                 options["log_sum"] = log_sum(logits)
@@ -295,6 +292,10 @@ class Engine:
                     logits = logits - options["log_sum"][..., None]
                     options["log_sum"] = ops.zeros_like(options["log_sum"])
                 logits = rules.apply(logits, ruled, limits)
+                going = ops.logical_not(sampler.finished(state.sampled, limits))
+                fresh = ops.logical_and(going, state.not_ruled < 0)
+                no_numbers = ops.logical_and(ops.any(broken(logits), axis=-1), fresh)
+                not_ruled = ops.where(no_numbers, count, not_ruled)
             sampled, kept = sampler.advance(state.sampled, logits, hidden, limits, **options)
             if rules is not None:
                 ruled = rules.advance(ruled, kept, sampler.next_tokens(sampled))
@@ -304,7 +305,7 @@ class Engine:
             elif kept is not None:
                 cache = cache.continue_from(kept)
             not_a_number = ops.where(first_broken, count, state.not_a_number)
-            return DecodeState(sampled, ruled, not_a_number, cache, state.steps + 1)
+            return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
         def new_cache(rows, slots):
             caches = [Cache.create(model, rows, slots, settings.cache_dtype) for model in models]
@@ -344,6 +345,7 @@ class Engine:
                 sampler.start(rows, size, limits, prompt),
                 () if rules is None else rules.start(*sizes_of_rules, prompt, limits),
                 ops.full((rows,), -1, "int32"),
+                ops.full((rows,), -1, "int32"),
                 cache.branch(sampler.branches).as_tensors(),
                 ops.zeros((), "int32"),
             )
@@ -369,7 +371,7 @@ class Engine:
             return ops.max(ops.sum(ops.cast(cache.in_use(window), "int32"), axis=1))
 
         def replace(state, rows, new):
-            joined = join_rows(take_rows(tuple(state[:3]), rows), tuple(new[:3]))
+            joined = join_rows(take_rows(tuple(state[:4]), rows), tuple(new[:4]))
             cache = state.cache.take_rows(rows).append(new.cache)
             return DecodeState(*joined, cache, state.steps)
 

@@ -1,16 +1,15 @@
 """Random sampling, with what keeps unlikely tokens out of it."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from keras import ops
 
-from keras_transformer.generation.choosing import draw, top_k
+from keras_transformer.generation import values
+from keras_transformer.generation.choosing import draw
+from keras_transformer.generation.cutting import NEVER, best, keep, ordered, sharpened
 from keras_transformer.generation.samplers import Limits, RowSampler
-
-_NEVER = -1e30
-# Halvings of an interval that holds a threshold: what is left of it is less than float32 tells.
-_HALVINGS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +17,12 @@ class Random(RowSampler):
     """Draws each token from the model's distribution, sharpened and cut as asked.
 
     The cuts are made in the order of the arguments, each on what the one before has left. A token
-    that has the same probability as the last one kept is kept too.
+    that has the same probability as the last one kept is kept too, and none leaves out its first
+    token: the likeliest, of `typical_p` the most typical.
 
     Args:
         temperature: float above 0, divides the logits: below 1 likely tokens become likelier.
+            Below 1e-5, less than logits in float32 can tell, the likeliest token is drawn.
         top_k: int, only the `k` likeliest tokens. None for all.
         top_p: float in (0, 1], only the likeliest tokens that together have this probability.
         min_p: float in [0, 1], only tokens with at least this share of the likeliest one's
@@ -56,46 +57,45 @@ class Random(RowSampler):
 
     def __post_init__(self):
         k = self.top_k
-        if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-            raise ValueError(f"`top_k` must be an integer of at least 1 or None, received {k!r}.")
-        for name, low, high in (
-            ("temperature", 0, float("inf")),
-            ("top_p", 0, 1),
-            ("min_p", -1, 1),
-            ("typical_p", 0, 1),
-        ):
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not low < value <= high or (name == "min_p" and value < 0):
-                expected = {"temperature": "above 0", "min_p": "from 0 to 1"}
-                raise ValueError(
-                    f"`{name}` must be a number {expected.get(name, 'above 0, at most 1')}, "
-                    f"received {value!r}. For the likeliest token at every step, use Greedy()."
-                )
+        if k is not None:
+            k = values.integer("top_k", k, 1, hint=" or None")
+        hint = " For the likeliest token at every step, use Greedy()."
+        share = "a number above 0, at most 1"
+        values.put(
+            self,
+            temperature=values.number(
+                "temperature", self.temperature, "a number above 0", 0, math.inf, True, hint
+            ),
+            top_k=k,
+            top_p=values.number("top_p", self.top_p, share, 0, 1, True, hint),
+            min_p=values.number("min_p", self.min_p, "a number from 0 to 1", 0, 1, False, hint),
+            typical_p=values.number("typical_p", self.typical_p, share, 0, 1, True, hint),
+        )
 
     def choose(self, logits, count, limits: Limits):
         return draw(ops.softmax(self.filtered(logits), axis=-1), _uniform(limits, count))
 
     def filtered(self, logits):
         """Logits `(..., vocabulary_size)`, scaled, with tokens that are cut off at -1e30."""
-        logits = logits / self.temperature
+        logits = sharpened(logits, self.temperature)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            worst = top_k(logits, self.top_k)[0][..., -1:]
-            logits = _keep(logits, logits >= worst)
+            logits = keep(logits, best(ordered(logits), self.top_k))
         if self.top_p < 1:
-            surprise = -ops.log_softmax(logits, axis=-1)
-            logits = _keep(logits, surprise <= _threshold(surprise, logits, self.top_p))
+            chances = ops.softmax(logits, axis=-1)
+            logits = keep(logits, best(ordered(logits), self.top_p, chances))
         if self.min_p > 0:
-            likeliest = ops.max(logits, axis=-1, keepdims=True)
-            logits = _keep(logits, ops.exp(logits - likeliest) >= self.min_p)
+            share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
+            count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
+            # The likeliest has a share of 1, but for rounding.
+            logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
         if self.typical_p < 1:
+            chances = ops.softmax(logits, axis=-1)
             surprise = -ops.log_softmax(logits, axis=-1)
-            possible = logits > _NEVER / 2
-            expected = ops.where(possible, ops.exp(-surprise) * surprise, 0.0)
+            possible = logits > NEVER / 2
+            expected = ops.where(possible, chances * surprise, 0.0)
             expected = ops.sum(expected, axis=-1, keepdims=True)
-            distance = ops.where(possible, ops.abs(surprise - expected), -_NEVER)
-            near = distance <= _threshold(distance, logits, self.typical_p)
-            logits = _keep(logits, ops.logical_and(near, possible))
+            distance = ops.where(possible, ops.abs(surprise - expected), -NEVER)
+            logits = keep(logits, best(ordered(-distance), self.typical_p, chances))
         return logits
 
 
@@ -103,31 +103,3 @@ def _uniform(limits: Limits, count):
     """Each row's number for its next token."""
     last = limits.uniforms.shape[1] - 1
     return ops.take_along_axis(limits.uniforms, ops.minimum(count, last)[:, None], axis=1)[:, 0]
-
-
-def _keep(logits, kept):
-    return ops.where(kept, logits, _NEVER)
-
-
-def _threshold(key, logits, mass: float):
-    """The least value so that the tokens whose `key` is not above it have `mass` together.
-
-    Found by halving: sorting a vocabulary takes ten times as long. `(..., 1)`.
-    """
-    probabilities = ops.softmax(logits, axis=-1)
-    # A token that has no share is not to widen the interval.
-    counted = probabilities > 0
-    low = ops.min(ops.where(counted, key, -_NEVER), axis=-1, keepdims=True)
-    high = ops.max(ops.where(counted, key, _NEVER), axis=-1, keepdims=True)
-
-    def reached(value):
-        held = ops.where(key <= value, probabilities, 0.0)
-        return ops.sum(held, axis=-1, keepdims=True) >= mass
-
-    enough = reached(low)
-    least = low
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        up = reached(middle)
-        low, high = ops.where(up, low, middle), ops.where(up, middle, high)
-    return ops.where(enough, least, high)

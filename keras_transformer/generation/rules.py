@@ -8,8 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation import banning, rule_values
+from keras_transformer.generation import banning, values
 from keras_transformer.generation.banning import BANNED
+from keras_transformer.generation.choosing import broken
 from keras_transformer.generation.samplers import Limits, Prompt, put_at
 
 # How much worse a branch becomes that goes on although all it could choose is banned. Far more
@@ -53,7 +54,7 @@ class Rules:
             filled up with pads, and their number, int32 `(rows,)`. Returns new logits. It is
             traced into a compiled loop: it must be made of `keras.ops`, and runs in Python only
             when something is compiled; so give the same function again, not a new lambda. It
-            sees banned tokens, and can allow them.
+            sees banned tokens, and can allow them; -infinity bans. NaN or infinity is an error.
         automaton: `TokenAutomaton`, the texts that are allowed. Nothing lifts this ban.
 
     Raises:
@@ -92,18 +93,27 @@ class Rules:
 
     def __post_init__(self):
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            object.__setattr__(self, name, rule_values.number(name, getattr(self, name)))
+            values.put(self, **{name: values.penalty(name, getattr(self, name))})
         if self.repetition_penalty <= 0:
             raise ValueError(
                 "`repetition_penalty` must be above 0, and is 1 for none, received "
                 f"{self.repetition_penalty}."
             )
-        for name in ("no_repeat_ngram_size", "min_new_tokens"):
-            object.__setattr__(self, name, rule_values.count(name, getattr(self, name)))
-        object.__setattr__(
-            self, "forced_prefix", rule_values.ids("forced_prefix", self.forced_prefix)
+        if self.repetition_penalty < 1 / values.LARGEST:
+            raise ValueError(
+                "`repetition_penalty` must be from 1e-6 to 1e6, received "
+                f"{self.repetition_penalty}."
+            )
+        for name, most in (
+            ("no_repeat_ngram_size", values.MOST_TRACED),
+            ("min_new_tokens", values.MOST),
+        ):
+            values.put(self, **{name: values.integer(name, getattr(self, name), 0, most)})
+        values.put(
+            self,
+            forced_prefix=values.ids("forced_prefix", self.forced_prefix),
+            bad_words=values.words("bad_words", self.bad_words),
         )
-        object.__setattr__(self, "bad_words", rule_values.words("bad_words", self.bad_words))
         if self.function is not None and not callable(self.function):
             raise ValueError(f"`function` must be callable, received {self.function!r}.")
         fields = ("transitions", "token_classes", "accepting")
@@ -169,7 +179,7 @@ class Rules:
         return RulesState(count, seen, used, recent, history, lengths, new, place)
 
     def apply(self, logits, state: RulesState, limits: Limits):
-        """The scores of the next tokens by the rules.
+        """The scores of the next tokens by the rules; NaN where `function` gives no numbers.
 
         Args:
             logits: float32 `(rows, branches, vocabulary_size)`.
@@ -181,7 +191,7 @@ class Rules:
         if self.forced_prefix:
             ruled = self._forced(ruled, state)
         if self.function is not None:
-            ruled = self._called(ruled, state)
+            ruled, no_numbers = self._called(ruled, state)
         allowed = None
         if self.automaton is not None:
             allowed = banning.allowed(self.automaton, state.place, logits.shape[-1], limits)
@@ -190,7 +200,9 @@ class Rules:
             return ruled
         lifted = logits - _RELUCTANCE
         lifted = lifted if allowed is None else ops.where(allowed, lifted, BANNED)
-        return ops.where(ops.max(ruled, axis=-1, keepdims=True) > BANNED / 2, ruled, lifted)
+        ruled = ops.where(ops.max(ruled, axis=-1, keepdims=True) > BANNED / 2, ruled, lifted)
+        # Neither a ban nor its lifting is to hide what the function did.
+        return ruled if self.function is None else ops.where(no_numbers[..., None], np.nan, ruled)
 
     def advance(self, state: RulesState, parents, tokens) -> RulesState:
         """The state after a step.
@@ -268,13 +280,16 @@ class Rules:
         return ops.where((state.count <= last)[:, None, None], forced, logits)
 
     def _called(self, logits, state: RulesState):
-        result = ops.convert_to_tensor(self.function(logits, state.tokens, state.count))
-        if tuple(result.shape) != tuple(logits.shape):
+        """What the function makes of logits, and which of its rows are NaN or infinite, bool."""
+        result = self.function(logits, state.tokens, state.count)
+        found = tuple(getattr(result, "shape", ()))
+        if found != tuple(logits.shape):
             raise ValueError(
                 "`function` must return logits of the shape that it was given, "
-                f"{tuple(logits.shape)}, and returned {tuple(result.shape)}."
+                f"{tuple(logits.shape)}, and returned {found or type(result).__name__}."
             )
-        return ops.maximum(ops.cast(result, "float32"), BANNED)  # no infinity
+        result = ops.cast(ops.convert_to_tensor(result), "float32")
+        return ops.maximum(result, BANNED), broken(result)  # -infinity is a ban
 
 
 def _continued(state: RulesState, parents) -> RulesState:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.generation import values
 from keras_transformer.generation.engine import DecodeState, Engine, Settings, round_up, steps_of
 from keras_transformer.generation.samplers import Outputs
 
@@ -58,7 +59,8 @@ class Scheduler:
         make_inputs: from ids and mask, `(rows, length)`, to the backbone's inputs.
         batch_size: int, prompts decoded together.
         copies: int, samples of each prompt.
-        seed: int, for samplers that draw. Row `i`'s numbers depend on `seed` and `i` alone.
+        seed: int from 0 to 2**64 - 1, for samplers that draw. Row `i`'s numbers depend on `seed`
+            and `i` alone.
         share_prefix: bool, compute what all prompts begin with once. Not done for
             samplers and rules that need to see whole prompts.
         longest: int, the most tokens a prompt may be padded to, or None.
@@ -80,11 +82,11 @@ class Scheduler:
         self.engine = engine
         self.settings = settings
         self.make_inputs = make_inputs
-        self.batch_size = batch_size
-        self.copies = copies
-        self.seed = seed
-        self.share_prefix = share_prefix
-        self.longest = longest
+        self.batch_size = values.integer("batch_size", batch_size, 1)
+        self.copies = values.integer("copies", copies, 1)
+        self.seed = values.seed(seed)
+        self.share_prefix = values.flag("share_prefix", share_prefix)
+        self.longest = None if longest is None else values.integer("longest", longest, 1)
 
     def run(
         self,
@@ -98,7 +100,28 @@ class Scheduler:
             prompts: lists of ids.
             max_new_tokens: int for each prompt.
             steps: int, to be told of each row's `Progress` after at most so many steps.
+
+        Raises:
+            ValueError: for no prompts, an empty one, or limits that are not positive integers,
+                one for each prompt.
         """
+        if not len(prompts) or not all(map(len, prompts)):
+            raise ValueError(
+                "`prompts` must be lists of ids, none empty, and at least one of them."
+            )
+        if len(max_new_tokens) != len(prompts):
+            raise ValueError(
+                f"`max_new_tokens` must have a limit for each of {len(prompts)} prompts, received "
+                f"{len(max_new_tokens)}."
+            )
+        max_new_tokens = [
+            values.integer(f"max_new_tokens[{i}]", limit, 1)
+            for i, limit in enumerate(max_new_tokens)
+        ]
+        steps = None if steps is None else values.integer("steps", steps, 1)
+        return self._run(prompts, max_new_tokens, steps)
+
+    def _run(self, prompts, max_new_tokens, steps) -> Iterator[Finished | Progress]:
         self._prompts, self._limits, self._stopped = prompts, max_new_tokens, set()
         self._size = round_up(max(max_new_tokens))
         self._prefix, self._shared = None, 0

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_transformer.generation import values
 from keras_transformer.generation.choosing import argmax, draw
+from keras_transformer.generation.cutting import sharpened
 from keras_transformer.generation.lookup import look_up
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end
 from keras_transformer.models.backbone import Backbone
@@ -80,14 +82,16 @@ class Speculative(Sampler):
     temperature: float = 0.0
 
     def __post_init__(self):
-        for name in ("num_draft_tokens", "max_ngram"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
-        value = self.temperature
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and 0 <= value < math.inf):
-            raise ValueError(f"`temperature` must be a number of at least 0, received {value!r}.")
+        values.put(
+            self,
+            num_draft_tokens=values.integer(
+                "num_draft_tokens", self.num_draft_tokens, 1, values.MOST_TRACED
+            ),
+            max_ngram=values.integer("max_ngram", self.max_ngram, 1, values.MOST_TRACED),
+            temperature=values.number(
+                "temperature", self.temperature, "a number of at least 0", 0, math.inf
+            ),
+        )
         if self.draft is None:
             return
         if not isinstance(self.draft, Backbone):
@@ -159,7 +163,7 @@ class Speculative(Sampler):
             if self.temperature == 0:
                 token = argmax(logits)[:, None]
             else:
-                chances.append(ops.softmax(logits / self.temperature, axis=-1))
+                chances.append(ops.softmax(sharpened(logits, self.temperature), axis=-1))
                 token = draw(chances[-1], numbers[:, i, _DRAFT])[:, None]
             drafts.append(token)
         chances = ops.stack(chances, axis=1) if chances else ()
@@ -212,7 +216,7 @@ class Speculative(Sampler):
         """
         length, vocabulary = logits.shape[1:]
         numbers = self._numbers(state.count, limits)
-        chances = ops.softmax(logits / self.temperature, axis=-1)
+        chances = ops.softmax(sharpened(logits, self.temperature), axis=-1)
         if isinstance(state.drafts, tuple):
             return draw(chances[:, 0], numbers[:, 0, _CHOOSE])[:, None], ops.zeros_like(state.count)
         drafts, drafted = state.drafts, state.chances
@@ -229,11 +233,13 @@ class Speculative(Sampler):
         drafted = ops.pad(drafted, ((0, 0), (0, 1), (0, 0)))
         mine = ops.take_along_axis(chances, place, axis=1)[:, 0]
         rest = ops.maximum(mine - ops.take_along_axis(drafted, place, axis=1)[:, 0], 0.0)
-        rest = ops.where(ops.sum(rest, axis=-1, keepdims=True) > 0, rest, mine)
         number = ops.take_along_axis(numbers, place, axis=1)[:, 0, _CHOOSE]
         behind = ops.arange(length, dtype="int32")[None] >= accepted[:, None]
         drafts = ops.pad(drafts, ((0, 0), (0, 1)))
-        return ops.where(behind, draw(rest, number)[:, None], drafts), accepted
+        # A rejected draft that by rounding alone was one leaves no rest: whether there is one is
+        # asked of the sum that the token is drawn by.
+        token = draw(rest, number, instead=mine)
+        return ops.where(behind, token[:, None], drafts), accepted
 
     def _numbers(self, count, limits: Limits):
         """The random numbers of the tokens that a step may give, `(rows, step_length, draws)`.

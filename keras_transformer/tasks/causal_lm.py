@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.generation import values
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
@@ -94,7 +95,8 @@ class CausalLM(LanguageModel):
         Raises:
             ValueError: for a text of fewer than two tokens, or one longer than the model.
         """
-        rows, _, single = self._prompt_ids(texts)
+        per_token = values.flag("per_token", per_token)
+        rows, _, single = self._prompt_ids(texts, "texts")
         for place, row in enumerate(rows):
             if len(row) < 2:
                 raise ValueError(f"`texts[{place}]` is too short: there is no token to score.")

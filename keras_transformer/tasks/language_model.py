@@ -7,19 +7,20 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset
-from keras_transformer.generation import samplers
-from keras_transformer.generation.cache import CACHE_DTYPES
-from keras_transformer.generation.constraints import Constraints, TokenAutomaton
+from keras_transformer.generation import samplers, values
+from keras_transformer.generation.constraints import Constraints, TokenAutomaton, check_choices
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scoring import score_continuations
+from keras_transformer.generation.settings import check_cache_dtype
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
 from keras_transformer.tasks.task import text_rows
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.backend import check_unicode
 from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
@@ -77,7 +78,7 @@ class LanguageModel(TokenPredictor):
             **kwargs: as of `keras.Model.compile`.
         """
         self.sampler = samplers.get(sampler)
-        self.pack_weights = pack_weights
+        self.pack_weights = values.flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)
 
     def final_states(self, inputs, training: bool = False):
@@ -119,8 +120,9 @@ class LanguageModel(TokenPredictor):
             rules: `Rules`, what the text must or must not contain.
             num_samples: int, texts for each prompt: the best ones of beam search, else one drawn
                 after the other.
-            seed: int, for samplers that draw. What a row draws depends on it and on the row's
-                place among the prompts alone. Defaults to a number from `keras.random`.
+            seed: int from 0 to 2**64 - 1, for samplers that draw. What a row draws depends on it
+                and on the row's place among the prompts alone. Defaults to a number from
+                `keras.random`.
             stream: bool, return an iterator of pieces of text as they come; for a list of prompts
                 of pairs of the prompt's place and a piece.
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
@@ -138,6 +140,9 @@ class LanguageModel(TokenPredictor):
                 each other.
             FloatingPointError: if logits are not numbers.
         """
+        stream = values.flag("stream", stream)
+        return_details = values.flag("return_details", return_details)
+        return_prompt = values.flag("return_prompt", return_prompt)
         rows, as_text, single = self._prompt_ids(prompts)
         options = self._options(
             rows,
@@ -152,7 +157,7 @@ class LanguageModel(TokenPredictor):
             cache_dtype=cache_dtype,
             verbose=verbose,
         )
-        whole = num_samples > 1 or return_details or return_prompt
+        whole = options.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(
                 "`stream=True` gives pieces of text: it needs a tokenizer, and does not go with "
@@ -171,7 +176,7 @@ class LanguageModel(TokenPredictor):
                 completions = [self._with_prompt(row, c) for c in completions]
             if not return_details:
                 completions = [c.text if as_text else c.token_ids for c in completions]
-            outputs.append(completions if num_samples > 1 else completions[0])
+            outputs.append(completions if options.num_samples > 1 else completions[0])
         return outputs[0] if single else outputs
 
     def constraint(
@@ -207,8 +212,9 @@ class LanguageModel(TokenPredictor):
         # Decoding a text of its own drops the space before its first word.
         free = not self.continues_prompts and strips_first_space(tokenizer)
         if regex is not None:
-            return self._constraints.regex(f" ?(?:{regex})" if free else regex)
-        spaced = [" " + text for text in choices if isinstance(text, str) and text] if free else []
+            return self._constraints.regex(regex, optional_space=free)
+        choices = check_choices(choices)
+        spaced = [" " + text for text in choices] if free else []
         return self._constraints.choices([*choices, *spaced])
 
     def _options(
@@ -216,16 +222,12 @@ class LanguageModel(TokenPredictor):
         num_samples, seed, cache_dtype, verbose,
     ) -> Options:  # fmt: skip
         """The arguments of `generate`, checked before any work."""
-        numbers = {
-            "max_new_tokens": max_new_tokens,
-            "batch_size": batch_size,
-            "num_samples": num_samples,
-        }
+        max_new_tokens = values.integer("max_new_tokens", max_new_tokens, 1)
+        batch_size = values.integer("batch_size", batch_size, 1)
+        num_samples = values.integer("num_samples", num_samples, 1)
         if max_length is not None:
-            numbers["max_length"] = max_length
-        for name, value in numbers.items():
-            if not _is_int(value) or value < 1:
-                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+            max_length = values.integer("max_length", max_length, 1)
+        verbose = values.flag("verbose", verbose)
         for place, row in enumerate(rows):
             if not row:
                 raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
@@ -250,14 +252,10 @@ class LanguageModel(TokenPredictor):
                 "`rules` must be a keras_transformer.generation.Rules, received "
                 f"{type(rules).__name__}."
             )
-        if cache_dtype not in (None, *CACHE_DTYPES):
-            raise ValueError(
-                f"`cache_dtype` must be one of {', '.join(map(repr, CACHE_DTYPES))}, received "
-                f"{cache_dtype!r}."
-            )
-        if seed is not None and (not _is_int(seed) or not 0 <= seed < 2**63):
-            raise ValueError(f"`seed` must be an integer from 0 on, received {seed!r}.")
-        if seed is None and sampler.draws:
+        check_cache_dtype(cache_dtype)
+        if seed is not None:
+            seed = values.seed(seed)
+        elif sampler.draws:
             seed = int(keras.random.randint((), 0, 2**31 - 1))
         stop_strings, stop_ids = ((), ()) if stop is None else check_stop(stop)
         if stop_strings and self.tokenizer is None:
@@ -276,7 +274,7 @@ class LanguageModel(TokenPredictor):
         self._check_room(rows, limits)
         return Options(
             limits, sampler, rules, stop_strings, (*self.end_ids, *stop_ids), num_samples,
-            batch_size, int(seed or 0), cache_dtype, verbose,
+            batch_size, seed or 0, cache_dtype, verbose,
         )  # fmt: skip
 
     def _with_prompt(self, prompt: list[int], completion: Completion) -> Completion:
@@ -305,18 +303,22 @@ class LanguageModel(TokenPredictor):
         """The id that fills rows after their end."""
         return 0 if self.tokenizer is None else self.tokenizer.pad_id or 0
 
-    def _prompt_ids(self, prompts) -> tuple[list[list[int]], bool, bool]:
-        """Rows of ids, whether they were text, and whether it was one prompt."""
+    def _prompt_ids(self, prompts, name="prompts") -> tuple[list[list[int]], bool, bool]:
+        """Rows of ids, whether they were text, and whether it was one prompt.
+
+        `name` is what the caller calls `prompts`, for messages.
+        """
         if isinstance(prompts, IdsOfText):
             return [list(prompts)], True, True
         if isinstance(prompts, str):
+            check_unicode(name, prompts)
             return self._encode_prompts([prompts]), True, True
         rows = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
         if isinstance(rows, (list, tuple)) and not rows:
-            raise ValueError("`prompts` is empty: there must be at least one prompt.")
+            raise ValueError(f"`{name}` is empty: there must be at least one prompt.")
         if not isinstance(rows, (list, tuple)):
             raise ValueError(
-                "`prompts` must be a string, a list of strings, or lists of token ids, received "
+                f"`{name}` must be a string, a list of strings, or lists of token ids, received "
                 f"{str(prompts)[:60]!r} of type {type(prompts).__name__}."
             )
         if all(_is_int(token) for token in rows):
@@ -324,9 +326,12 @@ class LanguageModel(TokenPredictor):
         if all(isinstance(row, (list, tuple, np.ndarray)) for row in rows):
             for place, row in enumerate(rows):
                 if not all(_is_int(token) for token in row):
-                    raise ValueError(f"`prompts[{place}]` must hold token ids, received {row!r}.")
+                    raise ValueError(f"`{name}[{place}]` must hold token ids, received {row!r}.")
             return [[int(token) for token in row] for row in rows], False, False
-        return self._encode_prompts(text_rows(rows, "prompts")), True, False
+        texts = text_rows(rows, name)
+        for place, text in enumerate(texts):
+            check_unicode(f"{name}[{place}]", text)
+        return self._encode_prompts(texts), True, False
 
     def task_values(self) -> dict:
         return {"end_ids": list(self.end_ids)}

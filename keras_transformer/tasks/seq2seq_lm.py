@@ -5,12 +5,14 @@ import numpy as np
 
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
+from keras_transformer.generation import values
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.language_model import LanguageModel, with_end
 from keras_transformer.tasks.task import text_rows
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.backend import check_unicode
 from keras_transformer.training import Denoising, SpanCorruption
 from keras_transformer.training.objectives import generator_of
 
@@ -192,12 +194,15 @@ class Seq2SeqLM(LanguageModel):
         Raises:
             ValueError: for sources and targets of different numbers, or empty ones.
         """
-        rows, as_text, single = self._prompt_ids(sources)
+        per_token = values.flag("per_token", per_token)
+        rows, as_text, single = self._prompt_ids(sources, "sources")
         if as_text:
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
+            for place, text in enumerate(texts):
+                check_unicode(f"targets[{place}]", text)
             targets = self._require_tokenizer().encode_targets(texts)
         else:
-            targets = self._prompt_ids(targets)[0]
+            targets = self._prompt_ids(targets, "targets")[0]
         if len(rows) != len(targets):
             raise ValueError(
                 f"Received {len(rows)} sources and {len(targets)} targets: give one for each."

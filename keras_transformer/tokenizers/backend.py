@@ -34,9 +34,14 @@ def check_texts(texts, name: str) -> list[str]:
             raise ValueError(
                 f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
             )
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name}[{index}] is not valid Unicode: {error}") from None
+        check_unicode(f"{name}[{index}]", text)
     return list(texts)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """ValueError for a text with half of a character, which UTF-8 does not have."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} is not valid Unicode: {error}") from None

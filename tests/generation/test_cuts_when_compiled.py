@@ -1,0 +1,72 @@
+"""Each drawn token against the cuts in NumPy, where whole programs are compiled.
+
+A compiler may compute a number twice and round it otherwise the second time, which only a compiled
+program shows: `Engine` draws here, in the pass over the prompts and in the loop.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.generation import Random
+from tests.generation.common import make_backbone, make_prompts
+from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
+
+PROMPTS = make_prompts([3] * 24, 90)
+
+
+@pytest.mark.parametrize(
+    "sampler, factor, batch_size",
+    [
+        (Random(temperature=0.7, top_p=0.9), 2.0, 24),
+        (Random(temperature=1.3, top_p=0.6), 0.5, 8),
+        (Random(temperature=0.5, top_k=4, top_p=0.5, min_p=0.5, typical_p=0.9), 1.0, 24),
+        (Random(temperature=1e-3, top_p=0.1), 1.0, 24),
+    ],
+    ids=["peaked", "flat", "all cuts", "cold"],
+)
+def test_no_token_outside_and_all_within_as_often_as_they_should(sampler, factor, batch_size):
+    backbone = sharper(make_backbone("decoder", vocabulary_size=90), factor)
+    drawn = draws(backbone, sampler, PROMPTS, 64, batch_size=batch_size)
+    logits = logits_of(backbone, PROMPTS, drawn)
+    assert outside(logits, drawn, sampler) == 0
+    # The first tokens: a distribution for each prompt, 64 draws of each.
+    expected = 64 * chances(logits[:, 0, 0], sampler)
+    found = np.array([np.bincount(row, minlength=90) for row in drawn[:, :, 0]])
+    statistic, freedom = chi_square(found, expected)
+    assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 5
+
+
+def chi_square(found, expected, least=5):
+    """The statistic over all rows, what is expected seldom put together, and its freedom."""
+    statistic = freedom = 0
+    for f, e in zip(found, expected, strict=True):
+        often = e >= least
+        f, e = np.append(f[often], f[~often].sum()), np.append(e[often], e[~often].sum())
+        f, e = f[e > 1e-9], e[e > 1e-9]
+        statistic += ((f - e) ** 2 / e).sum()
+        freedom += len(e) - 1
+    return statistic, freedom
+
+
+def test_with_all_of_the_optimization_that_a_user_has():
+    """In a process of its own: the tests tell XLA to optimize less."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.generation.nuclei"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["flags"] is None
+    assert [count for count, _ in report["found"]] == [0] * len(report["found"])
+    assert sum(total for _, total in report["found"]) > 3000
