@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 # So many programs are kept at most, and so many of them lasting ones.
-MOST_PROGRAMS = 48
-MOST_LASTING = 32
+MOST_PROGRAMS = 56
+MOST_LASTING = 28
 
 # Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
 # are at in objects that all threads share.

@@ -247,11 +247,11 @@ class Engine:
 
         return self.compiled_once(settings, make)
 
-    def _tables_of(self, settings: Settings) -> AutomatonTables | None:
-        """The automaton of the rules, as tensors."""
+    def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
+        """The automaton of the rules, as tensors; `()` without one."""
         automaton = None if settings.rules is None else settings.rules.automaton
         if automaton is None:
-            return None
+            return ()
         key = (settings.end_ids, settings.pad_id)
         with self._lock:
             made = self._tables.setdefault(automaton, {})

@@ -75,7 +75,7 @@ def make_functions(backbone, settings: Settings) -> dict:
         return Limits(settings.end_ids, settings.pad_id, max_new_tokens, uniforms)
 
     def rules_of(tables):
-        return general if tables is None else general.with_automaton(tables)
+        return general.with_automaton(tables) if tables else general
 
     def report(state, max_new_tokens, uniforms, *_):
         counts = sampler.counts(state.sampled)
