@@ -149,6 +149,18 @@ def compile_loop(
     return compile_function(loop, *models, donate=(0,), loops=True)
 
 
+def to_tensor(array):
+    """A NumPy array as a tensor. On JAX `ops.convert_to_tensor` compiles a program for each shape.
+
+    The array is not to be changed as long as the tensor is used.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.device_put(array)
+    return ops.convert_to_tensor(array)
+
+
 def weights_of(models: Sequence[keras.Model]) -> list:
     """The weights of all the models."""
     return [variable for model in models for variable in model.weights]

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.cache import Cache
+from keras_transformer.generation.compiling import to_tensor
 from keras_transformer.generation.passes import DecodeState, Settings, make_functions
 from keras_transformer.generation.samplers import Outputs
 from keras_transformer.generation.sizes import MOST_NEW_TOKENS, most_steps, of_width, round_size
@@ -110,10 +111,10 @@ class Engine:
             prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
             copies: int, rows of each prompt, one after the other.
         """
-        inputs = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
+        inputs = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
         length = self.backbone.prompt_tokens(inputs)[0].shape[1]
         slots = (0 if prefix is None else prefix.slots) + length
-        slots = round_size(slots + settings.sampler.slots_per_step * (steps + 1))
+        slots = round_size(slots + settings.sampler.slots_per_step * steps)
         size = slots if size is None else size
         limits = _tensors(max_new_tokens, of_width(uniforms, size * settings.sampler.draws))
         function, tables = self._functions(settings)["prefill"], self._tables_of(settings)
@@ -137,7 +138,7 @@ class Engine:
 
     def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
         """The cache of tokens that many prompts begin with: one row without room for more."""
-        tokens = ops.convert_to_tensor(np.asarray([ids], "int32"))
+        tokens = to_tensor(np.asarray([ids], "int32"))
         return self._functions(settings)["prefix"](tokens)
 
     def extend(
@@ -151,8 +152,8 @@ class Engine:
     ) -> DecodeState:
         """At most `steps` more steps, fewer if `enough` rows are finished before."""
         limits = _tensors(max_new_tokens, of_width(uniforms, state.size * settings.sampler.draws))
-        numbers = (ops.convert_to_tensor(np.int32(x)) for x in (steps, enough))
-        state = state._replace(steps=ops.convert_to_tensor(np.int32(0)), report=())
+        numbers = (to_tensor(np.array(x, "int32")) for x in (steps, enough))
+        state = state._replace(steps=to_tensor(np.zeros((), "int32")), report=())
         function, tables = self._functions(settings)["extend"], self._tables_of(settings)
         state, report = function(state, *limits, tables, *numbers)
         return state._replace(report=report)
@@ -199,7 +200,7 @@ class Engine:
         order = np.concatenate([kept, len(reports[0].counts) + np.arange(len(reports[1].counts))])
         function = self._functions(settings)["replace"]
         old, new = (x._replace(report=()) for x in (state, new))
-        joined = function(old, new, ops.convert_to_tensor(order.astype("int32")))
+        joined = function(old, new, to_tensor(order.astype("int32")))
         report = keras.tree.map_structure(
             lambda x, y: None if x is None else _joined(x, y)[order], *reports
         )
@@ -258,20 +259,18 @@ class Engine:
             if key not in made:
                 size = self.backbone.config.vocabulary_size
                 tables = AutomatonTables.make(automaton, size, *key)
-                made[key] = AutomatonTables(*map(ops.convert_to_tensor, tables))
+                made[key] = AutomatonTables(*map(to_tensor, tables))
             return made[key]
 
 
 def _tensors(max_new_tokens, uniforms) -> tuple:
-    return tuple(
-        ops.convert_to_tensor(np.asarray(x, dtype))
-        for x, dtype in ((max_new_tokens, "int32"), (uniforms, "float32"))
-    )
+    # Copies: the limits of rows that leave are set to 0.
+    return to_tensor(np.array(max_new_tokens, "int32")), to_tensor(np.array(uniforms, "float32"))
 
 
 def _sizes(*sizes: int):
     """A tensor without numbers: its shape is what every compiler knows."""
-    return ops.convert_to_tensor(np.zeros((0, *sizes, *[1] * (3 - len(sizes))), "int8"))
+    return to_tensor(np.zeros((0, *sizes, *[1] * (3 - len(sizes))), "int8"))
 
 
 def _to_numpy(tensor):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.compiling import compile_function
+from keras_transformer.generation.compiling import compile_function, to_tensor
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.sizes import round_size, round_up
 
@@ -42,8 +42,8 @@ def score_continuations(
         targets = np.full((len(filled), width), pad_id, "int32")
         for row, i in enumerate(filled):
             targets[row, first[row] : first[row] + len(pairs[i][1])] = pairs[i][1]
-        tensors = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-        scores = ops.convert_to_numpy(compiled(tensors, ops.convert_to_tensor(targets)))
+        tensors = {name: to_tensor(x) for name, x in inputs.items()}
+        scores = ops.convert_to_numpy(compiled(tensors, to_tensor(targets)))
         for row, i in enumerate(chosen):
             results[i] = scores[row, first[row] : first[row] + len(pairs[i][1])]
     return results
