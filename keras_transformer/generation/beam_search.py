@@ -72,6 +72,7 @@ class BeamSearch(Sampler):
 
     streams: ClassVar[bool] = False
     ranks_log_probabilities: ClassVar[bool] = True
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "ended_tokens": -1}
 
     def __post_init__(self):
         for name in ("num_beams", "num_groups"):
@@ -193,6 +194,9 @@ class BeamSearch(Sampler):
     def _penalty(self, length):
         """What the score of so many tokens is divided by: neither 0 nor infinite."""
         return ops.clip(ops.cast(length, "float32") ** self.length_penalty, 1e-30, 1e30)
+
+    def grow(self, state: tuple[BeamState, ...], extra: int, pad_id: int):
+        return tuple(super(BeamSearch, self).grow(group, extra, pad_id) for group in state)
 
     def next_tokens(self, state: tuple[BeamState, ...]):
         return ops.concatenate([_last(group) for group in state], axis=1)

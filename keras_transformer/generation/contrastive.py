@@ -54,6 +54,7 @@ class Contrastive(Sampler):
 
     reads_prompt: ClassVar[bool] = True
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
 
     def __post_init__(self):
         values.put(
