@@ -5,6 +5,7 @@ library sees it: the largest number of characters that its steps make of one.
 """
 
 import base64
+import functools
 import json
 import time
 import unicodedata
@@ -25,7 +26,7 @@ MAX_VOCABULARY = 4_000_000
 _MAX_TOKEN = 2_000
 # Of characters that one may become. Those of XLM-RoBERTa and its like become 72.
 _MAX_GROWTH = 256
-_MAX_STEPS, _MAX_PATTERNS, _MAX_CONTENT = 1_000, 32, 1_000
+_MAX_STEPS, _MAX_PATTERNS, _MAX_RULES, _MAX_WRITTEN = 1_000, 32, 4, 5_000
 # Tokens that are put around a text, and how often the text itself may be there.
 _MAX_AROUND, _MAX_COPIES = 256, 4
 _MAX_WORD = 1_000  # characters of a word that WordPiece looks at; the time is their third power
@@ -194,8 +195,7 @@ def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
 class _Sizes(dict):
     """How many characters a character becomes; all that are not told apart become as many."""
 
-    def __init__(self):
-        self.others = 1.0
+    others = 1.0
 
     def __missing__(self, character: str) -> float:
         return self.others
@@ -219,26 +219,36 @@ def _growth(steps: list[dict[str, Any]]) -> float:
     """The most characters that the steps make of one.
 
     From the last step to the first: how many characters a character becomes in this step and those
-    behind it. Exact for what the file writes; for other characters Unicode's own rules, by which
-    one may become 18, count as none.
+    behind it. The end of a text counts as one too. For characters that the file does not write
+    Unicode's own rules do not count, by which one of a text may become 18.
     """
-    sizes = _Sizes()
-    patterns = 0
-    for step in steps:
-        for text in _texts(step):
-            if len(text) > _MAX_CONTENT:
-                raise Unusable(
-                    f"its {step['type']} has a text of {len(text):,} characters, of at most "
-                    f"{_MAX_CONTENT:,}"
-                )
-            sizes.update(dict.fromkeys(text, 1.0))
-        pattern = step.get("pattern")
-        patterns += isinstance(pattern, dict) and "Regex" in pattern
+    patterns = [step.get("pattern") for step in steps]
+    patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
     if patterns > _MAX_PATTERNS:
         raise Unusable(f"it has {patterns} regular expressions, of at most {_MAX_PATTERNS}")
-    for step in reversed(steps):
-        _grow(sizes, step)
+    written = "".join(text for step in steps for text in _texts(step))
+    if len(written) > _MAX_WRITTEN:
+        raise Unusable(
+            f"the texts in its steps have {len(written):,} characters, of at most {_MAX_WRITTEN:,}"
+        )
+    kinds = [step["type"] for step in steps]
+    if kinds.count("Precompiled") > _MAX_RULES:
+        raise Unusable(f"it has more than {_MAX_RULES} tables of normalization rules")
+    if "ByteLevel" in kinds:
+        written += "".join(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    sizes = _Sizes(dict.fromkeys(written, 1.0))
+    rules = [_rules(step) if step["type"] == "Precompiled" else None for step in steps]
+    for place in reversed(range(len(steps))):
+        made = "".join(rule.replacements for rule in rules[:place] if rule is not None)
+        _grow(sizes, steps[place], rules[place], made)
     return sizes.most()
+
+
+def _rules(step: dict[str, Any]) -> Charsmap:
+    try:
+        return Charsmap(base64.b64decode(str(step.get("precompiled_charsmap"))))
+    except ValueError as error:
+        raise Unusable(f"its normalization rules are broken: {error}") from None
 
 
 def _texts(step: dict[str, Any]) -> list[str]:
@@ -253,7 +263,8 @@ def _texts(step: dict[str, Any]) -> list[str]:
     ]
 
 
-def _grow(sizes: _Sizes, step: dict[str, Any]) -> None:
+def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str) -> None:
+    """Goes back by a step, with its compiled rules, and what those before it make of characters."""
     kind = step["type"]
     if kind == "Replace":
         pattern, content = step.get("pattern"), sizes.of(str(step.get("content")))
@@ -266,25 +277,34 @@ def _grow(sizes: _Sizes, step: dict[str, Any]) -> None:
         else:  # which may also match nothing, at every place
             sizes.change(lambda size: size + content)
     elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer"):
-        form = kind if kind.startswith("NF") else "NFD"
-        become = {c: unicodedata.normalize(form, c.lower()) for c in sizes}
-        sizes.update({c: max(sizes[c], sizes.of(text)) for c, text in become.items()})
+        sizes.others *= _expansion(kind, made)
+        sizes.update({c: max(sizes[c], sizes.of(_by_unicode(kind, c))) for c in sizes})
         if kind == "BertNormalizer":  # spaces around what is Chinese
             spaces = 2 * sizes[" "]
             sizes.change(lambda size: size + spaces)
     elif kind == "Precompiled":
-        try:
-            longest = Charsmap(base64.b64decode(str(step.get("precompiled_charsmap")))).longest
-        except ValueError as error:
-            raise Unusable(f"its normalization rules are broken: {error}") from None
-        most = sizes.most()
-        sizes.change(lambda _: most * longest)
+        most = sizes.most() * rules.longest
+        sizes.change(lambda _: most)
     elif kind == "ByteLevel":
         most = sizes.most() * (4 + bool(step.get("add_prefix_space")))
         sizes.change(lambda _: most)
     elif kind in ("Prepend", "Metaspace", "BPEDecoder", "CTC", "WordPiece"):
         most = max(sizes.of(text) for text in ("▁", " ", *_texts(step)))
         sizes.change(lambda size: size + most)
+
+
+def _by_unicode(kind: str, text: str) -> str:
+    """What a step makes of a text by rules that no file can change."""
+    if kind.startswith("NF"):
+        return unicodedata.normalize(kind, text)
+    text = text.lower()
+    return unicodedata.normalize("NFD", text) if kind == "BertNormalizer" else text
+
+
+@functools.lru_cache(32)
+def _expansion(kind: str, made: str) -> int:
+    """The most characters that such a step makes of one of a text's."""
+    return max((len(_by_unicode(kind, character)) for character in set(made)), default=1)
 
 
 # What is put around a text

@@ -28,6 +28,7 @@ _MAX_FILE = 50_000_000
 _MAX_PIECE = 512
 # Characters that one is replaced by. By Unicode's rules of compatibility there are up to 18.
 _MAX_REPLACEMENT = 36
+_MAX_REPLACEMENTS = 2**20  # characters of all; published ones have a twentieth
 # The bits of a unit of the trie that must equal a byte for a step along it.
 _LABEL = 0x800000FF
 
@@ -123,7 +124,8 @@ class Charsmap:
         data: the size of a double-array trie, the trie, and the replacements.
 
     Attributes:
-        longest: the number of characters of the longest replacement.
+        replacements: what characters are replaced by, behind each a zero.
+        longest: the number of characters of the longest.
 
     Raises:
         ValueError: if the data are broken.
@@ -135,8 +137,10 @@ class Charsmap:
             raise ValueError("the compiled rules are truncated")
         units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
         self._replacements = data[4 + size :]
-        # UnicodeDecodeError is a ValueError.
-        self.longest = max(map(len, self._replacements.decode().split("\0")))
+        self.replacements = self._replacements.decode()  # UnicodeDecodeError is a ValueError
+        self.longest = max(map(len, self.replacements.split("\0")))
+        if len(self.replacements) > _MAX_REPLACEMENTS:
+            raise ValueError("the compiled rules have too many replacements")
         if self.longest > _MAX_REPLACEMENT:
             raise ValueError(
                 f"the compiled rules replace a character by {self.longest:,} characters, and may "

@@ -19,8 +19,9 @@ class Tokenizer:
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
     Load one with `from_preset` or `from_files`, learn one with `train`, or wrap a
-    `tokenizers.Tokenizer`. Padding and truncation that a published tokenizer was saved with
-    are switched off: a text gives all of its ids, and batches are padded where they are made.
+    `tokenizers.Tokenizer`. Padding, truncation and dropout that a published tokenizer was saved
+    with are switched off: a text gives all of its ids, the same in every call, and batches are
+    padded where they are made. (Dropout of a `backend` that is given here stays, for training.)
 
     A special token written out in a text, such as `[MASK]`, is that token.
 

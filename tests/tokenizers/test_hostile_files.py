@@ -14,7 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from keras_transformer.data.record_files import _MAX_LINE, FileSource
 from keras_transformer.tokenizers import Tokenizer, bounds
-from keras_transformer.tokenizers.backend import Unusable
+from keras_transformer.tokenizers.backend import Unusable, refusing
+from tests.tokenizers.folders import marian
 
 pytestmark = pytest.mark.backend_independent
 
@@ -74,7 +75,6 @@ PIECE = {"type": "WordPiece", "vocab": WORDS, "unk_token": "[UNK]"}
 PIECE |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 TEN = [replace("a", "a" * 10)] * 12
-LONG = "a" * 1001
 PADDING = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"}
 HOSTILE = {
     "normalizers": ({"normalizer": sequence("normalizers", TEN)}, "1,000,000,000,000 characters"),
@@ -105,8 +105,11 @@ HOSTILE = {
         {"decoder": sequence("decoders", [sequence("decoders", TEN[:6])] * 2)},
         "its decoder can make 1,000,000,000,000",
     ),
-    "content": ({"normalizer": replace("a", LONG)}, "a text of 1,001 characters, of at most"),
-    "steps": ({"decoder": sequence("decoders", [{"type": "Fuse"}] * 1001)}, "more than 1,000 steps"),
+    "content": (
+        {"normalizer": replace("a", "a" * 5000)},
+        "have 5,001 characters, of at most 5,000",
+    ),
+    "steps": ({"decoder": sequence("decoders", [{"type": "Fuse"}] * 1001)}, "than 1,000 steps"),
     "expressions": (
         {"normalizer": sequence("normalizers", [replace("x", "", "Regex")] * 33)},
         "33 regular expressions",
@@ -143,7 +146,7 @@ HOSTILE = {
     ),
     "token": ({"model": {**BPE, "vocab": {**BPE["vocab"], "x" * 2001: 3}}}, "of 2,001 characters"),
     "suffix": ({"model": {**BPE, "end_of_word_suffix": "x" * 2001}}, "of 2,001 characters"),
-    "word": ({"model": {**PIECE, "max_input_chars_per_word": 10**18}}, "'max_input_chars_per_word'"),
+    "word": ({"model": {**PIECE, "max_input_chars_per_word": 10**18}}, "max_input_chars"),
     "expression": (
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(.|..|...)*(?!)"},
                            "behavior": "Isolated", "invert": False}},
@@ -155,10 +158,6 @@ HOSTILE = {
     ),
     "length": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "must be non-zero"),
     "broken prefix": ({"model": {**BPE, "continuing_subword_prefix": "é"}}, "slice index"),
-    "strip": (
-        {"decoder": {"type": "Strip", "content": "T", "start": 0, "stop": 2**62}},
-        "is not a usable tokenizer.json",
-    ),
 }  # fmt: skip
 
 
@@ -193,10 +192,11 @@ def test_dropout_of_a_file_is_off(tmp_path):
 
 def test_panics_in_use_are_errors(tmp_path):
     """What shows for some texts only: an error with the name of the folder, and life goes on."""
-    strip = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
-    tokenizer = load(tmp_path, base() | {"decoder": strip})
+    strip = {"type": "Strip", "content": "z", "start": 2**62, "stop": 2**62}
+    model = {"type": "WordLevel", "vocab": {**WORDS, "zz": 5}, "unk_token": "[UNK]"}
+    tokenizer = load(tmp_path, base() | {"decoder": strip, "model": model})
     assert tokenizer.decode([2]) == "b"
-    for decode in (lambda: tokenizer.decode([1]), lambda: tokenizer.decode_batch([[1], [2]])):
+    for decode in (lambda: tokenizer.decode([5]), lambda: tokenizer.decode_batch([[5], [2]])):
         with pytest.raises(ValueError, match="cannot decode this") as caught:
             decode()
         assert str(tmp_path) in str(caught.value)
@@ -256,11 +256,15 @@ def test_no_text_grows_more_than_was_computed():
         steps, normalizer = random_steps(draw)
         bound = bounds._growth(steps)
         for _ in range(5):
-            text = "".join(draw.choices("ab▁é", k=draw.randint(1, 12)))
-            grown = len(normalizer.normalize_str(text))
-            assert grown <= bound * len(text), (steps, text)
-            reached += grown == bound * len(text) > len(text)
-    assert reached > 100  # it is no more than needed
+            text = "".join(draw.choices("ab▁日", k=draw.randint(1, 12)))
+            try:
+                with refusing("The library fails"):
+                    grown = len(normalizer.normalize_str(text))
+            except ValueError:  # its own fault, for some chains
+                continue
+            assert grown <= bound * (len(text) + 1), (steps, text)
+            reached += 2 * grown > bound * len(text) > len(text)
+    assert reached > 200  # it is of the size that is needed
 
 
 def test_growth_of_published_kinds():
@@ -307,8 +311,7 @@ def test_large_files_are_not_read(file, tmp_path):
         (tmp_path / "vocab.json").write_text("{}")
         (tmp_path / "merges.txt").write_text("")
     elif file == "source.spm":
-        for name in ("target.spm", "vocab.json"):
-            (tmp_path / name).write_text("{}")
+        marian(tmp_path)
     elif file not in alone:
         values = copy.deepcopy(base())
         (tmp_path / "tokenizer.json").write_text(json.dumps(values))
