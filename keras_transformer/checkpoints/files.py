@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from keras_transformer.reading import read_bytes
+
 JSON_LIMIT = 4 * 2**20
 # Lists and objects in one file. Python needs 30 times the size of a text such as "[[],[],[]]".
 _PARTS_LIMIT = 100_000
@@ -41,12 +43,7 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
     ```
     """
     path = Path(path)
-    if not path.is_file():  # also refuses devices and pipes, which have no size to check
-        raise FileNotFoundError(f"There is no file {path}.")
-    size = path.stat().st_size
-    if size > limit:
-        raise ValueError(f"{path} has {size:,} bytes; a JSON file here may have {limit:,}.")
-    content = path.read_bytes()
+    content = read_bytes(path, limit)
     if content.count(b"[") + content.count(b"{") > _PARTS_LIMIT:
         raise ValueError(f"{path} has more than {_PARTS_LIMIT:,} lists and objects.")
     try:

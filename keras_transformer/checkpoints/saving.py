@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, 
 from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.reading import read_bytes
 from keras_transformer.tokenizers.loading import remove_chat_file
 
 
@@ -115,4 +116,4 @@ def _family(backbone: keras.Model) -> dict[str, str]:
 
 def _own_card(path: Path) -> bool:
     """Whether there is a card that was not generated."""
-    return path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")
+    return path.is_file() and MARK not in read_bytes(path, 2**24).decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.checkpoints.files import path_inside, read_json, write_json
+from keras_transformer.reading import read_bytes
 
 MODULES_FILE = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
@@ -93,10 +94,9 @@ def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
 
 def _steps(path: Path) -> list[dict[str, str]]:
     # A list, where `read_json` expects an object: wrapped, so that its checks hold here too.
-    if path.stat().st_size > 2**16:
-        raise ValueError(f"{path} is too large for a list of steps.")
+    content = read_bytes(path, 2**16)
     try:
-        steps = json.loads(path.read_text(encoding="utf-8"))
+        steps = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(steps, list) or len(steps) > _LIMIT:

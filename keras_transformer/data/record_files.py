@@ -6,6 +6,7 @@ faster than any tokenizer.
 """
 
 import csv
+import functools
 import glob
 import gzip
 import hashlib
@@ -30,6 +31,8 @@ FORMATS = {
     ".parquet": "parquet",
 }
 _PARQUET_ROWS = 1024  # read at once
+# Bytes of a line, which is held in memory whole: a packed file of some kB may have one of GB.
+_MAX_LINE = 64 * 2**20
 
 
 class Stamp(NamedTuple):
@@ -235,7 +238,13 @@ class FileSource:
         """The number of each line, from 1, and the line with its end."""
         number = 0
         try:
-            for number, line in enumerate(file, 1):
+            lines = iter(functools.partial(file.readline, _MAX_LINE + 1), b"")
+            for number, line in enumerate(lines, 1):
+                if len(line) > _MAX_LINE:
+                    raise ValueError(
+                        f"{self.place(number)} has more than {_MAX_LINE:,} bytes. Has the file "
+                        "no line ends? Split the line."
+                    )
                 if number == 1 and self.encoding == "utf-8":
                     line = line.removeprefix(b"\xef\xbb\xbf")  # Excel's mark
                 yield number, line.decode(self.encoding)

@@ -106,6 +106,7 @@ def _config(preset: str):
 
     from keras_transformer.checkpoints import load_config, resolve_preset
     from keras_transformer.config import TransformerConfig
+    from keras_transformer.reading import read_bytes
 
     path = pathlib.Path(preset)
     if path.suffix != ".json":
@@ -113,7 +114,7 @@ def _config(preset: str):
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {preset!r} with the values of a config.")
     try:
-        return TransformerConfig.from_json(path.read_text("utf-8"))
+        return TransformerConfig.from_json(read_bytes(path, 2**22).decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{preset!r} is not a JSON file: {error}") from error
     except ValueError as error:

@@ -57,6 +57,12 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
                 f"The tokenizer has {tokenizer.vocabulary_size} tokens, but the model's "
                 f"vocabulary only {backbone.config.vocabulary_size}. Do they belong together?"
             )
+        segments = backbone.config.segment_vocabulary_size
+        if tokenizer is not None and 1 < segments < tokenizer.segment_count:
+            raise ValueError(
+                f"The tokenizer tells {tokenizer.segment_count} segments apart, and the model has "
+                f"embeddings of {segments}. Do they belong together?"
+            )
         super().__init__(name=name, dtype=backbone.dtype_policy)
         self.backbone = backbone
         self.tokenizer = tokenizer

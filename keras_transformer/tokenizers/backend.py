@@ -1,9 +1,29 @@
 """The Rust tokenizer that does the work: a copy of it, and checks of what it is given."""
 
+import contextlib
+from collections.abc import Iterator
 from itertools import groupby
 
 import numpy as np
 import tokenizers
+
+
+class Unusable(Exception):
+    """A tokenizer is broken, or asks for more than it may."""
+
+
+@contextlib.contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Turns what the library raises for broken values into a ValueError of this message."""
+    try:
+        yield
+    except BaseException as error:
+        # Its own failures are plain `Exception`s, TypeErrors and OverflowErrors of conversion,
+        # or panics of its Rust code, which are no `Exception`s.
+        known = type(error) is Exception or isinstance(error, (Unusable, TypeError, OverflowError))
+        if not known and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{message}: {error}") from None
 
 
 def copy_backend(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -1,12 +1,21 @@
 """Chats as the text that a model was trained on, by the template of its tokenizer."""
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_transformer.tokenizers.chat_process import render_apart
+
 # Characters; published templates have up to some ten thousand.
 MAX_TEMPLATE = 2**20
+# What is said of a template before the message, by the kind of what is wrong.
+_WRONG = {
+    "syntax": "is invalid in line ",
+    "forbidden": "asks for what it may not: ",
+    "size": "asks for too much: ",
+    "refused": "refuses this chat: ",
+    "failed": "fails for this chat: ",
+}
 
 
 def render_chat(
@@ -21,8 +30,9 @@ def render_chat(
     """The text of a chat, as Transformers' `apply_chat_template` gives it.
 
     A template comes with a model and is not trusted: it can do nothing but make text of what it
-    is given here, and not more than some millions of characters. Formatting by width
-    (`center`, `indent`, `%`) is not available to it.
+    is given here. It is read and rendered in a process of its own, which the operating system
+    ends after 2 seconds of computing, and gives 256 MB (on Linux; on Windows the end comes after
+    30 seconds by the clock). The first call starts that process, later ones use it.
 
     The text has the special tokens in it. It is encoded with `special_tokens=False`.
 
@@ -40,8 +50,9 @@ def render_chat(
 
     Raises:
         ImportError: if jinja2 is not installed.
+        RuntimeError: if the process for it cannot be started.
         ValueError: if a message is wrong, or the template is: it is invalid, it refuses the chat,
-            or it asks for what it may not.
+            it asks for what it may not, or for too much.
 
     Example:
 
@@ -60,15 +71,6 @@ def render_chat(
             f"A chat template must be a string of at most {MAX_TEMPLATE:,} characters, received "
             f"{f'{len(template):,}' if isinstance(template, str) else type(template).__name__}."
         )
-    try:
-        import jinja2
-
-        from keras_transformer.tokenizers.chat_sandbox import Budget, ChatEnvironment, TooMuch
-    except ImportError as error:
-        raise ImportError(
-            "Chat templates need the package jinja2, which is not installed. "
-            'Install it with: pip install "keras_transformer[generation]"'
-        ) from error
     given = {
         **(special_tokens or {}),
         "messages": messages,
@@ -78,21 +80,15 @@ def render_chat(
         **{name: _plain(value, name) for name, value in variables.items()},
     }
     try:
-        return ChatEnvironment(Budget()).from_string(template).render(given)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(
-            f"The chat template is invalid in line {error.lineno}: {error.message}"
-        ) from None
-    except jinja2.exceptions.SecurityError as error:
-        raise ValueError(f"The chat template asks for what it may not: {error}") from None
-    except TooMuch as error:
-        raise ValueError(f"The chat template asks for too much: {error}.") from None
-    except jinja2.TemplateError as error:
-        raise ValueError(f"The chat template refuses this chat: {error}") from None
-    except Exception as error:  # whatever a template does wrong: a division by zero, a sum of lists
-        raise ValueError(
-            f"The chat template fails for this chat: {type(error).__name__}: {error}"
+        kind, text = render_apart(template, given)
+    except ImportError as error:
+        raise ImportError(
+            "Chat templates need the package jinja2, which is not installed. "
+            'Install it with: pip install "keras_transformer[generation]"'
         ) from error
+    if kind == "text":
+        return text
+    raise ValueError(f"The chat template {_WRONG[kind]}{text}")
 
 
 def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -113,9 +109,9 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A copy of what must be JSON values: a template could call the methods of other objects."""
+    """A value that must be JSON's."""
     try:
         json.dumps(value)
-        return copy.deepcopy(value)
+        return value
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"`{name}` must hold JSON values only: {error}") from None

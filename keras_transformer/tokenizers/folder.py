@@ -1,5 +1,6 @@
 """The files of a published tokenizer: what their JSON says, and the tokens that they add."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from keras_transformer.reading import read_bytes
+from keras_transformer.tokenizers.bounds import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 from keras_transformer.tokenizers.preparing import Settings
 from keras_transformer.tokenizers.published import GENERIC, class_of
@@ -46,6 +49,9 @@ TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
+# Bytes that a file may have: vocabularies of one kind have up to 5 MB, configs up to 2 MB.
+_LIMIT = 16 * 2**20
+_LIMITS = {TOKENIZER_FILE: MAX_FILE, CHAT_FILE: MAX_TEMPLATE, "config.json": 4 * 2**20}
 _TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -102,11 +108,6 @@ class Folder:
         """
         path = self.path / CHAT_FILE
         if path.is_file():
-            if path.stat().st_size > MAX_TEMPLATE:
-                raise ValueError(
-                    f"{str(path)!r} has {path.stat().st_size:,} bytes; a chat template may have "
-                    f"{MAX_TEMPLATE:,}."
-                )
             return read_text(path)
         where = f"'chat_template' in {str(self.path / CONFIG_FILE)!r}"
         template = self.values.get("chat_template")
@@ -223,13 +224,14 @@ class Folder:
 
 
 def read_text(path: Path) -> str:
-    """A text file.
+    """A text file, of a size that such a file may have.
 
     Raises:
-        ValueError: if it is not UTF-8.
+        ValueError: if it is larger, or not UTF-8.
     """
+    data = read_bytes(path, _LIMITS.get(path.name, _LIMIT))
     try:
-        return path.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is not UTF-8 text: {error}") from None
 

@@ -5,16 +5,16 @@ Nothing is imported or executed, and no path found in a file is followed.
 """
 
 import base64
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from keras_transformer.tokenizers.backend import refusing
+from keras_transformer.tokenizers.bounds import bounded, check_ids, try_out
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,
@@ -82,6 +82,8 @@ def read_directory(
     backend.encode_special_tokens = settings.flag("split_special_tokens", False)
     if settings.flag("clean_up_tokenization_spaces", False):
         _clean_up(backend)
+    with refusing(f"The tokenizer in {str(folder.path)!r} is not usable"):
+        check_ids(backend)
     named = folder.names_tokens or any(settings.tokens.values())
     return backend, read_roles(backend, settings, guess=not named), folder.chat_template()
 
@@ -138,20 +140,6 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def refusing(message: str) -> Iterator[None]:
-    """Turns what the library raises for broken values into a ValueError of this message."""
-    try:
-        yield
-    except BaseException as error:
-        # Its own failures are plain `Exception`s, TypeErrors and OverflowErrors of conversion,
-        # or panics of its Rust code, which are no `Exception`s.
-        known = type(error) is Exception or isinstance(error, (TypeError, OverflowError))
-        if not known and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"{message}: {error}") from None
-
-
 # tokenizer.json
 
 
@@ -161,7 +149,7 @@ def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings
         f"{str(path)!r} is not a usable tokenizer.json. It may be truncated or written by "
         "another version of the `tokenizers` library; fetch it again"
     ):
-        backend = tokenizers.Tokenizer.from_str(folder.tokenizer_json)
+        backend = tokenizers.Tokenizer.from_str(bounded(folder.tokenizer_json))
         charsmap = _charsmap(backend, path)
         listed = folder.listed_tokens()
         if not folder.lists_added:
@@ -176,7 +164,7 @@ def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings
         else:
             settings = folder.settings(path, {}, charsmap)
             folder.add_tokens(backend, listed, settings.tokens, folder.further_tokens() or [])
-        _try_out(backend)
+        try_out(backend)
     return backend, settings
 
 
@@ -226,13 +214,8 @@ def _read_older_files(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
         else:
             model = models.WordPiece(_read_vocab_txt(folder.path), **cls.options(settings))
         backend = _build(cls, model, folder, settings, listed, more)
-        _try_out(backend)
+        try_out(backend)
         return backend, settings
-
-
-def _try_out(backend: tokenizers.Tokenizer) -> None:
-    """Shows the faults that show only in use: a template or an unknown token without an id."""
-    backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
 
 
 def _files(folder: Folder, cls: Published) -> tuple[str, ...]:

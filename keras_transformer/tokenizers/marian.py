@@ -10,8 +10,10 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, processors
 
+from keras_transformer.tokenizers.backend import refusing
+from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.folder import CONFIG_FILE, MARIAN_FILES, Folder, read_json_object
-from keras_transformer.tokenizers.loading import read_roles, refusing, write_bytes, write_text
+from keras_transformer.tokenizers.loading import read_roles, write_bytes, write_text
 from keras_transformer.tokenizers.sentencepiece import SPACE, Segmenter
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.tokenizer import Tokenizer
@@ -104,6 +106,7 @@ class MarianTokenizer(Tokenizer):
             backend.decoder = decoders.Sequence(
                 [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), strip]
             )
+            check_ids(backend)
         segmenters = [
             Segmenter(parse_sentencepiece(folder.path / name)) for name in MARIAN_FILES[:2]
         ]
@@ -140,9 +143,10 @@ class MarianTokenizer(Tokenizer):
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of targets, segmented by `target.spm`, without the end."""
         rows = self._pieces(super()._rows(texts, None), self._target)
-        encodings = self._backend.encode_batch_fast(
-            rows, is_pretokenized=True, add_special_tokens=False
-        )
+        with self._refusing("encode"):
+            encodings = self._backend.encode_batch_fast(
+                rows, is_pretokenized=True, add_special_tokens=False
+            )
         return [encoding.ids for encoding in encodings]
 
     def encode_batch_with_offsets(self, texts, pairs=None) -> list[tokenizers.Encoding]:

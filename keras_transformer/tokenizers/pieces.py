@@ -116,6 +116,7 @@ class _Pieces:
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer._backend.decoder
+        self._refusing = tokenizer._refusing
         kinds = [step["type"] for step in decoder_steps(tokenizer)]
         unknown = set(kinds) - _KNOWN
         if unknown or ("ByteLevel" in kinds and set(kinds[: kinds.index("ByteLevel")])):
@@ -142,7 +143,10 @@ class _Pieces:
 
     def _decode(self, tokens: list[str]) -> str:
         # Without a decoder the library puts spaces between the tokens.
-        return " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)
+        if self._decoder is None:
+            return " ".join(tokens)
+        with self._refusing("decode"):
+            return self._decoder.decode(tokens)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -18,12 +18,17 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken
 
+from keras_transformer.reading import read_bytes
+
 # The types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _KINDS = {1: "unigram", 2: "bpe"}
 # Ten times the largest published file; a piece is a word or a few.
 _MAX_FILE = 50_000_000
 _MAX_PIECE = 512
+# Characters that one is replaced by. By Unicode's rules of compatibility there are up to 18.
+_MAX_REPLACEMENT = 36
+_MAX_REPLACEMENTS = 2**20  # characters of all; published ones have a twentieth
 # The bits of a unit of the trie that must equal a byte for a step along it.
 _LABEL = 0x800000FF
 
@@ -99,15 +104,9 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
         ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}.")
-    if path.stat().st_size > _MAX_FILE:
-        raise ValueError(
-            f"{str(path)!r} has {path.stat().st_size} bytes, more than any SentencePiece file "
-            f"({_MAX_FILE}). Is it something else?"
-        )
+    data = read_bytes(path, _MAX_FILE)
     try:
-        return _parse(path.read_bytes())
+        return _parse(data)
     except ValueError as error:
         raise ValueError(
             f"{str(path)!r} is not a usable SentencePiece file: {error}. It may be truncated, or "
@@ -124,6 +123,10 @@ class Charsmap:
     Args:
         data: the size of a double-array trie, the trie, and the replacements.
 
+    Attributes:
+        replacements: what characters are replaced by, behind each a zero.
+        longest: the number of characters of the longest.
+
     Raises:
         ValueError: if the data are broken.
     """
@@ -134,7 +137,15 @@ class Charsmap:
             raise ValueError("the compiled rules are truncated")
         units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
         self._replacements = data[4 + size :]
-        self._replacements.decode()  # UnicodeDecodeError is a ValueError
+        self.replacements = self._replacements.decode()  # UnicodeDecodeError is a ValueError
+        self.longest = max(map(len, self.replacements.split("\0")))
+        if len(self.replacements) > _MAX_REPLACEMENTS:
+            raise ValueError("the compiled rules have too many replacements")
+        if self.longest > _MAX_REPLACEMENT:
+            raise ValueError(
+                f"the compiled rules replace a character by {self.longest:,} characters, and may "
+                f"do so by {_MAX_REPLACEMENT}"
+            )
         # No step of a search may lead out of the trie, no rule out of the replacements.
         targets = np.arange(len(units)) ^ _offset(units)
         inner = units >> 31 == 0

@@ -9,7 +9,8 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.tokenizers import loading, training
-from keras_transformer.tokenizers.backend import check_texts, copy_backend
+from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
+from keras_transformer.tokenizers.bounds import segment_count
 from keras_transformer.tokenizers.chat import render_chat
 
 
@@ -18,8 +19,9 @@ class Tokenizer:
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
     Load one with `from_preset` or `from_files`, learn one with `train`, or wrap a
-    `tokenizers.Tokenizer`. Padding and truncation that a published tokenizer was saved with
-    are switched off: a text gives all of its ids, and batches are padded where they are made.
+    `tokenizers.Tokenizer`. Padding, truncation and dropout that a published tokenizer was saved
+    with are switched off: a text gives all of its ids, the same in every call, and batches are
+    padded where they are made. (Dropout of a `backend` that is given here stays, for training.)
 
     A special token written out in a text, such as `[MASK]`, is that token.
 
@@ -49,6 +51,8 @@ class Tokenizer:
 
     # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
     _takes_pieces = False
+    # What errors call it.
+    _name = "The tokenizer"
 
     def __init__(
         self,
@@ -171,7 +175,10 @@ class Tokenizer:
 
             return MarianTokenizer.from_files(directory)
         backend, roles, chat_template = loading.read_directory(directory)
-        return cls(backend, chat_template=chat_template, **roles)
+        with refusing(f"The tokenizer in {str(directory)!r} is not usable"):
+            tokenizer = cls(backend, chat_template=chat_template, **roles)
+        tokenizer._name = f"The tokenizer of {str(directory)!r}"
+        return tokenizer
 
     @classmethod
     def from_preset(cls, preset: str | os.PathLike) -> "Tokenizer":
@@ -304,7 +311,9 @@ class Tokenizer:
         assert encoding.offsets[1:3] == [(0, 3), (5, 8)]
         ```
         """
-        return self._backend.encode_batch(self._rows(texts, pairs))
+        rows = self._rows(texts, pairs)
+        with self._refusing("encode"):
+            return self._backend.encode_batch(rows)
 
     def _rows(self, texts, pairs) -> list:
         rows = check_texts(texts, "texts")
@@ -331,9 +340,14 @@ class Tokenizer:
             # On a copy: the setting would last, and other threads would see it.
             backend = copy_backend(backend)
             backend.enable_truncation(int(max_length), strategy="longest_first")
-        return backend.encode_batch_fast(
-            rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
-        )
+        with self._refusing("encode"):
+            return backend.encode_batch_fast(
+                rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
+            )
+
+    def _refusing(self, what: str):
+        """Failures of the library, also of its Rust code, become errors that name the tokenizer."""
+        return refusing(f"{self._name} cannot {what} this")
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of texts that a sequence-to-sequence model is to write, without special tokens.
@@ -426,7 +440,9 @@ class Tokenizer:
         Raises:
             ValueError: if the ids are not integers or an id is outside the vocabulary.
         """
-        return self._backend.decode(self._check_ids(ids, "ids"))
+        ids = self._check_ids(ids, "ids")
+        with self._refusing("decode"):
+            return self._backend.decode(ids)
 
     def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """The texts of many rows of ids, in parallel; see `decode`.
@@ -441,7 +457,8 @@ class Tokenizer:
             ValueError: as `decode`, with the row.
         """
         rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
-        return self._backend.decode_batch(rows)
+        with self._refusing("decode"):
+            return self._backend.decode_batch(rows)
 
     def _check_ids(self, ids, name: str) -> list[int]:
         try:
@@ -467,6 +484,11 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """The highest id plus one: the rows that an embedding needs."""
         return max(self.get_vocabulary().values(), default=-1) + 1
+
+    @cached_property
+    def segment_count(self) -> int:
+        """The highest segment id plus one, at least 2: the segments that a model must know."""
+        return segment_count(self._backend)
 
     def get_vocabulary(self) -> dict[str, int]:
         """Every token, special ones included, with its id."""

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from keras_transformer.tokenizers.backend import refusing
+from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
+
 KINDS = ("bpe", "wordpiece", "unigram")
 
 # What `special_tokens=True` puts around one text and around a pair. The number after the
@@ -72,6 +75,11 @@ def train(
             f"({len(specials)} special tokens and the alphabet). "
             f"Received: vocabulary_size={vocabulary_size!r}"
         )
+    if vocabulary_size > MAX_VOCABULARY:  # the library takes the memory for it at once
+        raise ValueError(
+            f"`vocabulary_size` may be {MAX_VOCABULARY:,}, several times that of the largest "
+            f"models. Received: vocabulary_size={vocabulary_size!r}"
+        )
 
     backend, trainer = _BUILDERS[kind](vocabulary_size, specials, alphabet)
     if kind == "wordpiece":
@@ -81,7 +89,8 @@ def train(
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     else:
         _set_byte_level(backend, lowercase, add_prefix_space)
-    backend.train_from_iterator(_checked(texts), trainer)
+    with refusing("The texts cannot be learned from"):
+        backend.train_from_iterator(_checked(texts), trainer)
     set_template(backend, TEMPLATES[template], roles["start"], roles["end"])
     return backend, roles
 

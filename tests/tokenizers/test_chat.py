@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import tokenizers
@@ -200,100 +199,6 @@ def test_a_long_chat_is_within_the_bounds():
     chat = [SYSTEM, *[USER, {"role": "assistant", "content": "word " * 200}] * 500]
     for name in ("chatml", "llama2", "llama3", "qwen3"):
         assert len(render_chat(TEMPLATES[name], chat, special_tokens=SPECIALS)) > 500_000
-
-
-def repeated(change, start="x='aaaaaaaa'"):
-    loop = f"{{% for i in range(60) %}}{change}{{% endfor %}}"
-    return f"{{% set ns = namespace({start}) %}}{loop}{{{{ ns.x }}}}"
-
-
-HOSTILE = {
-    "classes": "{{ ''.__class__.__mro__ }}",
-    "globals": "{{ self.__init__.__globals__ }}",
-    "builtins": "{{ raise_exception.__globals__['__builtins__'].open('/etc/passwd').read() }}",
-    "code": "{{ (strftime_now.__code__).co_consts[0] }}",
-    "attr": "{{ (''|attr('__class__')).mro() }}",
-    "map attr": "{{ ['']|map(attribute='__class__')|list|first|attr('mro')() }}",
-    "format": "{{ '{0.__class__}'.format('') }}",
-    "format map": "{{ ['{0.__class__}']|map('format', '')|list }}",
-    "include": "{% include '/etc/passwd' %}",
-    "import": "{% import 'os' as os %}{{ os.system('true') }}",
-    "extends": "{% extends '/etc/passwd' %}",
-    "changing": "{{ messages.append(1) }}",
-    "clearing": "{{ messages[0].clear() }}",
-    "text bomb": "{{ 'a' * 10**9 }}",
-    "list bomb": "{{ [1] * 10**9 }}",
-    "number bomb": "{{ 9 ** 9 ** 9 }}",
-    "range": "{% for i in range(10**9) %}x{% endfor %}",
-    "nested": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "written": "{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}",
-    "lists": "{% for i in range(99999) %}{{ range(99999)|list|length }}{% endfor %}",
-    "doubled by ~": repeated("{% set ns.x = ns.x ~ ns.x %}"),
-    "doubled by +": repeated("{% set ns.x = ns.x + ns.x %}"),
-    "doubled by join": repeated("{% set ns.x = [ns.x, ns.x]|join %}"),
-    "doubled by replace": repeated("{% set ns.x = ns.x.replace('a', 'aa') %}"),
-    "doubled by the filter": repeated("{% set ns.x = ns.x|replace('a', 'aa') %}"),
-    "doubled in a block": repeated("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
-    "nested lists": repeated("{% set ns.x = [ns.x, ns.x] %}"),
-    "nested tuples": repeated("{% set ns.x = (ns.x, ns.x) %}"),
-    "nested dicts": repeated("{% set ns.x = {'a': ns.x, 'b': ns.x} %}"),
-    "nested dict()": repeated("{% set ns.x = dict(a=ns.x, b=ns.x) %}"),
-    "namespaces": repeated("{% set ns.x = namespace(a=ns.x, b=ns.x) %}"),
-    "long lists": repeated("{% set ns.x = ns.x + ns.x %}", "x=[1]"),
-    "width": "{{ 'a'|center(10**9) }}",
-    "width by %": "{{ '%1000000000d' % 1 }}",
-    "width by format": "{{ '{:1000000000}'.format(1) }}",
-    "width by ljust": "{{ 'a'.ljust(10**9) }}",
-    "bytes": "{{ (1).to_bytes(10**9) }}",
-    "indent": "{{ messages|tojson(indent=10**9) }}",
-    "batch": "{{ [1]|batch(10**9, 1)|list }}",
-    "join": "{{ ('a' * 10**6).join(['']  * 10**6) }}",
-    "join filter": "{{ (['a' * 10**6] * 10**5)|join }}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "recursive loop": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
-    "deep": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
-    "lipsum": "{{ lipsum(n=1000) }}",
-    "syntax": "{% for %}",
-    "unknown tag": "{% run %}",
-    "not there": "{{ nothing.at.all }}",
-    "division": "{{ 1 / 0 }}",
-    "time": "{{ strftime_now('%Y' * 10000) }}",
-}
-
-
-@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_templates_are_refused(template):
-    messages = [dict(USER)]
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match="The chat template"):
-        render_chat(template, messages)
-    assert time.perf_counter() - start < 20
-    assert messages == [USER]
-
-
-def test_memory_stays_bounded():
-    """All of them in one process that may have little more than what it starts with."""
-    code = (
-        "import sys, json, resource\n"
-        "from keras_transformer.tokenizers.chat import render_chat\n"
-        "import jinja2\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for template in json.load(sys.stdin):\n"
-        "    try:\n"
-        "        render_chat(template, [{'role': 'user', 'content': 'a'}])\n"
-        "    except ValueError:\n"
-        "        pass\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(list(HOSTILE.values())),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) < 600  # MB
 
 
 @pytest.mark.parametrize(

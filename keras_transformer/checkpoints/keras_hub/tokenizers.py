@@ -23,6 +23,8 @@ from keras_transformer.checkpoints.keras_hub.serialized import (
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.tokenizers.backend import refusing
+from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
 
@@ -81,7 +83,10 @@ def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Rol
         options = _Options(path, serialized_arguments(values))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return _READERS[name](Path(folder), options)
+    backend, roles = _READERS[name](Path(folder), options)
+    with refusing(f"The tokenizer in {folder} is not usable"):
+        check_ids(backend)
+    return backend, roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +150,8 @@ def _lines(path: Path) -> list[str]:
 
 def _backend(path: Path, make: Callable[[], models.Model]) -> tokenizers.Tokenizer:
     """A backend with a model of what is in a file; the library's failures name the file."""
-    try:
+    with refusing(f"{path} is not a usable vocabulary"):
         return tokenizers.Tokenizer(make())
-    except BaseException as error:
-        # Failures of its Rust code are plain `Exception`s, or panics, which are none.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"{path} is not a usable vocabulary: {error}") from None
 
 
 def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Path) -> None:

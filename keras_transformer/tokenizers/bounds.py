@@ -1,0 +1,348 @@
+"""What a `tokenizer.json` may ask of the Rust library, which does all that it is asked for.
+
+Memory that the library cannot get ends the process, so what a file asks for is computed before the
+library sees it: the largest number of characters that its steps make of one.
+"""
+
+import base64
+import functools
+import json
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tokenizers
+
+from keras_transformer.tokenizers.backend import Unusable
+from keras_transformer.tokenizers.sentencepiece_file import Charsmap
+
+# The largest published file has 33 MB and a million lists (the merges of Gemma 3).
+MAX_FILE = 100 * 2**20
+_MAX_PARTS = 5_000_000
+# Ids beyond this are no row of an embedding; the largest published vocabulary has a million.
+MAX_VOCABULARY = 4_000_000
+# Characters of one token. Published ones have up to some hundred, of spaces or dashes.
+_MAX_TOKEN = 2_000
+# Of characters that one may become. Those of XLM-RoBERTa and its like become 72.
+_MAX_GROWTH = 256
+_MAX_STEPS, _MAX_PATTERNS, _MAX_RULES, _MAX_WRITTEN = 1_000, 32, 4, 5_000
+# Tokens that are put around a text, and how often the text itself may be there.
+_MAX_AROUND, _MAX_COPIES = 256, 4
+_MAX_WORD = 1_000  # characters of a word that WordPiece looks at; the time is their third power
+# What a tokenizer is tried out on, and the seconds of computing that this may take. Ordinary ones
+# take a thousandth of it.
+_SAMPLE = (
+    "The quick brown fox, said to be 3.5 years old, jumps over 27 lazy dogs!  Does it?\n\n"
+    "def f(x_1):\n        return {'key': [x_1 ** 2, \"a-b\"]}  # https://example.org/a?b=c&d\n"
+    "Grüße aus München, привет, 日本語のテキスト, 한국어, العربية, 🙂🙂 "
+    "e\u0301\u0327 \ufb01 \u00bd\t$1,000.00\n"
+    + "aaaa" * 32 + " " * 128 + "0123456789" * 12 + "=-" * 64 + "\n" * 64
+)  # fmt: skip
+_MAX_SECONDS = 0.5
+_INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")
+
+
+def bounded(text: str) -> str:
+    """A `tokenizer.json` that asks for no more than published ones do.
+
+    Padding, truncation and dropout are taken out: they are no part of what a text is encoded to.
+
+    Args:
+        text: the content of the file.
+
+    Returns:
+        The content to be given to the library.
+
+    Raises:
+        Unusable: if it is not JSON, or asks for too much, with the part that does.
+    """
+    if text.count("[") + text.count("{") > _MAX_PARTS:
+        raise Unusable(f"it has more than {_MAX_PARTS:,} lists and objects")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"it is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Unusable("it holds no object")
+    values["padding"] = values["truncation"] = None
+    _check_vocabulary(values)
+    before = [*_steps(values, "normalizer"), *_steps(values, "pre_tokenizer")]
+    for part, steps in (("normalizer", before), ("decoder", list(_steps(values, "decoder")))):
+        growth = _growth(steps)
+        if growth > _MAX_GROWTH:
+            raise Unusable(
+                f"its {part} can make {growth:,.0f} characters of one, and may make {_MAX_GROWTH}"
+            )
+    _check_around(list(_steps(values, "post_processor")))
+    # In ASCII: what is no text fails there, not on the way.
+    return json.dumps(values)
+
+
+def check_ids(backend: tokenizers.Tokenizer) -> None:
+    """Refuses ids that no embedding can have a row for.
+
+    Args:
+        backend: the backend.
+
+    Raises:
+        Unusable: if the vocabulary has one, or what is put around a text has one that is beyond
+            the vocabulary.
+    """
+    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > MAX_VOCABULARY:
+        raise Unusable(f"a token has the id {size - 1:,}; it may have up to {MAX_VOCABULARY:,}")
+    if backend.post_processor is None:
+        return
+    around = {"post_processor": json.loads(backend.post_processor.__getstate__())}
+    for step in _steps(around, "post_processor"):
+        for token, index in _around(step):
+            if index >= size:
+                raise Unusable(
+                    f"its post_processor puts {token!r} with the id {index} around a text, and "
+                    f"the vocabulary has the ids 0 to {size - 1}"
+                )
+
+
+def segment_count(backend: tokenizers.Tokenizer) -> int:
+    """How many segments the backend tells apart: 2, or more if its template has more.
+
+    Args:
+        backend: the backend.
+
+    Returns:
+        The highest segment id plus one.
+    """
+    around = backend.post_processor and json.loads(backend.post_processor.__getstate__())
+    ids = [
+        value.get("type_id", 0)
+        for step in _steps({"post_processor": around}, "post_processor")
+        for piece in [*step.get("single", ()), *step.get("pair", ())]
+        for value in piece.values()
+    ]
+    return max([1, *ids]) + 1
+
+
+def try_out(backend: tokenizers.Tokenizer) -> None:
+    """Shows the faults that show only in use, by what the library raises.
+
+    A template or an unknown token without an id; and a regular expression that tries so many ways
+    at each character that a page would take minutes. (The library fails after ten million ways at
+    one character.) The text grows, so that finding out is quick.
+
+    Args:
+        backend: the backend.
+
+    Raises:
+        Unusable: if it takes too long.
+    """
+    backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
+    length = 1
+    while length < 2 * len(_SAMPLE):
+        start = time.thread_time()  # of this thread alone: other processes do not count
+        backend.decode(backend.encode(_SAMPLE[:length]).ids)
+        if time.thread_time() - start > _MAX_SECONDS:
+            raise Unusable(f"to encode {length} characters takes more than {_MAX_SECONDS} seconds")
+        length *= 2
+
+
+# The vocabulary
+
+
+def _check_vocabulary(values: dict[str, Any]) -> None:
+    model, added = values.get("model"), values.get("added_tokens")
+    model = model if isinstance(model, dict) else {}
+    model.pop("dropout", None)
+    vocabulary = model.get("vocab")
+    tokens = [entry[0] for entry in vocabulary or () if isinstance(entry, list) and entry]
+    tokens += vocabulary if isinstance(vocabulary, dict) else ()
+    tokens += [token.get("content") for token in added or () if isinstance(token, dict)]
+    tokens += [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+    longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
+    if longest > _MAX_TOKEN:
+        raise Unusable(f"it has a token of {longest:,} characters, of at most {_MAX_TOKEN:,}")
+    word = model.get("max_input_chars_per_word")
+    if isinstance(word, int) and word > _MAX_WORD:
+        raise Unusable(f"'max_input_chars_per_word' is {word}, and may be {_MAX_WORD}")
+
+
+# Steps
+
+
+def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
+    """The steps of a part in their order, those of sequences one by one.
+
+    What has no type is refused: the library would guess one.
+    """
+    waiting, count = [values.get(part)], 0
+    while waiting:
+        step = waiting.pop()
+        if step is None and not count:
+            return
+        if not isinstance(step, dict) or not isinstance(step.get("type"), str):
+            raise Unusable(f"its {part} has a step without a type")
+        count += 1
+        if count > _MAX_STEPS:
+            raise Unusable(f"its {part} has more than {_MAX_STEPS:,} steps")
+        if step["type"] != "Sequence":
+            yield step
+            continue
+        for name in _INSIDE:
+            inside = step.get(name)
+            waiting += reversed(inside) if isinstance(inside, list) else ()
+
+
+class _Sizes(dict):
+    """How many characters a character becomes; all that are not told apart become as many."""
+
+    others = 1.0
+
+    def __missing__(self, character: str) -> float:
+        return self.others
+
+    def of(self, text: str) -> float:
+        """How many a text becomes."""
+        return sum(map(self.__getitem__, text))
+
+    def most(self) -> float:
+        """How many a character becomes at most."""
+        return max(self.others, *self.values()) if self else self.others
+
+    def change(self, function: Callable[[float], float]) -> None:
+        """Changes the size of every character."""
+        self.others = function(self.others)
+        for character in self:
+            self[character] = function(self[character])
+
+
+def _growth(steps: list[dict[str, Any]]) -> float:
+    """The most characters that the steps make of one.
+
+    From the last step to the first: how many characters a character becomes in this step and those
+    behind it. The end of a text counts as one too. For characters that the file does not write
+    Unicode's own rules do not count, by which one of a text may become 18.
+    """
+    patterns = [step.get("pattern") for step in steps]
+    patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
+    if patterns > _MAX_PATTERNS:
+        raise Unusable(f"it has {patterns} regular expressions, of at most {_MAX_PATTERNS}")
+    written = "".join(text for step in steps for text in _texts(step))
+    if len(written) > _MAX_WRITTEN:
+        raise Unusable(
+            f"the texts in its steps have {len(written):,} characters, of at most {_MAX_WRITTEN:,}"
+        )
+    kinds = [step["type"] for step in steps]
+    if kinds.count("Precompiled") > _MAX_RULES:
+        raise Unusable(f"it has more than {_MAX_RULES} tables of normalization rules")
+    if "ByteLevel" in kinds:
+        written += "".join(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    sizes = _Sizes(dict.fromkeys(written, 1.0))
+    rules = [_rules(step) if step["type"] == "Precompiled" else None for step in steps]
+    for place in reversed(range(len(steps))):
+        made = "".join(rule.replacements for rule in rules[:place] if rule is not None)
+        _grow(sizes, steps[place], rules[place], made)
+    return sizes.most()
+
+
+def _rules(step: dict[str, Any]) -> Charsmap:
+    try:
+        return Charsmap(base64.b64decode(str(step.get("precompiled_charsmap"))))
+    except ValueError as error:
+        raise Unusable(f"its normalization rules are broken: {error}") from None
+
+
+def _texts(step: dict[str, Any]) -> list[str]:
+    pattern = step.get("pattern")
+    values = [step, pattern if isinstance(pattern, dict) else {}]
+    skipped = ("type", "precompiled_charsmap")
+    return [
+        value
+        for holder in values
+        for name, value in holder.items()
+        if isinstance(value, str) and name not in skipped
+    ]
+
+
+def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str) -> None:
+    """Goes back by a step, with its compiled rules, and what those before it make of characters."""
+    kind = step["type"]
+    if kind == "Replace":
+        pattern, content = step.get("pattern"), sizes.of(str(step.get("content")))
+        literal = pattern.get("String") if isinstance(pattern, dict) else None
+        if isinstance(literal, str) and literal:
+            for character in literal:
+                sizes[character] = max(
+                    sizes[character] * (len(literal) > 1), content / len(literal)
+                )
+        else:  # which may also match nothing, at every place
+            sizes.change(lambda size: size + content)
+    elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer"):
+        sizes.others *= _expansion(kind, made)
+        sizes.update({c: max(sizes[c], sizes.of(_by_unicode(kind, c))) for c in sizes})
+        if kind == "BertNormalizer":  # spaces around what is Chinese
+            spaces = 2 * sizes[" "]
+            sizes.change(lambda size: size + spaces)
+    elif kind == "Precompiled":
+        most = sizes.most() * rules.longest
+        sizes.change(lambda _: most)
+    elif kind == "ByteLevel":
+        most = sizes.most() * (4 + bool(step.get("add_prefix_space")))
+        sizes.change(lambda _: most)
+    elif kind in ("Prepend", "Metaspace", "BPEDecoder", "CTC", "WordPiece"):
+        most = max(sizes.of(text) for text in ("▁", " ", *_texts(step)))
+        sizes.change(lambda size: size + most)
+
+
+def _by_unicode(kind: str, text: str) -> str:
+    """What a step makes of a text by rules that no file can change."""
+    if kind.startswith("NF"):
+        return unicodedata.normalize(kind, text)
+    text = text.lower()
+    return unicodedata.normalize("NFD", text) if kind == "BertNormalizer" else text
+
+
+@functools.lru_cache(32)
+def _expansion(kind: str, made: str) -> int:
+    """The most characters that such a step makes of one of a text's."""
+    return max((len(_by_unicode(kind, character)) for character in set(made)), default=1)
+
+
+# What is put around a text
+
+
+def _around(step: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The tokens of a step and their ids."""
+    for name in ("sep", "cls"):
+        value = step.get(name)
+        if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int):
+            yield value
+    special = step.get("special_tokens")
+    for name, token in (special if isinstance(special, dict) else {}).items():
+        ids = token.get("ids") if isinstance(token, dict) else None
+        for index in ids if isinstance(ids, list) else ():
+            if isinstance(index, int):
+                yield name, index
+
+
+def _check_around(steps: list[dict[str, Any]]) -> None:
+    tokens, copies = 0, 1
+    for step in steps:
+        lengths = {}
+        for name, _ in _around(step):
+            lengths[name] = lengths.get(name, 0) + 1
+        most = 0
+        for form in ("single", "pair"):
+            pieces = step.get(form)
+            pieces = [p for p in pieces if isinstance(p, dict)] if isinstance(pieces, list) else []
+            named = [p["SpecialToken"] for p in pieces if isinstance(p.get("SpecialToken"), dict)]
+            tokens += sum(lengths.get(str(token.get("id")), 0) for token in named)
+            texts = [
+                str(p["Sequence"].get("id")) for p in pieces if isinstance(p.get("Sequence"), dict)
+            ]
+            most = max([most, *map(texts.count, set(texts))])
+        copies *= max(most, 1)
+    if tokens > _MAX_AROUND or copies > _MAX_COPIES:
+        raise Unusable(
+            f"its post_processor has a text {copies:,} times, of at most {_MAX_COPIES}, and puts "
+            f"{tokens:,} tokens around it, of at most {_MAX_AROUND}"
+        )
