@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from keras_transformer.files import has_file
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 from keras_transformer.tokenizers.preparing import Settings
 from keras_transformer.tokenizers.published import GENERIC, class_of
@@ -79,7 +80,7 @@ class Folder:
 
     def has(self, *names: str) -> bool:
         """Whether all these files are there."""
-        return all((self.path / name).is_file() for name in names)
+        return all(has_file(self.path / name) for name in names)
 
     @property
     def is_marian(self) -> bool:
@@ -101,7 +102,7 @@ class Folder:
             ValueError: if it is no text, or too long for one.
         """
         path = self.path / CHAT_FILE
-        if path.is_file():
+        if has_file(path):
             if path.stat().st_size > MAX_TEMPLATE:
                 raise ValueError(
                     f"{str(path)!r} has {path.stat().st_size:,} bytes; a chat template may have "
@@ -240,7 +241,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if it is not JSON, or not an object.
     """
-    if not path.is_file():
+    if not has_file(path):
         return {}
     text = read_text(path)
     try:

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken
 
+from keras_transformer.files import has_file
+
 # The types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _KINDS = {1: "unigram", 2: "bpe"}
@@ -99,7 +101,7 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
         ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
     """
     path = Path(path)
-    if not path.is_file():
+    if not has_file(path):
         raise FileNotFoundError(f"There is no file {str(path)!r}.")
     if path.stat().st_size > _MAX_FILE:
         raise ValueError(
