@@ -72,7 +72,12 @@ class PresetSource(os.PathLike):
     @property
     def is_current(self) -> bool:
         """Whether the folder holds the files that it held when it was found."""
-        return self.stamp is None or self.stamp == stamp(self.directory)
+        if self.stamp is None:
+            return True
+        # Both: a `.saved` that came meanwhile says that the files beside it change.
+        return self.directory == current_folder(self.directory) and (
+            self.stamp == stamp(self.directory)
+        )
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -327,7 +332,7 @@ def read_preset(preset: str | os.PathLike, read: Callable[[PresetSource], Any]) 
 def _stamp(preset: str | os.PathLike) -> Stamp | None:
     """That of a local folder, else None."""
     try:
-        return stamp(Path(preset).expanduser())
+        return stamp(current_folder(Path(preset).expanduser()))
     except (OSError, RuntimeError, TypeError, ValueError):  # not the name of a folder
         return None
 

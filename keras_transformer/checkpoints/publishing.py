@@ -114,14 +114,19 @@ def atomic_directory(
 
 
 def current_folder(folder: str | os.PathLike) -> Path:
-    """The folder whose files are the preset's: the folder itself, or the `.saved` in it."""
-    saved = Path(folder, SAVED)
+    """The folder whose files are the preset's: the folder itself, or the `.saved` in it.
+
+    Of either of them it gives the one that holds now.
+    """
+    folder = Path(folder)
+    folder = folder.parent if folder.name == SAVED else folder
+    saved = folder / SAVED
     try:
         if stat.S_ISDIR(os.lstat(saved).st_mode):  # not a link, which may lead anywhere
             return saved
     except OSError:
         pass  # the usual case
-    return Path(folder)
+    return folder
 
 
 def stamp(folder: str | os.PathLike) -> Stamp | None:
@@ -132,13 +137,11 @@ def stamp(folder: str | os.PathLike) -> Stamp | None:
     one preset.
 
     Args:
-        folder: The preset's folder, or the `.saved` in it.
+        folder: What `current_folder` gave.
 
     Returns:
         A value to compare, None if there is no such folder.
     """
-    folder = Path(folder)
-    folder = current_folder(folder.parent if folder.name == SAVED else folder)
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:
@@ -244,13 +247,20 @@ def _publish(scratch: Path, target: Path) -> None:
     if not os.path.lexists(target):
         os.rename(scratch, target)
         synchronize(target.parent)
-    elif not (_holds_parts_only(target) and _takes_permissions(target, scratch)):
+    elif not _publish_by_exchange(scratch, target):
         _publish_inside(scratch, target)
-    elif _exchange(scratch, target):
+
+
+def _publish_by_exchange(scratch: Path, target: Path) -> bool:
+    """As `_publish`, if two folders can change places here and nothing but the preset does."""
+    if not (_holds_parts_only(target) and _takes_permissions(target, scratch)):
+        return False
+    with one_at_a_time(target):  # else the old folder would be a left-over to others
+        if not _exchange(scratch, target):
+            return False
         synchronize(target.parent)
         _rescue(scratch, target)
-    else:
-        _publish_inside(scratch, target)
+    return True
 
 
 def _holds_parts_only(folder: Path) -> bool:

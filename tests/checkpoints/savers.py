@@ -1,8 +1,10 @@
-"""Savers that are killed at every instant, and a reader beside savers: run as a program.
+"""Savers that are killed at every instant, and savers beside a reader: run as a program.
 
-`python -m tests.checkpoints.savers kill FOLDER CASE` forks a saver for each point at which it could
-be killed: before each call of the system that Python reports to audit hooks.
-`python -m tests.checkpoints.savers race FOLDER CASE` reads while two savers save.
+`python tests/checkpoints/savers.py kill FOLDER CASE...` forks a saver for each point at which it
+could be killed: before each call of the system that Python reports to audit hooks.
+`python tests/checkpoints/savers.py save FOLDER CASE SECONDS NUMBER` saves again and again.
+
+It imports the file layer alone: a process with the threads of a backend cannot be forked safely.
 """
 
 import json
@@ -11,10 +13,17 @@ import shutil
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
+if __name__ == "__main__":
+    for package in ("", ".checkpoints", ".tokenizers"):
+        bare = types.ModuleType("keras_transformer" + package)
+        root = Path(__file__).parents[2] / "keras_transformer"
+        bare.__path__ = [str(root / package.removeprefix("."))]
+        sys.modules[bare.__name__] = bare
+
 from keras_transformer.checkpoints import publishing
-from keras_transformer.checkpoints.presets import read_preset
 
 # What differs between two presets: names and contents, of all libraries' files.
 OLD = {
@@ -34,7 +43,11 @@ NEW = {
     "README.md": {"version": 2, "mark": publishing.CARD_MARK},
     "1_Pooling/config.json": {"version": 2},
 }
-OTHERS = {"notes.txt": {"mine": 1}, "assets/picture.svg": {"mine": 2}, "runs/log/1.txt": {"mine": 3}}
+OTHERS = {
+    "notes.txt": {"mine": 1},
+    "assets/picture.svg": {"mine": 2},
+    "runs/log/1.txt": {"mine": 3},
+}
 CASES = ("new", "empty", "preset", "no exchange", "others", "current folder")
 
 
@@ -126,58 +139,32 @@ def check_kill(folder, case, number):
     return killed
 
 
-def kill(root, case):
-    number = 0
-    while check_kill(root / str(number) / "preset", case, number):
-        os.chdir(root)
-        shutil.rmtree(root / str(number))
-        number += 1
-    print(number)
+def kill(root, *cases):
+    for case in cases:
+        number = 0
+        while check_kill(root / case / str(number) / "preset", case, number):
+            os.chdir(root)
+            shutil.rmtree(root / case)
+            number += 1
+        print(number, flush=True)
 
 
-def race(root, case, seconds=2.0):
-    """Reads as often as it can while two savers save: prints the loads and the saves."""
-    folder = root / "race" / "preset"
-    prepare(folder, case)
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    start, savers = time.monotonic(), []
-    for saver in range(2):
-        process = os.fork()
-        if process:
-            savers.append(process)
-            continue
-        count = 0
-        while time.monotonic() - start < seconds:
-            version = 10 * count + saver
-            with publishing.atomic_directory(folder) as scratch:
-                for name in names:
-                    write(scratch, {name: {"format": "keras_transformer", "format_version": 1,
-                                           "version": version}})
-            count += 1
-            time.sleep(0.02)
-        os._exit(0 if count > 3 else 1)
-    loads, saves = 0, set()
+RACE_NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
-    def read(source):
-        found = []
-        for name in names:
-            found.append(json.loads(source.file(name).read_text())["version"])
-            time.sleep(0.001)
-        return found
 
-    while len(savers) > 0:
-        if (folder / "tokenizer_config.json").exists() or publishing.current_folder(folder) != folder:
-            versions = set(read_preset(folder, read))
-            assert len(versions) == 1, versions
-            saves |= versions
-            loads += 1
-        done, status = os.waitpid(-1, os.WNOHANG)
-        if done:
-            assert status == 0, status
-            savers.remove(done)
-    assert [name for name in os.listdir(folder.parent) if name != "preset"] == []
-    print(loads, len(saves))
+def save_again_and_again(folder, case, seconds, number):
+    """Saves presets of files that all say which save they are of."""
+    if case == "no exchange":
+        publishing._exchanging = lambda: None
+    start, count = time.monotonic(), 0
+    while time.monotonic() - start < float(seconds) or count < 5:
+        values = {"format": "keras_transformer", "format_version": 1}
+        values["version"] = 10 * count + int(number)
+        save(folder, dict.fromkeys(RACE_NAMES, values))
+        count += 1
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    {"kill": kill, "race": race}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    assert "keras" not in sys.modules
+    {"kill": kill, "save": save_again_and_again}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
