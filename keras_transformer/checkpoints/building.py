@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_transformer.checkpoints import loading
-from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
+from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.shapes import head_shapes
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models import build_backbone
@@ -47,7 +47,17 @@ def load_backbone(
     assert load_backbone("minilm_l6_en", dropout=0.0).count_params() == 22_713_216
     ```
     """
-    source = resolve_preset(preset)
+    return read_preset(
+        preset,
+        lambda source: _load_backbone(
+            source, backbone_class, load_weights, dtype, config_overrides
+        ),
+    )
+
+
+def _load_backbone(
+    source: PresetSource, backbone_class, load_weights, dtype, config_overrides
+) -> keras.Model:
     config, _, metadata = loading.load_config(source, load_weights)
     config = config.replace(**config_overrides)
     wanted = getattr(backbone_class, "kind", config.kind)
@@ -98,7 +108,14 @@ def load_task(
     assert classifier.num_classes == 2 and classifier.tokenizer is not None
     ```
     """
-    source = resolve_preset(preset)
+    return read_preset(
+        preset, lambda source: _load_task(source, task_class, load_weights, dtype, options)
+    )
+
+
+def _load_task(
+    source: PresetSource, task_class: type, load_weights: bool, dtype, options: dict[str, Any]
+) -> keras.Model:
     config, saved, metadata = loading.load_config(source, load_weights)
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(source, saved, task_class)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,15 +9,15 @@ import numpy as np
 
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
-from keras_transformer.checkpoints.files import atomic_directory, write_json
+from keras_transformer.checkpoints.files import write_json
 from keras_transformer.checkpoints.loading import backbone_variables
 from keras_transformer.checkpoints.presets import CONFIG_FILE
+from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.sentence_transformers import write_embedder
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.loading import remove_chat_file
 
 
 def export_to_huggingface(
@@ -78,8 +77,6 @@ def export_to_huggingface(
         if embedder:
             write_embedder(folder, backbone.config.hidden_dim, task)
         write_json(folder / CONFIG_FILE, config)
-    if tokenizer is not None:
-        remove_chat_file(Path(directory).expanduser())
 
 
 # What is exported of a backbone alone.

@@ -1,19 +1,14 @@
-"""Files on disk, with care: JSON of bounded size, paths that stay inside, atomic folders."""
+"""Files that are not trusted: JSON of bounded size, paths that stay inside."""
 
-import contextlib
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from keras_transformer.reading import read_bytes
+from keras_transformer.files import has_file, read_file, write_text
 
 JSON_LIMIT = 4 * 2**20
 # Lists and objects in one file. Python needs 30 times the size of a text such as "[[],[],[]]".
 _PARTS_LIMIT = 100_000
-_PRESET_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
@@ -43,7 +38,7 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
     ```
     """
     path = Path(path)
-    content = read_bytes(path, limit)
+    content = read_file(path, limit)
     if content.count(b"[") + content.count(b"{") > _PARTS_LIMIT:
         raise ValueError(f"{path} has more than {_PARTS_LIMIT:,} lists and objects.")
     try:
@@ -62,13 +57,14 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
 
 
 def write_json(path: str | os.PathLike, values: dict) -> None:
-    """Writes a dict as indented JSON with a final newline."""
-    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    """Writes a dict as indented JSON with a final newline, whole or not at all."""
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def path_inside(folder: str | os.PathLike, name: str) -> Path:
+def path_inside(folder: str | os.PathLike, name: str, is_folder: bool = False) -> Path:
     """Returns the path of a file of a preset, which must stay inside the preset's folder.
+
+    What is there is a file that can be read, see `keras_transformer.files.has_file`.
 
     Links are followed before the check. A snapshot of the hub's cache is made of links to the
     `blobs` beside it, so these are inside too.
@@ -76,12 +72,15 @@ def path_inside(folder: str | os.PathLike, name: str) -> Path:
     Args:
         folder: The preset's folder.
         name: The file's name relative to it, with `/` between its parts.
+        is_folder: Whether it is a folder of the preset, and not a file.
 
     Returns:
         `folder / name`; the file need not exist.
 
     Raises:
-        ValueError: If the name is absolute or climbs, or if a link leads out of the folder.
+        ValueError: If the name is absolute or climbs, if a link leads out of the folder or to
+            nothing, or if it is something else than a file, such as a pipe.
+        PermissionError: If it may not be read.
 
     Example:
     ```python
@@ -118,74 +117,11 @@ def path_inside(folder: str | os.PathLike, name: str) -> Path:
             f"{path} is a link to {target}, outside the preset's folder. Copy the file itself into "
             "the folder."
         )
+    if not is_folder:
+        has_file(path)
+    elif os.path.lexists(path) and not path.is_dir():
+        raise ValueError(f"{path} must be a folder.")
     return path
-
-
-@contextlib.contextmanager
-def atomic_directory(target: str | os.PathLike) -> Iterator[Path]:
-    """Fills a folder so that it appears complete or not at all.
-
-    Yields a scratch folder. When the block ends without an exception, what was written there
-    moves to `target` by renaming; otherwise nothing of it stays. Into an existing preset folder
-    the new files replace those of the same name (`config.json` last) and all others stay.
-
-    Args:
-        target: The folder to write: new, empty, or that of a preset.
-
-    Yields:
-        The path of the scratch folder.
-
-    Raises:
-        ValueError: If `target` is a file, or a folder with files that is not a preset.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.checkpoints.files import atomic_directory
-
-    target = pathlib.Path(tempfile.mkdtemp(), "preset")
-    with atomic_directory(target) as scratch:
-        (scratch / "config.json").write_text("{}")
-        assert not target.exists()
-    assert (target / "config.json").exists()
-    ```
-    """
-    target = Path(target).expanduser().resolve()
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"Cannot save to {target}: it is a file. Name a folder.")
-    exists = target.is_dir()
-    if exists and any(target.iterdir()) and not _holds_preset(target):
-        raise ValueError(
-            f"Cannot save to {target}: it holds files and is not a preset. Name a new or an empty "
-            "folder, or the folder of a preset that is to be replaced."
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Inside an existing folder, because that one may be a mount point or have a parent that is
-    # not writable; beside a new one, so that a single rename shows all of it.
-    name = f".{target.name}.{secrets.token_hex(4)}.saving"
-    scratch = (target if exists else target.parent) / name
-    scratch.mkdir()
-    try:
-        yield scratch
-        if not exists:
-            os.rename(scratch, target)
-        else:
-            # The config goes last: it is what makes the rest readable.
-            for path in sorted(scratch.iterdir(), key=lambda each: each.name == "config.json"):
-                os.replace(path, target / path.name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _holds_preset(folder: Path) -> bool:
-    """Whether the folder has a config of ours or of Hugging Face, or a tokenizer's files."""
-    if any((folder / name).is_file() for name in _PRESET_FILES[1:]):
-        return True
-    try:
-        config = read_json(folder / _PRESET_FILES[0])
-    except (ValueError, FileNotFoundError):
-        return False
-    return config.get("format") == "keras_transformer" or "model_type" in config
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict:

@@ -12,7 +12,7 @@ from keras_transformer.checkpoints.families import FAMILIES, get_family
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import read_json
 from keras_transformer.checkpoints.keras_hub import find_family
-from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
+from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.shapes import variable_shapes
 from keras_transformer.checkpoints.weights import Names, Weight, expand, match
@@ -62,7 +62,12 @@ def load_config(
     assert metadata["license"] == "apache-2.0"
     ```
     """
-    source = resolve_preset(source)
+    return read_preset(source, lambda found: _load_config(found, load_weights))
+
+
+def _load_config(
+    source: PresetSource, load_weights: bool
+) -> tuple[TransformerConfig, dict[str, Any] | None, dict[str, Any]]:
     values = source.config
     try:
         if source.is_huggingface:
@@ -158,7 +163,10 @@ def check_weights(
     check_weights("minilm_l6_en", config)
     ```
     """
-    source = resolve_preset(source)
+    read_preset(source, lambda found: _check_weights(found, config, head, task))
+
+
+def _check_weights(source: PresetSource, config: TransformerConfig, head, task) -> None:
     layers = config.num_layers + (config.num_decoder_layers or 0)
     if layers > len(source.checkpoint):  # before a name is made for each
         raise ValueError(
@@ -206,7 +214,10 @@ def load_weights(
     assert "pooler/kernel" in report.loaded
     ```
     """
-    source = resolve_preset(source)
+    return read_preset(source, lambda found: _load_weights(found, backbone, head, task))
+
+
+def _load_weights(source: PresetSource, backbone: keras.Model, head, task) -> LoadReport:
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(source, backbone.config, shapes, head, task)

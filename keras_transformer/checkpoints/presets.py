@@ -5,13 +5,16 @@ import difflib
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.checkpoints import keras_hub
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
+from keras_transformer.checkpoints.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
+from keras_transformer.files import has_file
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
 CONFIG_FILE = "config.json"
@@ -32,6 +35,7 @@ TASKS = {
     "seq2seq_lm": "Seq2SeqLM",
     "text_embedding": "TextEmbedder",
 }
+_TRIES = 10  # to read a preset that is saved meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,12 @@ class PresetSource(os.PathLike):
     directory: Path
     bundled: bool = False
     hub: HubName | None = None
+    stamp: Stamp | None = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        # Nobody saves into the package, and into the hub's cache nothing but what is missing.
+        saved = None if self.bundled or self.hub else stamp(self.directory)
+        object.__setattr__(self, "stamp", saved)
 
     def __fspath__(self) -> str:
         return str(self.directory)
@@ -58,6 +68,16 @@ class PresetSource(os.PathLike):
     def file(self, name: str) -> Path:
         """The path of one of the files. Raises ValueError if it would lead out of the folder."""
         return path_inside(self.directory, name)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder holds the files that it held when it was found."""
+        if self.stamp is None:
+            return True
+        # Both: a `.saved` that came meanwhile says that the files beside it change.
+        return self.directory == current_folder(self.directory) and (
+            self.stamp == stamp(self.directory)
+        )
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -167,7 +187,7 @@ class PresetSource(os.PathLike):
         spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
         if spec is None or not spec.submodule_search_locations:
             return None
-        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"])
+        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"], is_folder=True)
         return folder if folder.is_dir() else None
 
     def _weights_elsewhere(self, pointer: dict[str, str]) -> "PresetSource":
@@ -266,6 +286,57 @@ def resolve_preset(preset: str | os.PathLike) -> PresetSource:
     return source
 
 
+def read_preset(preset: str | os.PathLike, read: Callable[[PresetSource], Any]) -> Any:
+    """Reads several files of a preset, all of them from before or from after any save.
+
+    What was read while somebody saved into the folder is read again.
+
+    Args:
+        preset: A preset, or what `resolve_preset` made of it, which is read once.
+        read: Reads what is needed.
+
+    Returns:
+        What `read` returns.
+
+    Raises:
+        OSError: If the folder changes each time, or a preset that was resolved before has changed
+            since.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints.presets import read_preset
+
+    names = read_preset("minilm_l6_en", lambda source: list(source.config))
+    assert "backbone" in names
+    ```
+    """
+    given = isinstance(preset, PresetSource)
+    for _ in range(1 if given else _TRIES):
+        found = _stamp(preset)
+        source = None
+        try:
+            source = resolve_preset(preset)
+            result = read(source)
+        except Exception:
+            if source.is_current if source is not None else found == _stamp(preset):
+                raise
+        else:
+            if source.is_current:
+                return result
+    raise OSError(
+        f"The preset {preset.name if given else preset!r} was saved anew while it was read"
+        + (". Load it again." if given else f", {_TRIES} times. Load it when nobody saves.")
+    )
+
+
+def _stamp(preset: str | os.PathLike) -> Stamp | None:
+    """That of a local folder, else None."""
+    try:
+        return stamp(current_folder(Path(preset).expanduser()))
+    except (OSError, RuntimeError, TypeError, ValueError):  # not the name of a folder
+        return None
+
+
 def _find(preset: str | os.PathLike) -> PresetSource:
     if not isinstance(preset, str | os.PathLike) or isinstance(os.fspath(preset), bytes):
         raise ValueError(
@@ -296,7 +367,8 @@ def _local(directory: str) -> PresetSource:
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no directory {directory!r}.")
-    if not any((folder / name).is_file() for name in (CONFIG_FILE, *TOKENIZER_FILES)):
+    folder = current_folder(folder)
+    if not any(has_file(folder / name) for name in (CONFIG_FILE, *TOKENIZER_FILES)):
         raise ValueError(
             f"The directory {directory!r} is not a preset. A preset has {CONFIG_FILE} and "
             "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "

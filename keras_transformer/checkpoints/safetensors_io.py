@@ -15,10 +15,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.distribution.layout import gathered
+from keras_transformer.files import write_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -191,6 +191,7 @@ def save_tensors(
 
     Raises:
         ValueError: If `dtype` is another one, or a value is NaN or infinite (in `dtype`).
+        OSError: If it cannot be written. A file that was there is unchanged.
 
     Example:
     ```python
@@ -213,15 +214,7 @@ def save_tensors(
             # Always dense and row-major: the bytes are written as they lie.
             arrays[name] = np.ascontiguousarray(array, dtype or own).reshape(array.shape)
         _check_finite(arrays[name], name, path)
-    scratch = path.with_name(path.name + ".part")
-    try:
-        scratch.touch()
-        mode = scratch.stat().st_mode
-        safetensors.numpy.save_file(arrays, scratch, metadata={"format": "np"})
-        os.chmod(scratch, mode)  # The library's file would be readable by its owner alone.
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_safetensors(path, arrays, {"format": "np"})
 
 
 def to_numpy(tensor: object) -> np.ndarray:

@@ -8,14 +8,21 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checkpoints.card import MARK, write_card
-from keras_transformer.checkpoints.files import atomic_directory, write_json
+from keras_transformer.checkpoints.card import write_card
+from keras_transformer.checkpoints.files import write_json
 from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, backbone_variables
 from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
+from keras_transformer.checkpoints.publishing import (
+    CARD_FILE,
+    PARTS,
+    TOKENIZER_PARTS,
+    atomic_directory,
+    current_folder,
+    is_written_card,
+)
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.shapes import variable_shapes
-from keras_transformer.reading import read_bytes
-from keras_transformer.tokenizers.loading import remove_chat_file
+from keras_transformer.files import write_text
 
 
 def save_preset(
@@ -31,8 +38,10 @@ def save_preset(
 ) -> None:
     """Writes a preset: `config.json`, `model.safetensors`, the tokenizer's files and a card.
 
-    The folder appears complete or not at all. In an existing preset folder the files of the
-    same name are replaced and others stay; a card that somebody wrote stays too.
+    The folder appears complete or not at all. A model replaces all of the preset that was there
+    before, whichever library wrote it, or joins a tokenizer that was saved alone; a tokenizer
+    replaces the tokenizer. What else is in the folder stays, and so does a card that somebody
+    wrote.
 
     Args:
         directory: The folder: new, empty, or that of a preset.
@@ -47,6 +56,7 @@ def save_preset(
 
     Raises:
         ValueError: If the folder holds other things, or a weight is NaN or infinite.
+        OSError: If it cannot be written. The preset that was there is unchanged.
 
     Example:
     ```python
@@ -68,7 +78,8 @@ def save_preset(
         raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
     if backbone is None and (task or head_variables):
         raise ValueError("A task is saved with its backbone. Received: backbone=None.")
-    with atomic_directory(directory) as folder:
+    before = current_folder(Path(directory).expanduser())
+    with atomic_directory(directory, _replaced(before, backbone, tokenizer, task)) as folder:
         if tokenizer is not None:
             tokenizer.save(folder)
         if backbone is not None:
@@ -83,16 +94,23 @@ def save_preset(
                 "metadata": {**_family(backbone), **(metadata or {}), "parameters": parameters},
             }
             write_json(folder / CONFIG_FILE, values)
-            target = Path(directory).expanduser()
-            if card is None and not _own_card(target / "README.md"):
+            if card is None and not is_written_card(before / CARD_FILE):
                 described = {**values, "backbone": backbone.config.to_dict()}
-                card = write_card(
-                    target.resolve().name, described, has_tokenizer=tokenizer is not None
-                )
+                name = Path(directory).expanduser().resolve().name
+                card = write_card(name, described, has_tokenizer=tokenizer is not None)
         if card is not None:
-            (folder / "README.md").write_text(card, encoding="utf-8")
-    if tokenizer is not None:
-        remove_chat_file(Path(directory).expanduser())
+            write_text(folder / CARD_FILE, card)
+
+
+def _replaced(
+    before: Path, backbone: keras.Model | None, tokenizer: Any, task: Mapping[str, Any] | None
+) -> tuple[str, ...]:
+    """The parts of the preset before that do not stay."""
+    if backbone is None:
+        return TOKENIZER_PARTS
+    if tokenizer is None and task is None and not (before / CONFIG_FILE).is_file():
+        return tuple(part for part in PARTS if part not in TOKENIZER_PARTS)
+    return PARTS
 
 
 def _named_variables(
@@ -112,8 +130,3 @@ def _named_variables(
 
 def _family(backbone: keras.Model) -> dict[str, str]:
     return {"family": backbone.family} if getattr(backbone, "family", None) else {}
-
-
-def _own_card(path: Path) -> bool:
-    """Whether there is a card that was not generated."""
-    return path.is_file() and MARK not in read_bytes(path, 2**24).decode("utf-8", "replace")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.checkpoints.files import path_inside, read_json, write_json
-from keras_transformer.reading import read_bytes
+from keras_transformer.files import read_file, write_text
 
 MODULES_FILE = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
@@ -80,7 +80,7 @@ def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
         }
         for i, kind in enumerate(kinds)
     ]
-    (folder / MODULES_FILE).write_text(json.dumps(steps, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / MODULES_FILE, json.dumps(steps, indent=2) + "\n")
     (folder / _POOLING_FOLDER).mkdir()
     switches = {names[0]: pooling == task["pooling"] for pooling, names in _POOLINGS.items()}
     write_json(
@@ -94,7 +94,7 @@ def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
 
 def _steps(path: Path) -> list[dict[str, str]]:
     # A list, where `read_json` expects an object: wrapped, so that its checks hold here too.
-    content = read_bytes(path, 2**16)
+    content = read_file(path, limit=2**16)
     try:
         steps = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

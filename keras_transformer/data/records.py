@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.data.record_files import FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
+from keras_transformer.files import write_text
 
 # What is in memory at once. Enough to keep the threads of a tokenizer busy; the encoding of a
 # character takes some hundred bytes.
@@ -206,17 +207,6 @@ def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
                 raise ValueError(f"{place(index)}: no valid Unicode: {error}.") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a small file beside its place and renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def _chunk(source, values, numbers, before) -> Chunk:
     columns = [list(column) for column in zip(*values, strict=True)]
     return Chunk(columns, lambda index: source.place(numbers[index]), before + source.done)
@@ -237,5 +227,5 @@ def _file_digest(source: FileSource, folder: Path) -> str:
     # A file written just now may be written again within the same tick of the clock.
     if source.stamp.is_old():
         with contextlib.suppress(OSError):  # That the cache cannot be written is said later.
-            write_atomically(note, json.dumps([source.stamp, digest]))
+            write_text(note, json.dumps([source.stamp, digest]))
     return digest

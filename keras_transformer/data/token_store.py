@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import time
 import warnings
@@ -24,14 +23,15 @@ import keras
 import numpy as np
 import tokenizers
 
-from keras_transformer.data.records import Records, check_texts, write_atomically
+from keras_transformer.data.records import Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
+from keras_transformer.files import write_text
+from keras_transformer.scratch import open_to_others, scratch_folder
 
 _VERSION = 1  # of the folder's layout
 _MANIFEST = "manifest.json"
 _MAX_LABELS = 100_000
 _SECONDS_UNTIL_BAR = 2.0
-_SECONDS_UNTIL_LEFT = 86_400  # a scratch folder that nothing wrote to for so long is of a dead run
 
 
 class Stored(NamedTuple):
@@ -184,7 +184,7 @@ class _Builder:
             "bytes": {name: (self.folder / name).stat().st_size for name in names},
             "labels": list(zip(self.labels, self.first_places, strict=True)),
         }
-        write_atomically(self.folder / _MANIFEST, json.dumps(manifest, indent=1))
+        write_text(self.folder / _MANIFEST, json.dumps(manifest, indent=1))
         return digest.hexdigest()
 
     def _arrays(self, part) -> Iterator[tuple[str, np.ndarray]]:
@@ -293,6 +293,7 @@ def _read_manifest(folder: Path) -> dict | None:
 
 def _place(scratch: Path, store: Path, dtypes: dict[str, str], with_labels: bool) -> None:
     """Makes a scratch folder the store, unless another process did so already."""
+    open_to_others(scratch)
     while True:
         try:
             os.rename(scratch, store)
@@ -302,10 +303,9 @@ def _place(scratch: Path, store: Path, dtypes: dict[str, str], with_labels: bool
                 raise
         if _load(store, dtypes, with_labels) is not None:
             return
-        broken = scratch.with_name(f"{scratch.name}.broken")
-        with contextlib.suppress(FileNotFoundError):  # Another process was as quick.
-            os.rename(store, broken)
-        shutil.rmtree(broken, ignore_errors=True)
+        moved = contextlib.suppress(FileNotFoundError)  # Another process was as quick.
+        with scratch_folder(store.parent, "broken") as broken, moved:
+            os.rename(store, broken / "store")
 
 
 @contextlib.contextmanager
@@ -313,17 +313,8 @@ def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
     """A folder that is gone afterwards, and with it those that killed processes left."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        for old in cache.glob(".*.part*"):
-            with contextlib.suppress(OSError):
-                times = [path.stat().st_mtime for path in (old, *old.iterdir())]
-                if time.time() - max(times) > _SECONDS_UNTIL_LEFT:
-                    shutil.rmtree(old, ignore_errors=True)
-        scratch = cache / f".{prefix}.{os.urandom(4).hex()}.part"
-        scratch.mkdir()
-        try:
+        with scratch_folder(cache, prefix) as scratch:
             yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or str(error.filename or "").startswith(str(cache)):

@@ -106,7 +106,7 @@ def _config(preset: str):
 
     from keras_transformer.checkpoints import load_config, resolve_preset
     from keras_transformer.config import TransformerConfig
-    from keras_transformer.reading import read_bytes
+    from keras_transformer.files import read_file
 
     path = pathlib.Path(preset)
     if path.suffix != ".json":
@@ -114,7 +114,7 @@ def _config(preset: str):
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {preset!r} with the values of a config.")
     try:
-        return TransformerConfig.from_json(read_bytes(path, 2**22).decode("utf-8"))
+        return TransformerConfig.from_json(read_file(path, 2**22).decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{preset!r} is not a JSON file: {error}") from error
     except ValueError as error:

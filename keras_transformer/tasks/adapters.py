@@ -7,9 +7,10 @@ from pathlib import Path
 import keras
 import numpy as np
 from keras import ops
-from safetensors import safe_open
 
-from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
+from keras_transformer.checkpoints.safetensors_io import save_tensors
+from keras_transformer.files import SafetensorsFile, naming
+from keras_transformer.scratch import PathLock
 from keras_transformer.training.optimizers import is_before_blocks
 
 _INNER = "/lora_kernel_a"
@@ -148,11 +149,20 @@ class Adaptable:
             path: of a safetensors file, which appears complete or not at all.
 
         Raises:
-            ValueError: for a task without adapters.
+            ValueError: for a task without adapters, or a path that is a folder.
+            OSError: if the file cannot be written, or somebody else writes it at this moment.
         """
         variables = self._adapter_variables()
         alpha = np.float32(self._adapted_layers()[0].lora_alpha)
-        save_tensors(path, {**variables, "alpha": alpha})
+        lock = PathLock(path)
+        with naming(Path(path)):
+            mine = lock.acquire()
+        if not mine:
+            raise OSError(f"{path} is being written by somebody else. Name another file.")
+        try:
+            save_tensors(path, {**variables, "alpha": alpha})
+        finally:
+            lock.release()
 
     def load_adapter(self, path: str | os.PathLike) -> None:
         """Adapters and head of a file, on the weights that the task has.
@@ -164,19 +174,16 @@ class Adaptable:
             FileNotFoundError: for a file that is not there.
             ValueError: for adapters of another model: the tensor is named, with both shapes.
         """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"There is no file {path}.")
-        infos = read_header(path)
-        inner = [name for name in infos if name.endswith(_INNER)]
-        if not inner or "alpha" not in infos:
+        arrays = dict(SafetensorsFile(path))
+        inner = [name for name in arrays if name.endswith(_INNER)]
+        alpha = arrays.pop("alpha", np.zeros(2))
+        if not inner or alpha.size != 1 or any(arrays[name].ndim != 2 for name in inner):
             raise ValueError(f"{path} holds no adapters: it is no file of `save_adapter`.")
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in infos}
-        alpha = float(arrays.pop("alpha"))
+        alpha = float(alpha.item())
         fresh = self._frozen is None
         if fresh:
             targets = sorted({name.split("/")[-2] for name in inner})
-            self.enable_lora(int(infos[inner[0]].shape[-1]), alpha, targets)
+            self._enable_saved(path, arrays[inner[0]].shape[-1], alpha, targets)
         variables = self._adapter_variables()
         try:
             _check_same(path, arrays, variables)
@@ -188,6 +195,12 @@ class Adaptable:
             layer.lora_alpha = alpha
         for name, variable in variables.items():
             variable.assign(arrays[name])
+
+    def _enable_saved(self, path, rank: int, alpha: float, targets: list[str]) -> None:
+        try:
+            self.enable_lora(rank, alpha, targets)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit this model: {error}") from error
 
     def _dense_layers(self) -> list[keras.layers.Dense]:
         layers = self.backbone._flatten_layers(include_self=False)

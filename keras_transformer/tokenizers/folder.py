@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from keras_transformer.reading import read_bytes
+from keras_transformer.files import has_file, read_file
 from keras_transformer.tokenizers.bounds import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
 from keras_transformer.tokenizers.preparing import Settings
@@ -85,7 +85,7 @@ class Folder:
 
     def has(self, *names: str) -> bool:
         """Whether all these files are there."""
-        return all((self.path / name).is_file() for name in names)
+        return all(has_file(self.path / name) for name in names)
 
     @property
     def is_marian(self) -> bool:
@@ -107,7 +107,7 @@ class Folder:
             ValueError: if it is no text, or too long for one.
         """
         path = self.path / CHAT_FILE
-        if path.is_file():
+        if has_file(path):
             return read_text(path)
         where = f"'chat_template' in {str(self.path / CONFIG_FILE)!r}"
         template = self.values.get("chat_template")
@@ -229,7 +229,7 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: if it is larger, or not UTF-8.
     """
-    data = read_bytes(path, _LIMITS.get(path.name, _LIMIT))
+    data = read_file(path, _LIMITS.get(path.name, _LIMIT))
     try:
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
@@ -242,7 +242,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if it is not JSON, or not an object.
     """
-    if not path.is_file():
+    if not has_file(path):
         return {}
     text = read_text(path)
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from keras_transformer.files import has_file, write_text
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import bounded, check_ids, try_out
 from keras_transformer.tokenizers.folder import (
@@ -90,7 +91,7 @@ def read_directory(
 
 def is_marian(directory: str | os.PathLike) -> bool:
     """Whether a folder has the files of Marian's tokenizer, see `MarianTokenizer`."""
-    return Path(directory, MARIAN_FILES[0]).is_file() and Folder(directory).is_marian
+    return has_file(Path(directory, MARIAN_FILES[0])) and Folder(directory).is_marian
 
 
 def write_directory(
@@ -123,21 +124,6 @@ def write_directory(
 def remove_chat_file(directory: str | os.PathLike) -> None:
     """Removes the template of the tokenizer that was in a folder before: it would count."""
     Path(directory, CHAT_FILE).unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes beside the target and renames: a reader sees the old file or the whole new one."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """As `write_text`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # tokenizer.json

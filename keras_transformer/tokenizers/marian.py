@@ -10,10 +10,11 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, processors
 
+from keras_transformer.files import write_bytes, write_text
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.folder import CONFIG_FILE, MARIAN_FILES, Folder, read_json_object
-from keras_transformer.tokenizers.loading import read_roles, write_bytes, write_text
+from keras_transformer.tokenizers.loading import read_roles
 from keras_transformer.tokenizers.sentencepiece import SPACE, Segmenter
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.tokenizer import Tokenizer

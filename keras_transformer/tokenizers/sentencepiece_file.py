@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken
 
-from keras_transformer.reading import read_bytes
+from keras_transformer.files import read_file
 
 # The types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -104,7 +104,7 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
         ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
     """
     path = Path(path)
-    data = read_bytes(path, _MAX_FILE)
+    data = read_file(path, _MAX_FILE)
     try:
         return _parse(data)
     except ValueError as error:

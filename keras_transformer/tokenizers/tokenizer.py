@@ -191,14 +191,18 @@ class Tokenizer:
             The `Tokenizer`.
         """
         # Lazily: presets are a floor above tokenizers.
-        from keras_transformer.checkpoints import keras_hub, resolve_preset
+        from keras_transformer.checkpoints import keras_hub
+        from keras_transformer.checkpoints.presets import read_preset
 
-        source = resolve_preset(preset)
-        source = source.tokenizer or source  # without any, the error says which files there may be
-        if keras_hub.has_tokenizer(source):
-            backend, roles = keras_hub.read_tokenizer(source)
-            return cls(backend, **roles)
-        return cls.from_files(source)
+        def read(source):
+            # Without any, the error says which files there may be.
+            source = source.tokenizer or source
+            if keras_hub.has_tokenizer(source):
+                backend, roles = keras_hub.read_tokenizer(source)
+                return cls(backend, **roles)
+            return cls.from_files(source)
+
+        return read_preset(preset, read)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`.
@@ -212,8 +216,15 @@ class Tokenizer:
         loading.write_directory(directory, self._backend, self._roles, self.chat_template)
 
     def save_to_preset(self, directory: str | os.PathLike) -> None:
-        """Writes the tokenizer's part of a preset: the same as `save`."""
-        self.save(directory)
+        """Writes the tokenizer's part of a preset, all of it at one instant.
+
+        Args:
+            directory: the folder: new, empty, or that of a preset, whose tokenizer is replaced.
+        """
+        # Lazily: presets are a floor above tokenizers.
+        from keras_transformer.checkpoints import save_preset
+
+        save_preset(directory, tokenizer=self)
 
     # Text to ids
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 from keras import ops
-from safetensors import safe_open
-from safetensors.numpy import save_file
+
+from keras_transformer.files import SafetensorsFile, write_safetensors
 
 
 def average_checkpoints(
@@ -30,6 +30,7 @@ def average_checkpoints(
     Raises:
         ValueError: no files, or files whose tensors differ in name or shape.
         FileNotFoundError: a file does not exist.
+        OSError: the output cannot be written. What was there is unchanged.
 
     Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
 
@@ -51,10 +52,10 @@ def average_checkpoints(
     paths = [Path(path) for path in paths]
     if not paths:
         raise ValueError("average_checkpoints needs at least one file, got none.")
-    files = [safe_open(path, framework="numpy") for path in paths]
-    names = set(files[-1].keys())
+    files = [SafetensorsFile(path) for path in paths]
+    names = set(files[-1])
     for path, file in zip(paths, files, strict=True):
-        differ = sorted(names ^ set(file.keys()))
+        differ = sorted(names ^ set(file))
         if differ:
             raise ValueError(
                 f"{path} and {paths[-1]} do not hold the same tensors; "
@@ -62,13 +63,13 @@ def average_checkpoints(
             )
     average = {}
     for name in sorted(names):
-        last = files[-1].get_tensor(name)
+        last = files[-1][name]
         if last.dtype.kind in "iub":
             average[name] = last
             continue
         total = np.zeros(last.shape, "float64")
         for path, file in zip(paths, files, strict=True):
-            tensor = file.get_tensor(name)
+            tensor = file[name]
             if tensor.shape != last.shape:
                 raise ValueError(
                     f"Tensor {name!r} has shape {tensor.shape} in {path} but {last.shape} in "
@@ -78,7 +79,7 @@ def average_checkpoints(
         total /= len(files)
         average[name] = total.astype(last.dtype)
     if output_path is not None:
-        write_safetensors(average, Path(output_path))
+        write_safetensors(output_path, average)
     return average
 
 
@@ -187,7 +188,7 @@ class LastCheckpoints(keras.callbacks.Callback):
     def _save_model(self):
         path = self.directory / f"step-{self._current_step():08d}.safetensors"
         weights = {name: to_numpy(v) for name, v in _named_weights(self.model).items()}
-        write_safetensors(weights, path)
+        write_safetensors(path, weights)
         self.paths = [other for other in self.paths if other != path] + [path]
         self._prune()
 
@@ -219,16 +220,3 @@ def _step_of(path):
     """The step in the name of a checkpoint, or 0 for any other file."""
     match = re.fullmatch(r"step-(\d+)\.safetensors", path.name)
     return int(match[1]) if match else 0
-
-
-def write_safetensors(tensors: dict[str, np.ndarray], path: Path, metadata=None) -> None:
-    """Writes beside the target and renames: a reader never sees half a file, nor a lost one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, beside, metadata)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -3,14 +3,16 @@
 import json
 import os
 import warnings
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from keras_transformer.training.averaging import to_numpy, write_safetensors
+from keras_transformer.files import SafetensorsFile, has_file, write_safetensors
+from keras_transformer.scratch import PathLock
+from keras_transformer.training.averaging import to_numpy
 
 _FILE = "state.safetensors"
 
@@ -36,8 +38,9 @@ class ResumableRun(keras.callbacks.Callback):
     Raises:
         ValueError: `every` out of range or without a `dataset`; from `fit` for a state of another
             run, with what differs: other sizes, another optimizer, other data.
-        OSError: from `fit` when the state cannot be written, as on a full disk. The last one is
-            still there.
+        OSError: from `fit` when the state cannot be written, as on a full disk, and the last one is
+            still there; when another process has a run in this directory; when another run of
+            this process has begun there since.
 
     Example:
 
@@ -63,6 +66,10 @@ class ResumableRun(keras.callbacks.Callback):
     ```
     """
 
+    # What this process holds. A run that was broken off, and begun again in the same notebook,
+    # does not stand in its own way.
+    _locks: ClassVar[dict[Path, PathLock]] = {}
+
     def __init__(self, directory: str | os.PathLike, dataset=None, every: int | None = None):
         super().__init__()
         if every is not None and (isinstance(every, bool) or int(every) != every or every < 1):
@@ -70,6 +77,8 @@ class ResumableRun(keras.callbacks.Callback):
         if every is not None and dataset is None:
             raise ValueError("To go on within an epoch, `every` needs the `dataset`.")
         self.path = Path(directory) / _FILE
+        self._lock = PathLock(self.path)
+        weakref.finalize(self, self._lock.release)  # also if an error ends the run
         self.dataset = dataset
         self.every = every
 
@@ -78,15 +87,13 @@ class ResumableRun(keras.callbacks.Callback):
         self._within = (0, 0, {})  # epoch, batches of it that are done, its metrics
         self._warnings = None
         self._torch = _TorchGenerators()
-        if not self.path.is_file():
+        self._take_lock()
+        if not has_file(self.path):
             return
         self.model.optimizer.build(self.model.trainable_variables)
-        with _opened(self.path) as file:
-            kept = json.loads(file.metadata()["run"])
-            self._refuse_other(kept["of"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metrics = {n: tensors.pop(n) for n in list(tensors) if n.startswith("metrics/")}
         variables = _variables(self.model)
+        kept, tensors = self._read(variables)
+        metrics = {n: tensors.pop(n) for n in list(tensors) if n.startswith("metrics/")}
         for name, variable in variables.items():
             variable.assign(tensors[name])
         self._within = (kept["epoch"], kept["batch"], metrics)
@@ -131,6 +138,44 @@ class ResumableRun(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.model._initial_epoch = 0
+        self._lock.release()
+
+    def _take_lock(self):
+        """One run at a time in a directory: two would go on from each other's state."""
+        place = self.path.absolute()
+        earlier = self._locks.pop(place, None)
+        if earlier is not None:
+            earlier.release()
+        if not self._lock.acquire():
+            raise OSError(
+                f"Another process has a run in {self.path.parent} right now. Wait for its end, or "
+                "give this one a directory of its own."
+            )
+        self._locks[place] = self._lock
+
+    def _read(self, variables: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Place and tensors of the state, held against the variables that they are for."""
+        try:
+            file = SafetensorsFile(self.path)
+            kept = json.loads(file.metadata.get("run", "null"))
+            of, epoch, batch = (kept[name] for name in ("of", "epoch", "batch"))
+            if not (isinstance(of, dict) and isinstance(epoch, int) and isinstance(batch, int)):
+                raise TypeError("it names no place in a run")
+            kept.setdefault("torch_seed", None)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} is no state of a run: {error}. Remove it to start anew."
+            ) from error
+        self._refuse_other(of)
+        tensors = dict(file)
+        for name, variable in variables.items():
+            shape = tensors[name].shape if name in tensors else None
+            if shape != tuple(variable.shape):
+                raise ValueError(
+                    f"{self.path} does not fit this run: {name!r} has the shape {shape} there and "
+                    f"{tuple(variable.shape)} here. Remove it to start anew."
+                )
+        return kept, tensors
 
     def _save(self, epoch, batch, logs):
         if not np.isfinite(float((logs or {}).get("loss", 0.0))):
@@ -140,14 +185,17 @@ class ResumableRun(keras.callbacks.Callback):
         tensors |= self._torch.states()
         place = {"epoch": epoch, "batch": batch, "torch_seed": self._torch.seed}
         metadata = {"run": json.dumps({**place, "of": self._run})}
+        if not self._lock.held:
+            raise OSError(f"Another run of this process has begun in {self.path.parent}.")
         try:
-            write_safetensors(tensors, self.path, metadata)
-        except (OSError, SafetensorError) as error:
+            write_safetensors(self.path, tensors, metadata)
+        except OSError as error:
+            self._lock.release()
             size = sum(tensor.nbytes for tensor in tensors.values())
             kept = " The one before is still there." if self.path.exists() else ""
             raise OSError(
                 f"The state of the run, {size / 2**20:,.1f} MiB, could not be written to "
-                f"{self.path.parent}: {error}.{kept} Make room and start the program again."
+                f"{self.path.parent}: {error}{kept} Make room and start the program again."
             ) from error
 
     def _refuse_other(self, kept: dict):
@@ -242,12 +290,3 @@ def _flat(name, value):
                 yield from _flat(f"{name}.{key}".strip("."), part)
     else:
         yield name.replace(".config.", "."), value
-
-
-def _opened(path):
-    try:
-        return safe_open(path, framework="numpy")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"{path} is no state of a run: {error}. Remove it to start anew."
-        ) from error

@@ -38,7 +38,10 @@ Roles = dict[str, str | None]
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:
     """Whether a folder has a tokenizer in KerasHub's form."""
-    return path_inside(folder, TOKENIZER_FILE).is_file() and path_inside(folder, ASSETS).is_dir()
+    return (
+        path_inside(folder, TOKENIZER_FILE).is_file()
+        and path_inside(folder, ASSETS, is_folder=True).is_dir()
+    )
 
 
 def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:

@@ -1,0 +1,288 @@
+"""Files that appear whole or not at all, and of which one knows that they are files."""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from keras_transformer.scratch import scratch_folder
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def has_file(path: str | os.PathLike) -> bool:
+    """Whether there is a file that can be read.
+
+    Args:
+        path: A path.
+
+    Returns:
+        False if there is nothing of this name.
+
+    Raises:
+        ValueError: If there is something else: a folder, a link to nothing, a pipe or a device,
+            which would be waited for. The message names it.
+        PermissionError: If the file may not be read.
+
+    Example:
+    ```python
+    import pathlib, tempfile
+    from keras_transformer.files import has_file
+
+    path = pathlib.Path(tempfile.mkdtemp(), "config.json")
+    assert not has_file(path)
+    path.write_text("{}")
+    assert has_file(path)
+    ```
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise ValueError(
+                f"{path} is a link to {os.readlink(path)}, where nothing is. Put the file itself "
+                "there, or remove the link."
+            ) from None
+        return False
+    except OSError as error:  # a loop of links, a name that is too long
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    _check_kind(path, mode)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f"{path} may not be read by this user. Change its permissions.")
+    return True
+
+
+def read_file(path: str | os.PathLike, limit: int) -> bytes:
+    """The content of a file of bounded size.
+
+    Args:
+        path: The file.
+        limit: The most bytes that it may have.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is larger, or no regular file: a pipe is not waited for.
+        PermissionError: If it may not be read.
+    """
+    if not has_file(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    # It may have become another thing since: opened so, a pipe does not wait for its writer.
+    opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(opened, "rb") as file:
+        described = os.fstat(file.fileno())
+        _check_kind(path, described.st_mode)
+        content = file.read(limit + 1) if described.st_size <= limit else b""
+    if max(described.st_size, len(content)) > limit:
+        size = max(described.st_size, len(content))
+        raise ValueError(
+            f"{path} has {size:,} bytes; a file of this kind may have {limit:,}. Is it something "
+            "else?"
+        )
+    return content
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Writes a file so that a reader sees the old one or the whole new one.
+
+    Args:
+        path: The file. Its folder is made if it does not exist. A file that is replaced gives its
+            permissions to the new one; a link is replaced, not followed.
+
+    Yields:
+        The path to write to. What is there when the block ends without an exception moves to
+        `path`; else nothing of it stays.
+
+    Raises:
+        ValueError: If `path` is a folder.
+        OSError: If it cannot be written, such as on a full disk. The message names `path`, which
+            is as it was.
+
+    Example:
+    ```python
+    import pathlib, tempfile
+    from keras_transformer.files import atomic_file
+
+    path = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
+    with atomic_file(path) as scratch:
+        scratch.write_text("whole")
+        assert not path.exists()
+    assert path.read_text() == "whole"
+    ```
+    """
+    path = Path(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_folder(path)
+        with scratch_folder(path.parent, path.name) as folder:
+            scratch = folder / path.name
+            os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            mode = stat.S_IMODE(scratch.stat().st_mode)
+            yield scratch
+            # Some libraries write a file of their own, which its owner alone may read.
+            os.chmod(scratch, mode)
+            keep_permissions(path, scratch)
+            synchronize(scratch)
+            os.replace(scratch, path)
+            synchronize(path.parent)
+
+
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
+    """Writes a file whole or not at all, see `atomic_file`."""
+    with atomic_file(path) as scratch:
+        scratch.write_bytes(data)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file in UTF-8 whole or not at all, see `atomic_file`."""
+    write_bytes(path, text.encode())
+
+
+def write_safetensors(
+    path: str | os.PathLike,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes arrays to a safetensors file whole or not at all, see `atomic_file`."""
+    with atomic_file(path) as scratch:
+        save_file(dict(tensors), scratch, metadata and dict(metadata))
+
+
+class SafetensorsFile(Mapping):
+    """A safetensors file as a mapping from name to array, each read when it is asked for.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is no whole safetensors file, or, on reading, of a tensor that NumPy has
+            no numbers for. The message names it.
+
+    Example:
+    ```python
+    import pathlib, tempfile
+    import numpy as np
+    from keras_transformer.files import SafetensorsFile, write_safetensors
+
+    path = pathlib.Path(tempfile.mkdtemp(), "state.safetensors")
+    write_safetensors(path, {"place": np.arange(3)}, {"epoch": "2"})
+    file = SafetensorsFile(path)
+    assert file["place"].tolist() == [0, 1, 2] and file.metadata == {"epoch": "2"}
+    ```
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        if not has_file(path):
+            raise FileNotFoundError(f"There is no file {path}.")
+        with self._refusing():
+            self._file = safe_open(self.path, framework="numpy")
+            self._names = list(self._file.keys())
+            self.metadata = self._file.metadata() or {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._refusing():
+            return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{self.path} is not a usable safetensors file: {error}. Save or fetch it again."
+            ) from error
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes of a failed write an error that names the path which the user knows.
+
+    The exception keeps its number, and so its class, such as `PermissionError`.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _number(error)
+        reason = os.strerror(number) if number else str(error)
+        advice = "What was there before is unchanged."
+        if number in _NO_ROOM:
+            advice += " Free some space, or name another place."
+        elif number in _NO_RIGHT:
+            advice += " Name a place that you may write to."
+        message = f"{path} could not be written: {reason}. {advice}"
+        raise (OSError(number, message) if number else OSError(message)) from error
+
+
+def keep_permissions(old: Path, new: Path) -> None:
+    """Gives what is to replace a file or a folder its mode and, where allowed, its owner."""
+    try:
+        before = os.stat(old)
+    except FileNotFoundError:
+        return
+    now = os.stat(new)
+    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(new, before.st_uid, before.st_gid)
+    os.chmod(new, stat.S_IMODE(before.st_mode))
+
+
+def synchronize(path: Path) -> None:
+    """Has the system write a file or a folder to the disk, where it can for this kind."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders
+        return
+    opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(opened)
+
+
+def _check_kind(path: str | os.PathLike, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    kind = kinds.get(stat.S_IFMT(mode), "of another kind")
+    raise ValueError(f"{path} is {kind}, and not a file. Put the file there, or remove it.")
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} cannot be written: it is a folder. Name a file.")
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error, which the Rust libraries put into their text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None
