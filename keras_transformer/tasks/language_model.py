@@ -6,6 +6,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 
+from keras_transformer.checking import shorten
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation import samplers
 from keras_transformer.generation.cache import CACHE_DTYPES
@@ -17,7 +18,7 @@ from keras_transformer.generation.scoring import score_continuations
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
-from keras_transformer.tasks.task import text_rows
+from keras_transformer.tasks.inputs import text_rows
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
@@ -53,7 +54,7 @@ class LanguageModel(TokenPredictor):
             end = None if tokenizer is None else tokenizer.end_id
             end_ids = [] if end is None else [end]
         elif not isinstance(end_ids, (list, tuple)) or not all(map(_is_int, end_ids)):
-            raise ValueError(f"`end_ids` must be a list of token ids, received {end_ids!r}.")
+            raise ValueError(f"`end_ids` must be a list of token ids, received {shorten(end_ids)}.")
         if end_ids:
             backbone.check_ids(end_ids=np.asarray(end_ids))
         self.end_ids = tuple(map(int, end_ids))
