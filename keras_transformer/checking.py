@@ -9,10 +9,12 @@ import math
 import operator
 import os
 import reprlib
+import struct
 from collections.abc import Iterable
 from typing import Any
 
 _WIDTH = 80  # Characters of a value that a message quotes.
+_VAST = 2**15  # A bound from here on is told only to those who pass it.
 
 
 def shorten(value: Any, width: int = _WIDTH) -> str:
@@ -26,6 +28,7 @@ def shorten(value: Any, width: int = _WIDTH) -> str:
     assert len(shorten("a" * 10_000)) <= 80
     ```
     """
+    value = _python_value(value)
     quoting = reprlib.Repr()
     quoting.maxstring = quoting.maxother = quoting.maxlong = width
     quoting.maxlist = quoting.maxtuple = quoting.maxset = quoting.maxdict = 20
@@ -102,6 +105,8 @@ def check_int(
         or (at_least is not None and number < at_least)
         or (at_most is not None and number > at_most)
     ):
+        if at_most is not None and at_most >= _VAST and not (right and number > at_most):
+            at_most = None
         expected = _expected("an integer", at_least, at_most, None, None)
         raise _wrong(name, value, expected, none, hint)
     return number
@@ -121,7 +126,8 @@ def check_number(
 
     Args:
         name: the argument's name.
-        value: what was given. NaN, infinity, "5" and True are no numbers.
+        value: what was given. NaN, infinity, "5" and True are no numbers, and what float32 cannot
+            tell from a bound that is left out, such as 1e-300 from 0, does not stand apart from it.
         at_least: float, the lowest that is right.
         at_most: float, the highest that is right.
         above: float, what all that is right is above.
@@ -147,13 +153,13 @@ def check_number(
         return None
     number = _python_value(value)
     right = isinstance(number, (int, float)) and not _is_bool(value)
+    counted = _in_float32(number) if right else math.nan
     if (
-        not right
-        or not _is_finite(number)
+        not math.isfinite(counted)
         or (at_least is not None and number < at_least)
         or (at_most is not None and number > at_most)
-        or (above is not None and number <= above)
-        or (below is not None and number >= below)
+        or (above is not None and counted <= above)
+        or (below is not None and counted >= below)
     ):
         expected = _expected("a number", at_least, at_most, above, below)
         raise _wrong(name, value, expected, none, hint)
@@ -207,6 +213,11 @@ def check_path(name: str, value: Any) -> str:
         raise ValueError(f"`{name}` has characters that no path can have: {shorten(value)}.")
     if too_long:
         raise ValueError(f"`{name}` is too long for a path: {shorten(value)}.")
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        raise ValueError(
+            f"`{name}` is {shorten(value)}, but there is no such user. For a folder of that name "
+            "write './~...'."
+        )
     return path
 
 
@@ -234,7 +245,10 @@ def _python_value(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value.item() if hasattr(value, "item") else value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
+        try:
+            return value.item()
+        except Exception:  # a tensor that stands for one to come
+            return value
     return value
 
 
@@ -242,11 +256,12 @@ def _is_bool(value: Any) -> bool:
     return isinstance(_python_value(value), bool)
 
 
-def _is_finite(number: int | float) -> bool:
+def _in_float32(number: int | float) -> float:
+    """The number as models count with it; infinite where it is too large."""
     try:
-        return math.isfinite(number)
-    except OverflowError:  # An integer that no float can hold.
-        return False
+        return struct.unpack("f", struct.pack("f", float(number)))[0]
+    except OverflowError:
+        return math.inf
 
 
 def _expected(kind, at_least, at_most, above, below) -> str:

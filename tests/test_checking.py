@@ -69,6 +69,17 @@ def test_numbers(value):
     assert type(check_number("r", np.int32(3))) is int
 
 
+def test_numbers_are_those_of_float32():
+    assert check_number("r", 1e-30, above=0) == 1e-30 and check_number("r", 0.1, at_most=0.1) == 0.1
+    for value in (1e-300, 5e-324):
+        with pytest.raises(ValueError, match="`r` must be a number above 0, received"):
+            check_number("r", value, above=0)
+    with pytest.raises(ValueError, match="`r` must be a number below 1, received 0.99999999999"):
+        check_number("r", 0.99999999999, below=1)
+    with pytest.raises(ValueError, match=r"`r` must be a number, received 1e\+300"):
+        check_number("r", 1e300)
+
+
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: describe(value)[:30])
 def test_no_numbers(value):
     with pytest.raises(ValueError, match="^`r` must be a number.*received"):

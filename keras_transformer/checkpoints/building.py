@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_transformer.checking import check_bool
 from keras_transformer.checkpoints import loading
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, resolve_preset
 from keras_transformer.checkpoints.shapes import head_shapes
@@ -48,6 +49,7 @@ def load_backbone(
     ```
     """
     source = resolve_preset(preset)
+    load_weights = check_bool("load_weights", load_weights)
     config, _, metadata = loading.load_config(source, load_weights)
     config = config.replace(**config_overrides)
     wanted = getattr(backbone_class, "kind", config.kind)
@@ -99,6 +101,7 @@ def load_task(
     ```
     """
     source = resolve_preset(preset)
+    load_weights = check_bool("load_weights", load_weights)
     config, saved, metadata = loading.load_config(source, load_weights)
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(source, saved, task_class)

@@ -17,6 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from keras_transformer.checking import check_choice
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.distribution.layout import gathered
 
@@ -202,8 +203,7 @@ def save_tensors(
     assert path.exists()
     ```
     """
-    if dtype not in (None, "float32", "float16"):
-        raise ValueError(f"Weights are saved as 'float32' or 'float16'. Received: dtype={dtype!r}.")
+    check_choice("dtype", dtype, ("float32", "float16"), none=True)
     path = Path(path)
     arrays = {}
     for name, tensor in tensors.items():

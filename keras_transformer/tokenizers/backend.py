@@ -5,6 +5,8 @@ from itertools import groupby
 import numpy as np
 import tokenizers
 
+from keras_transformer.checking import check_text
+
 
 def copy_backend(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A backend of the same parts, without padding and truncation. Costs no new vocabulary."""
@@ -29,14 +31,6 @@ def check_texts(texts, name: str) -> list[str]:
             f"Received: {type(texts).__name__}"
         )
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
-            raise ValueError(
-                f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
-            )
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name}[{index}] is not valid Unicode: {error}") from None
+        if not (isinstance(text, str) and text.isascii()):
+            check_text(f"{name}[{index}]", text)
     return list(texts)
