@@ -4,6 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
+from keras_transformer.checking import describe, is_int, is_number, shorten
+
 KINDS = ("encoder", "decoder", "seq2seq")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 NORMALIZATIONS = ("layer_norm", "rms_norm")
@@ -41,13 +43,6 @@ _AT_LEAST_ONE = (
 )
 _AT_LEAST_ZERO = ("segment_vocabulary_size", "position_offset", "position_padding_id")
 # What is compared with ids and positions, and unlike sizes is not held against the weights.
-_BELOW_INT32 = (
-    "max_sequence_length",
-    "window",
-    "relative_max_distance",
-    "rotary_original_length",
-    "position_padding_id",
-)
 _RATES = ("dropout", "attention_dropout")
 _CHOICES = {
     "kind": KINDS,
@@ -235,19 +230,21 @@ class TransformerConfig:
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
+            if is_number(value) and type(value) not in (int, float):  # of NumPy
+                value = value.item()
+                object.__setattr__(self, field.name, value)
             expected = {int: int, float: (int, float), bool: bool, str: str}[_base_type(field)]
             wrong = not isinstance(value, expected)
             if wrong or (isinstance(value, bool) and expected is not bool):
                 raise ValueError(
                     f"`{field.name}` must be of type {_base_type(field).__name__}, received "
-                    f"{value!r} of type {type(value).__name__}."
+                    f"{describe(value)}."
                 )
 
     def _check_ranges(self):
-        for name in _BELOW_INT32:
-            value = getattr(self, name)
-            if value is not None and value >= 2**31:
-                raise ValueError(f"`{name}` must be below 2**31, received {value}.")
+        for name, value in dataclasses.asdict(self).items():
+            if is_int(value) and not abs(value) < 2**31:
+                raise ValueError(f"`{name}` must be below 2**31, received {shorten(value)}.")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -272,7 +269,7 @@ class TransformerConfig:
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"`{name}` must be one of {', '.join(map(repr, choices))}, received "
-                    f"{getattr(self, name)!r}."
+                    f"{shorten(getattr(self, name))}."
                 )
 
     def _check_agreement(self):

@@ -5,6 +5,7 @@ for the utilization of a device: it is bound by the bandwidth of the memory, not
 multiplication and an addition are two operations.
 """
 
+from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
 
 
@@ -118,11 +119,7 @@ def flops_per_sequence(
     blocks = _blocks(config, length, target, first_only)
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
-    elif not 0 <= predicted_tokens <= target:
-        raise ValueError(
-            f"`predicted_tokens` must be from 0 to the {target} tokens of a row, received "
-            f"{predicted_tokens}."
-        )
+    check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
     others = 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
     if config.kind == "encoder":
         others += 2 * predicted_tokens * config.hidden_dim * config.embedding_dim
@@ -134,14 +131,15 @@ def flops_per_sequence(
 
 def check_lengths(config: TransformerConfig, length: int, target_length: int | None) -> int:
     """The tokens of a row that a model gives out states for. ValueError for none."""
+    if not isinstance(config, TransformerConfig):
+        raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
     if target_length is not None and config.kind != "seq2seq":
         raise ValueError(
             f"`target_length` needs a model of kind 'seq2seq', received kind={config.kind!r}."
         )
     target = length if target_length is None else target_length
     for name, value in (("length", length), ("target_length", target)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, received {value}.")
+        check_int(name, value, at_least=1, at_most=2**31 - 1)
         longest = config.max_sequence_length
         if config.position == "learned" and value > longest:
             raise ValueError(

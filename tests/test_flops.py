@@ -154,10 +154,14 @@ def test_a_pair_of_tokens():
 @pytest.mark.parametrize(
     ("kind", "arguments", "words"),
     [
-        ("decoder", {"length": 0}, "`length` must be at least 1, received 0"),
+        ("decoder", {"length": 0}, "`length` must be an integer of at least 1"),
         ("decoder", {"length": 8, "target_length": 8}, "kind 'seq2seq', received kind='decoder'"),
         ("decoder", {"length": 65}, "learned positions for 64 only"),
-        ("encoder", {"length": 8, "predicted_tokens": 9}, "from 0 to the 8 tokens"),
+        (
+            "encoder",
+            {"length": 8, "predicted_tokens": 9},
+            "`predicted_tokens` must be an integer from 0 to 8",
+        ),
     ],
 )
 def test_refused(kind, arguments, words):

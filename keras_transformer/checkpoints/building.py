@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_transformer.checking import check_bool
 from keras_transformer.checkpoints import loading
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.shapes import head_shapes
@@ -47,6 +48,7 @@ def load_backbone(
     assert load_backbone("minilm_l6_en", dropout=0.0).count_params() == 22_713_216
     ```
     """
+    load_weights = check_bool("load_weights", load_weights)
     return read_preset(
         preset,
         lambda source: _load_backbone(
@@ -108,6 +110,7 @@ def load_task(
     assert classifier.num_classes == 2 and classifier.tokenizer is not None
     ```
     """
+    load_weights = check_bool("load_weights", load_weights)
     return read_preset(
         preset, lambda source: _load_task(source, task_class, load_weights, dtype, options)
     )

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_path, describe, shorten
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import write_json
@@ -53,7 +54,12 @@ def export_to_huggingface(
     assert load_backbone(folder).config == backbone.config
     ```
     """
+    check_path("directory", directory)
     backbone = getattr(model, "backbone", model)
+    if not hasattr(backbone, "config"):
+        raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
+    if not isinstance(family, str | None):
+        raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
     task = None
     if backbone is not model:
         task = {"name": type(model).__name__, **model.task_values()}
@@ -117,7 +123,7 @@ def _choose_family(
     """The family to export to, and its config: the wanted one, or else the first that fits."""
     if strict and wanted not in FAMILIES:
         known = ", ".join(map(repr, sorted(FAMILIES)))
-        raise ValueError(f"There is no family {wanted!r} to export to. Known are: {known}.")
+        raise ValueError(f"There is no family {shorten(wanted)} to export to. Known are: {known}.")
     order = [wanted] if strict else sorted(FAMILIES, key=lambda name: name != wanted)
     reasons = []
     for name in order:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keras_transformer.checking import check_choice, check_path, shorten
 from keras_transformer.checkpoints import keras_hub
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
@@ -240,8 +241,7 @@ def list_presets(task: str | None = None) -> list[str]:
     assert "minilm_l6_en" in kt.list_presets()
     ```
     """
-    if task is not None and task not in TASKS and task not in TASKS.values():
-        raise ValueError(f"There is no task {task!r}. Tasks are: {', '.join(map(repr, TASKS))}.")
+    task = check_choice("task", task, (*TASKS, *TASKS.values()), none=True)
     folder = presets_folder()
     names = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
     if task is None:
@@ -338,13 +338,9 @@ def _stamp(preset: str | os.PathLike) -> Stamp | None:
 
 
 def _find(preset: str | os.PathLike) -> PresetSource:
-    if not isinstance(preset, str | os.PathLike) or isinstance(os.fspath(preset), bytes):
-        raise ValueError(
-            "A preset is named by a string or a path. Received: "
-            f"{preset!r} of type {type(preset).__name__}."
-        )
+    named = check_path("preset", preset)
     if not isinstance(preset, str):
-        return _local(os.fspath(preset))
+        return _local(named)
     if preset.startswith(SCHEME):
         hub = HubName.parse(preset)
         folder = hub.download(DESCRIPTION_FILES)
@@ -352,7 +348,7 @@ def _find(preset: str | os.PathLike) -> PresetSource:
         return PresetSource(preset, folder, hub=HubName(hub.repository, folder.name))
     if _is_bundled(preset):
         return PresetSource(preset, presets_folder() / preset, bundled=True)
-    if Path(preset).expanduser().is_dir() and preset:
+    if Path(preset).expanduser().is_dir():
         return _local(preset)
     raise _unknown(preset)
 
@@ -366,11 +362,11 @@ def _is_bundled(name: str) -> bool:
 def _local(directory: str) -> PresetSource:
     folder = Path(directory).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no directory {directory!r}.")
+        raise FileNotFoundError(f"There is no directory {shorten(directory)}.")
     folder = current_folder(folder)
     if not any(has_file(folder / name) for name in (CONFIG_FILE, *TOKENIZER_FILES)):
         raise ValueError(
-            f"The directory {directory!r} is not a preset. A preset has {CONFIG_FILE} and "
+            f"The directory {shorten(directory)} is not a preset. A preset has {CONFIG_FILE} and "
             "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "
             f"files: {', '.join(TOKENIZER_FILES)} with merges.txt."
         )
@@ -380,14 +376,15 @@ def _local(directory: str) -> PresetSource:
 def _unknown(preset: str) -> Exception:
     """The error for a name that is neither bundled nor a directory."""
     names = list_presets()
-    close = difflib.get_close_matches(preset, names, n=3, cutoff=0.4)
+    close = difflib.get_close_matches(preset[:200], names, n=3, cutoff=0.4)
     suggestion = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
     hint = ""
     if preset.count("/") == 1 and not preset.startswith((".", "/", "~")):
-        hint = f" For a model on the hub, write '{SCHEME}{preset}'."
+        hint = f" For a model on the hub, write {shorten(SCHEME + preset)}."
     message = (
-        f"There is no preset {preset!r}. {suggestion}It is not one of the {len(names)} bundled "
-        f"presets (`keras-transformer presets` lists them; they are in {presets_folder()}), and "
+        f"There is no preset {shorten(preset)}. {suggestion}It is not one of the {len(names)} "
+        "bundled presets (`keras-transformer presets` lists them; they are in "
+        f"{presets_folder()}), and "
         f"there is no such directory in {Path.cwd()}.{hint}"
     )
     looks_like_path = os.sep in preset and not hint

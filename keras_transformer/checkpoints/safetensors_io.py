@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import safetensors
 
+from keras_transformer.checking import check_choice
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.files import write_safetensors
@@ -203,8 +204,7 @@ def save_tensors(
     assert path.exists()
     ```
     """
-    if dtype not in (None, "float32", "float16"):
-        raise ValueError(f"Weights are saved as 'float32' or 'float16'. Received: dtype={dtype!r}.")
+    check_choice("dtype", dtype, ("float32", "float16"), none=True)
     path = Path(path)
     arrays = {}
     for name, tensor in tensors.items():

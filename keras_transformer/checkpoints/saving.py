@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_transformer.checking import check_choice, check_path, check_text, describe
 from keras_transformer.checkpoints.card import write_card
 from keras_transformer.checkpoints.files import write_json
 from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, backbone_variables
@@ -74,6 +75,12 @@ def save_preset(
     assert load_backbone(folder).config == config
     ```
     """
+    check_path("directory", directory)
+    check_choice("dtype", dtype, ("float32", "float16"), none=True)
+    if card is not None:
+        check_text("card", card)
+    if not isinstance(metadata, Mapping | None):
+        raise ValueError(f"`metadata` must be a dict or None, received {describe(metadata)}.")
     if backbone is None and tokenizer is None:
         raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
     if backbone is None and (task or head_variables):

@@ -10,10 +10,12 @@ in every length. So a row that fits one bucket fits all later ones, which is wha
 `BucketedDataset` pass left-over rows upwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from keras_transformer.checking import check_int, describe, shorten
 
 # The search compares every pair of candidate buckets; beyond this many the lengths of
 # rows with two lengths are counted more coarsely (512 x 512 positions still fit exactly).
@@ -56,14 +58,11 @@ def choose_buckets(
     assert choose_buckets([(3, 9), (30, 20)]) == ((8, 16), (32, 24))
     ```
     """
-    lengths = np.asarray(lengths)
+    lengths = check_lengths(lengths)
     if lengths.size == 0:
         raise ValueError("choose_buckets needs at least one length, got none.")
-    if lengths.min() < 1:
-        raise ValueError(f"Row lengths must be at least 1, got {lengths.min()}.")
-    for name, value in (("max_buckets", max_buckets), ("multiple", multiple)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    max_buckets = check_int("max_buckets", max_buckets, at_least=1)
+    multiple = check_int("multiple", multiple, at_least=1, at_most=2**31)
     rows = lengths.reshape(len(lengths), -1)
     limits = length_limits(max_length, rows.shape[1])
     rows = np.minimum(rows, limits)
@@ -146,18 +145,20 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
     assert bucket_of([3, 8, 9], (8, 16)).tolist() == [0, 0, 1]
     ```
     """
-    rows = np.asarray(lengths)
-    chain = np.asarray(buckets)
+    rows, chain = check_lengths(lengths), check_lengths(buckets, "buckets")
+    if not len(rows):
+        return np.zeros(0, "int64")
     if chain.ndim != rows.ndim or chain.shape[1:] != rows.shape[1:] or chain.size == 0:
         raise ValueError(
-            f"buckets must hold one length for each length of a row: got buckets={buckets!r} "
-            f"for lengths of shape {rows.shape}."
+            "buckets must hold one length for each length of a row: got buckets="
+            f"{shorten(buckets)} for lengths of shape {rows.shape}."
         )
     rows = rows.reshape(len(rows), -1)
     chain = chain.reshape(len(chain), -1)
     if chain.min() < 1 or (np.diff(chain, axis=0) < 0).any():
         raise ValueError(
-            f"buckets must be positive, and none shorter than the one before: got {buckets!r}."
+            "buckets must be positive, and none shorter than the one before: got "
+            f"{shorten(buckets)}."
         )
     places = np.zeros(len(rows), "int64")
     for column, ends in zip(rows.T, chain.T, strict=True):
@@ -171,13 +172,48 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
     return places
 
 
+def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
+    """Numbers of tokens as an array of ints, one a row or several; of no rows an empty one."""
+    try:
+        array = np.asarray(lengths)
+    except ValueError:  # rows of different sizes
+        array = np.asarray(None)
+    if array.size == 0 and array.ndim:
+        return array.astype("int64")
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        raise ValueError(f"`{name}` must be integers, one a row, received {describe(lengths)}.")
+    if array.min() < 1:
+        raise ValueError(f"`{name}` must be at least 1, received {array.min()}.")
+    return array
+
+
 def length_limits(max_length, count) -> np.ndarray:
     """`max_length` (None, an int, or `count` ints) as an int array `(count,)`."""
     if max_length is None:
         max_length = np.iinfo("int64").max
-    limits = np.asarray(max_length)
+    try:
+        limits = np.asarray(max_length)
+    except ValueError:
+        limits = np.asarray(None)
     if limits.dtype.kind not in "iu" or limits.shape not in ((), (count,)) or limits.min() < 1:
         raise ValueError(
-            f"max_length must be None, a positive int or {count} of them, got {max_length!r}."
+            f"max_length must be None, a positive int or {count} of them, got "
+            f"{shorten(max_length)}."
         )
     return np.broadcast_to(limits, (count,))
+
+
+def given_buckets(buckets, sides: int) -> list[list[int]]:
+    """The buckets that a user wants, each as many lengths as rows have."""
+    try:
+        lengths = np.asarray(list(buckets) if isinstance(buckets, Iterable) else None)
+    except ValueError:  # of different numbers of lengths
+        lengths = np.asarray(None)
+    if lengths.ndim == 1 and sides == 1:
+        lengths = lengths[:, None]
+    if lengths.dtype.kind not in "iu" or lengths.ndim != 2 or lengths.shape[1] != sides:
+        raise ValueError(
+            f"`buckets` must be a list of lengths{' in pairs' if sides > 1 else ''}, received "
+            f"{describe(buckets)}."
+        )
+    return lengths.tolist()

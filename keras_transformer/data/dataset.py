@@ -6,15 +6,18 @@ backend, and no TensorFlow is needed.
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
-from keras_transformer.data.buckets import bucket_of, choose_buckets, length_limits
+from keras_transformer.checking import check_bool, check_int, check_seed, describe, shorten
+from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buckets, length_limits
 from keras_transformer.data.packing import pack_rows
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.token_rows import TokenRows
+
+_LONGEST_PACK = 2**24  # Positions; more would be a mistake, and take the memory.
 
 
 class BucketedDataset(keras.utils.PyDataset):
@@ -47,7 +50,7 @@ class BucketedDataset(keras.utils.PyDataset):
             and target). Buckets then are pairs of lengths.
         values: dict of name to array `(rows, ...)`: what is not padded (labels, weights).
         pad_values: dict of column name to padding id. Default 0.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch. Defaults to 32.
         batch_tokens: instead of `batch_size`: the most positions of a batch, padding included
             (of either side, for paired columns), so that short rows come in larger batches. A
             row longer than that is a batch by itself.
@@ -101,7 +104,7 @@ class BucketedDataset(keras.utils.PyDataset):
         paired_columns: dict | None = None,
         values: dict | None = None,
         pad_values: dict[str, int] | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         batch_tokens: int | None = None,
         buckets: Sequence | None = None,
         max_buckets: int | None = None,
@@ -112,24 +115,37 @@ class BucketedDataset(keras.utils.PyDataset):
         seed: int = 0,
     ):
         super().__init__()
-        positive = {
-            "batch_size": batch_size, "batch_tokens": batch_tokens, "pack_length": pack_length
-        }  # fmt: skip
-        for name, value in positive.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if batch_size is not None and batch_tokens is not None:
+            raise ValueError(
+                f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
+                f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
+            )
+        batch_size = 32 if batch_size is None else check_int("batch_size", batch_size, at_least=1)
+        batch_tokens = check_int("batch_tokens", batch_tokens, at_least=1, none=True)
+        pack_length = check_int(
+            "pack_length", pack_length, at_least=1, at_most=_LONGEST_PACK, none=True
+        )
+        given = {"columns": columns, "values": values, "pad_values": pad_values}
+        for name, value in (given | {"paired_columns": paired_columns}).items():
+            if not isinstance(value, Mapping) and (value is not None or name == "columns"):
+                raise ValueError(f"`{name}` must be a dict, received {describe(value)}.")
+        if not callable(make_batch):
+            raise ValueError(f"`make_batch` must be a function, received {describe(make_batch)}.")
         if pack_length is not None and (values or buckets is not None):
             raise ValueError(
                 "With `pack_length` there are no other buckets, and no `values`, of which each "
                 "would belong to a row of tokens, and not to several."
             )
         self.make_batch = make_batch
-        self.shuffle = shuffle
-        self.seed = seed
+        self.shuffle = check_bool("shuffle", shuffle)
+        self.seed = check_seed("seed", seed)
         sides = [columns] if paired_columns is None else [columns, paired_columns]
         self._sides = [{n: _token_rows(n, rows) for n, rows in side.items()} for side in sides]
         self._values = {name: np.asarray(value) for name, value in (values or {}).items()}
-        self._pad_values = pad_values or {}
+        self._pad_values = {
+            name: check_int(f"pad_values[{name!r}]", id, -(2**31), 2**31 - 1)
+            for name, id in (pad_values or {}).items()
+        }
         self._check_columns()
 
         full = np.stack([next(iter(side.values())).lengths for side in self._sides], axis=1)
@@ -139,13 +155,15 @@ class BucketedDataset(keras.utils.PyDataset):
         if pack_length is not None:
             self._pack(pack_length)
             buckets = [[pack_length] * len(sides)]
+        max_buckets = check_int("max_buckets", max_buckets, at_least=1, none=True)
+        multiple = check_int("multiple", multiple, at_least=1, at_most=2**31, none=True)
         if buckets is None:
             many = not shuffle and keras.backend.backend() == "torch"
             max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
             multiple = (4 if many else 8) if multiple is None else multiple
             chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length)
         else:
-            chosen = [np.atleast_1d(bucket).tolist() for bucket in buckets]
+            chosen = given_buckets(buckets, len(sides))
         places = bucket_of(self._lengths, chosen)
         # Occupied buckets only: nothing is ever moved up into one without rows of its own.
         occupied = np.unique(places)
@@ -176,7 +194,10 @@ class BucketedDataset(keras.utils.PyDataset):
 
     def _check_columns(self):
         rows = {n: len(c.lengths) for side in self._sides for n, c in side.items()}
-        rows.update({name: len(value) for name, value in self._values.items()})
+        for name, value in self._values.items():
+            if not value.ndim:
+                raise ValueError(f"`values[{name!r}]` must be an array, received {shorten(value)}.")
+            rows[name] = len(value)
         if not all(self._sides) or 0 in rows.values():
             raise ValueError(
                 f"BucketedDataset needs columns with at least one row, got rows: {rows or 'none'}."

@@ -3,6 +3,9 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from keras_transformer.checking import check_int
+from keras_transformer.data.buckets import check_lengths
+
 
 def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
     """Groups of rows that fit into `capacity` positions together, few and full.
@@ -31,7 +34,8 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
     assert pack_rows([5, 2, 7, 3], capacity=8) == [[2], [0, 3], [1]]
     ```
     """
-    lengths = np.asarray(lengths)
+    capacity = check_int("capacity", capacity, at_least=1, at_most=2**24)
+    lengths = check_lengths(lengths)
     if lengths.size and lengths.max() > capacity:
         row = int(lengths.argmax())
         raise ValueError(

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_transformer.checking import check_path, describe, shorten
+
 # By suffix, before a further `.gz`.
 FORMATS = {
     ".txt": "text",
@@ -85,7 +87,7 @@ class FileSource:
             raise ValueError(
                 f"{self.path} is of an unknown kind: give format= one of "
                 f"{', '.join(map(repr, dict.fromkeys(FORMATS.values())))}"
-                + (f", received {format!r}." if format else ".")
+                + (f", received {shorten(format)}." if format else ".")
             )
         if self.format == "parquet" and self._zipped:
             raise ValueError(f"{self.path}: Parquet files are compressed inside. Unpack it.")
@@ -293,7 +295,7 @@ def find_files(names: Sequence[str | os.PathLike]) -> list[Path]:
     """
     found = []
     for name in names:
-        name = os.path.expanduser(os.fspath(name))
+        name = os.path.expanduser(check_path("source", name))
         if not glob.has_magic(name) or os.path.exists(name):
             found.append(Path(name))
             continue
@@ -307,7 +309,7 @@ def find_files(names: Sequence[str | os.PathLike]) -> list[Path]:
 def missing_column(place, column, there) -> ValueError:
     """The error for a column that is not there."""
     names = ", ".join(map(repr, there)) or "none"
-    return ValueError(f"{place} has no column {column!r}. It has: {names}.")
+    return ValueError(f"{place} has no column {shorten(column)}. It has: {names}.")
 
 
 def _check_columns(place, columns, there) -> None:
@@ -336,10 +338,12 @@ def _are_numbers(columns) -> bool:
 
 
 def _check_encoding(encoding: str) -> None:
+    if not isinstance(encoding, str) or "\0" in encoding or not encoding.isascii():
+        raise ValueError(f"`encoding` must be the name of one, received {describe(encoding)}.")
     try:
         fits = "\n".encode(encoding) == b"\n"
     except LookupError as error:
-        raise ValueError(f"encoding={encoding!r}: {error}.") from None
+        raise ValueError(f"`encoding` {shorten(encoding)} is not known.") from error
     if not fits:
         raise ValueError(
             f"encoding={encoding!r} does not end lines with one byte. Convert the file to UTF-8."

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from keras_transformer.checking import describe
 from keras_transformer.data.record_files import missing_column
 
 _BATCH = 1000  # rows that a `datasets.Dataset` gives at once
@@ -49,7 +50,7 @@ class ObjectSource:
         ):
             raise ValueError(
                 "Expected paths of files, or a data set of `datasets`, `tf.data` or "
-                f"`torch.utils.data`, received {str(data)[:60]!r} of type {type(data).__name__}."
+                f"`torch.utils.data`, received {describe(data)}."
             )
         self.data = data
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.data.record_files import FileSource, find_files
+from keras_transformer.checking import check_choice, check_path, describe, shorten
+from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
 from keras_transformer.files import write_text
 
@@ -155,6 +156,9 @@ def read(
     assert sorted(labels.tolist()) == [0, 1]
     ```
     """
+    check_choice("format", format, dict.fromkeys(FORMATS.values()), none=True)
+    if cache is not None:
+        check_path("cache", cache)
     x = x if isinstance(x, tuple) else (x,)
     columns = x if y is None else (*x, y)
     if not 1 <= len(x) <= 2 or not all(
@@ -162,7 +166,7 @@ def read(
     ):
         raise ValueError(
             "`x` must be a column or a tuple of two, and `y` a column, by name or number; received "
-            f"x={x!r}, y={y!r}."
+            f"x={shorten(x)}, y={shorten(y)}."
         )
     names = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(names, (list, tuple)) and all(isinstance(n, (str, os.PathLike)) for n in names):
@@ -192,8 +196,7 @@ def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(
-                f"{place(index)}: the column {column!r} must be a text, but is {str(text)[:60]!r} "
-                f"of type {type(text).__name__}."
+                f"{place(index)}: the column {column!r} must be a text, but is {describe(text)}."
             )
         if not text or text.isspace():
             raise ValueError(

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tokenizers
 
+from keras_transformer.checking import describe, is_int
 from keras_transformer.data.records import Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.files import write_text
@@ -217,8 +218,7 @@ class _Builder:
     def _add_label(self, label, value, place) -> int:
         if label is None:
             raise ValueError(
-                f"{place}: a label must be a string or an integer, received {str(value)[:60]!r} of "
-                f"type {type(value).__name__}."
+                f"{place}: a label must be a string or an integer, received {describe(value)}."
             )
         if self.check_label is not None:
             _check_label(self.check_label, label, place)
@@ -344,7 +344,7 @@ def _plain_label(value):
     """A label as JSON has it, or None."""
     if isinstance(value, bool):
         return int(value)
-    return value if isinstance(value, (int, str)) else None
+    return int(value) if is_int(value) else value if isinstance(value, str) else None
 
 
 def _add_rows(digest, part) -> None:

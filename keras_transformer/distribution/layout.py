@@ -10,6 +10,7 @@ import re
 
 import keras
 
+from keras_transformer.checking import check_int
 from keras_transformer.config import TransformerConfig
 
 BATCH, MODEL = "batch", "model"
@@ -59,11 +60,8 @@ def device_mesh(
     ```
     """
     _require_jax()
-    for name, value in (("data", data), ("model", model)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` must be at least 1, received {value}.")
+    data = check_int("data", data, at_least=1, none=True)
+    model = check_int("model", model, at_least=1)
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if data is None:
         data = max(1, len(devices) // model)

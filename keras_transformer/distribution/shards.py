@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_int, shorten
+
 
 class DatasetShard(keras.utils.PyDataset):
     """Of each batch of a dataset the rows of one process, see `shard_of`."""
@@ -133,15 +135,13 @@ def shard_of(
         )
     if (index is None) != (count is None):
         raise ValueError(
-            f"Give `index` and `count`, or neither; received index={index}, count={count}."
+            f"Give `index` and `count`, or neither; received index={shorten(index)}, "
+            f"count={shorten(count)}."
         )
     if index is None:
         index, count = _of_this_process()
-    if count < 1 or not 0 <= index < count:
-        raise ValueError(
-            f"`count` must be at least 1 and `index` from 0 to count - 1, received index={index}, "
-            f"count={count}."
-        )
+    count = check_int("count", count, at_least=1)
+    index = check_int("index", index, at_least=0, at_most=count - 1)
     return DatasetShard(dataset, index, count)
 
 

@@ -5,6 +5,8 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_choice, check_number, check_seed
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dropout(keras.layers.Dropout):
@@ -21,7 +23,9 @@ class Dropout(keras.layers.Dropout):
     Args:
         rate: float in [0, 1), the share of the elements that become 0. The others are divided by
             `1 - rate`.
-        **kwargs: `seed`, an int or None, and as in `keras.layers.Layer`.
+        noise_shape: None: each element is drawn for by itself.
+        seed: int from 0 to 2**31 - 1, or None.
+        **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float tensor of any shape.
@@ -42,6 +46,12 @@ class Dropout(keras.layers.Dropout):
     assert abs(float(np.mean(np.asarray(y) == 0)) - 0.25) < 0.01
     ```
     """
+
+    def __init__(self, rate: float, noise_shape=None, seed: int | None = None, **kwargs):
+        rate = check_number("rate", rate, at_least=0, below=1)
+        check_choice("noise_shape", noise_shape, [None])
+        seed = check_seed("seed", seed, none=True, bits=31)  # as many as all backends keep
+        super().__init__(rate, noise_shape, seed, **kwargs)
 
     def call(self, inputs, training=False):
         if not training or self.rate == 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
+from keras_transformer.checking import shorten
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 _ACTIVATIONS = {
@@ -23,9 +24,9 @@ _ACTIVATIONS = {
 
 def get_activation(name: str) -> Callable:
     """The activation of this name. ValueError for an unknown one."""
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
-            f"Unknown activation {name!r}. Known are: {', '.join(map(repr, _ACTIVATIONS))}."
+            f"Unknown activation {shorten(name)}. Known are: {', '.join(map(repr, _ACTIVATIONS))}."
         )
     return _ACTIVATIONS[name]
 

@@ -3,16 +3,18 @@
 import contextlib
 import contextvars
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.products import quick_products
+from keras_transformer.models.inputs import check_inputs, named_inputs
 from keras_transformer.models.stack import Stack, embedding_initializer
 
 _watched = contextvars.ContextVar("watched", default=(None, None))
@@ -45,6 +47,9 @@ class Backbone(keras.Model):
 
     kind: str  # The `config.kind` that a subclass serves.
     id_inputs: tuple[str, ...]  # Its inputs that hold token ids.
+    input_names: tuple[str, ...] = (
+        "token_ids", "padding_mask", "segment_ids", "position_ids", "pack_ids",
+    )  # fmt: skip
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         if not isinstance(config, TransformerConfig):
@@ -94,12 +99,13 @@ class Backbone(keras.Model):
         for stack in self.stacks:
             stack.build(states)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, inputs, *args, **kwargs):
+        inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
         watched, found = _watched.get()
         if watched is not self:
-            return super().__call__(*args, **kwargs)
+            return super().__call__(inputs, *args, **kwargs)
         kwargs.pop("first_only", None)
-        outputs = super().__call__(*args, **kwargs)
+        outputs = super().__call__(inputs, *args, **kwargs)
         found.append(outputs)
         return outputs
 
@@ -146,6 +152,34 @@ class Backbone(keras.Model):
             return None
         counted = ops.cast(ops.not_equal(token_ids, padding_id), "int32")
         return ops.cumsum(counted, axis=1) * counted - 1
+
+    def checked_inputs(
+        self,
+        inputs,
+        continues: bool = False,
+        further: tuple[str, ...] = (),
+        taker: str | None = None,
+    ) -> dict[str, Any]:
+        """A dict of arrays by their names here, see `models.inputs`.
+
+        Args:
+            inputs: dict of arrays or tensors; Transformers' names are known too.
+            continues: bool, whether there is a cache: then an encoder's tokens may be missing.
+            further: names that a task takes beside the backbone's.
+            taker: str, the class that errors name. Defaults to the backbone's.
+
+        Raises:
+            ValueError: for unknown or missing names, shapes that do not agree, and values of NumPy
+                arrays that are out of range.
+        """
+        names = (*self.input_names, *further)
+        encoded = isinstance(inputs, Mapping) and inputs.get("encoder_states") is not None
+        needed = self.id_inputs[-1:] if continues or encoded else self.id_inputs
+        inputs = named_inputs(inputs, names, needed, taker or type(self).__name__)
+        check_inputs(inputs, self.config)
+        ids = {name: inputs.get(name) for name in self.id_inputs}
+        self.check_ids(**{n: array for n, array in ids.items() if isinstance(array, np.ndarray)})
+        return inputs
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""

@@ -51,6 +51,11 @@ class Seq2Seq(Backbone):
 
     kind = "seq2seq"
     id_inputs = ("encoder_token_ids", "decoder_token_ids")
+    input_names = (
+        "encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask",
+        "encoder_states", "encoder_position_ids", "encoder_pack_ids", "decoder_position_ids",
+        "decoder_pack_ids",
+    )  # fmt: skip
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)

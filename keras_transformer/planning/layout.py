@@ -44,11 +44,8 @@ def model_axes(
     Raises:
         ValueError: if there is none, or `model_parallel` is none; says what it does not divide.
     """
-    for name, value in (("devices", devices), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, received {value}.")
     if model_parallel is not None:
-        if not 1 <= model_parallel <= devices or devices % model_parallel:
+        if model_parallel > devices or devices % model_parallel:
             raise ValueError(
                 f"{devices} devices cannot be cut into models of {model_parallel} devices each. "
                 f"Choose one of {_listed(_divisors(devices))}."

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from keras_transformer.checking import check_bool, check_choice, check_int, check_number, describe
 from keras_transformer.config import TransformerConfig
 from keras_transformer.flops import check_lengths, flops_per_sequence, flops_per_token
 from keras_transformer.planning.layout import model_axes
@@ -14,6 +15,8 @@ from keras_transformer.planning.memory import (
     predicted_tokens,
     training_memory,
 )
+
+_MOST = 2**31 - 1  # Devices, or rows of a batch.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +156,14 @@ def make_plan(
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
     Clusters", sections 3 and 5.
     """
+    batch_size = check_int("batch_size", batch_size, at_least=1, at_most=_MOST)
+    devices = check_int("devices", devices, at_least=1, at_most=_MOST)
+    model_parallel = check_int(
+        "model_parallel", model_parallel, at_least=1, at_most=devices, none=True
+    )
     _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth)
+    length = check_int("length", length, at_least=1)
+    target_length = check_int("target_length", target_length, at_least=1, none=True)
     target = check_lengths(config, length, target_length)
     source = length if config.kind == "seq2seq" else target
 
@@ -240,20 +250,16 @@ def _bytes_sent(
 
 
 def _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth) -> None:
-    for name, value, known in (
-        ("dtype", dtype, DTYPES),
-        ("optimizer", optimizer, OPTIMIZER_STATES),
-    ):
-        if value not in known:
-            raise ValueError(
-                f"`{name}` must be one of {', '.join(map(repr, known))}, received {value!r}."
-            )
+    if not isinstance(config, TransformerConfig):
+        raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("optimizer", optimizer, OPTIMIZER_STATES)
+    check_bool("generating", generating)
     for name, value in (
         ("device_memory", device_memory),
         ("flops", flops),
         ("bandwidth", bandwidth),
     ):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"`{name}` must be a number above 0, received {value}.")
+        check_number(name, value, above=0, none=True)
     if generating and config.kind == "encoder":
         raise ValueError("An encoder does not generate: plan its training.")

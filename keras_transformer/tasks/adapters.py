@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_bool, check_int, check_number, check_path, shorten
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile, naming
 from keras_transformer.scratch import PathLock
@@ -54,8 +55,8 @@ class Adaptable:
         if self._frozen is not None:
             raise ValueError("The task has adapters, and its weights are frozen already.")
         most = max(len(stack.blocks) for stack in self.backbone.stacks)
-        if isinstance(layers, bool) or not isinstance(layers, int) or not 0 <= layers <= most:
-            raise ValueError(f"`layers` must be from 0 to {most}, received {layers!r}.")
+        layers = check_int("layers", layers, at_least=0, at_most=most)
+        embeddings = check_bool("embeddings", embeddings)
         frozen = [block for stack in self.backbone.stacks for block in stack.blocks[:layers]]
         kept = {id(variable) for block in frozen for variable in block.weights}
         for variable in self.backbone.weights:
@@ -97,19 +98,17 @@ class Adaptable:
         assert trained < before / 50
         ```
         """
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ValueError(f"`rank` must be an integer of at least 1, received {rank!r}.")
-        if alpha is not None and (isinstance(alpha, bool) or not alpha > 0):
-            raise ValueError(f"`alpha` must be a number above 0, received {alpha!r}.")
+        rank = check_int("rank", rank, at_least=1, at_most=2**15)
+        alpha = check_number("alpha", alpha, above=0, none=True)
         if self._frozen is not None:
             raise ValueError("The task is adapted already: call `merge_lora` first.")
         layers = self._dense_layers()
         names = {layer.name for layer in layers}
-        unknown = [target for target in targets if target not in names]
-        if unknown or not targets:
+        several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
+        if not several or not all(isinstance(t, str) and t in names for t in targets):
             raise ValueError(
-                f"`targets` must name dense layers of the backbone, {', '.join(sorted(names))}; "
-                f"received {list(targets)}."
+                f"`targets` must be a list of dense layers of the backbone, "
+                f"{', '.join(sorted(names))}; received {shorten(targets)}."
             )
         if any(layer.quantization_mode is not None for layer in layers):
             raise ValueError("The model is quantized, and would not keep what it learns.")
@@ -152,6 +151,7 @@ class Adaptable:
             ValueError: for a task without adapters, or a path that is a folder.
             OSError: if the file cannot be written, or somebody else writes it at this moment.
         """
+        check_path("path", path)
         variables = self._adapter_variables()
         alpha = np.float32(self._adapted_layers()[0].lora_alpha)
         lock = PathLock(path)
@@ -174,7 +174,7 @@ class Adaptable:
             FileNotFoundError: for a file that is not there.
             ValueError: for adapters of another model: the tensor is named, with both shapes.
         """
-        arrays = dict(SafetensorsFile(path))
+        arrays = dict(SafetensorsFile(check_path("path", path)))
         inner = [name for name in arrays if name.endswith(_INNER)]
         alpha = arrays.pop("alpha", np.zeros(2))
         if not inner or alpha.size != 1 or any(arrays[name].ndim != 2 for name in inner):

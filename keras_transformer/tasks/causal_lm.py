@@ -3,10 +3,11 @@
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_bool
 from keras_transformer.data import BucketedDataset
-from keras_transformer.generation import values
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.tasks.encoding import encode_rows, text_columns
+from keras_transformer.tasks.inputs import check_max_length
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
 from keras_transformer.training import NextToken
 
@@ -57,7 +58,7 @@ class CausalLM(LanguageModel):
         """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
         self._refuse_targets(y, sample_weight)
         tokenizer = self._require_tokenizer()
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None))
 
         def encode(texts, place):
             rows = with_end(tokenizer.encode_batch(*texts), tokenizer.end_id)
@@ -95,7 +96,7 @@ class CausalLM(LanguageModel):
         Raises:
             ValueError: for a text of fewer than two tokens, or one longer than the model.
         """
-        per_token = values.flag("per_token", per_token)
+        per_token = check_bool("per_token", per_token)
         rows, _, single = self._prompt_ids(texts, "texts")
         for place, row in enumerate(rows):
             if len(row) < 2:

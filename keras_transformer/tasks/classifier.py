@@ -1,14 +1,18 @@
 """What the two tasks that classify share: the classes, their names, the labels of a data set."""
 
-import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_int, check_number, check_text, shorten
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.labels import class_numbers
 from keras_transformer.tasks.task import Task
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.adversarial import adversarial_loss
+
+_MOST_CLASSES = 2**24  # More would be a mistake, and take the memory.
 
 
 class Classifier(Task):
@@ -40,15 +44,13 @@ class Classifier(Task):
         if labels is not None:
             labels = _checked_labels(labels)
             num_classes = len(labels) if num_classes is None else num_classes
-        if not isinstance(num_classes, int) or num_classes < 2:
-            raise ValueError(
-                f"`num_classes` must be an integer of at least 2, received {num_classes!r}."
-            )
+        num_classes = check_int("num_classes", num_classes, at_least=2, at_most=_MOST_CLASSES)
         if labels is not None and len(labels) != num_classes:
             raise ValueError(f"Received {len(labels)} labels for num_classes={num_classes}.")
         super().__init__(backbone, tokenizer, name=name)
         self.num_classes = num_classes
         self.labels = labels
+        dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
 
@@ -69,12 +71,10 @@ class Classifier(Task):
         Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
         Classification", section 3.
         """
-        if not (isinstance(adversarial_norm, (int, float)) and 0 <= adversarial_norm < math.inf):
-            raise ValueError(
-                "`adversarial_norm` is a share of the length of the embeddings, such as 0.1, or 0 "
-                f"for none. Received {adversarial_norm!r}."
-            )
-        self.adversarial_norm = adversarial_norm
+        self.adversarial_norm = check_number(
+            "adversarial_norm", adversarial_norm, at_least=0,
+            hint="It is a share of the length of the embeddings, such as 0.1, or 0 for none.",
+        )  # fmt: skip
         super().compile(*args, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -87,6 +87,7 @@ class Classifier(Task):
             weights = None if sample_weight is None else ops.copy(sample_weight)
             return loss_of(x, y, self(x, training=True), weights, training=True)
 
+        x = self._named(x)
         mask = x.get("padding_mask")
         mask = ops.ones_like(x["token_ids"]) if mask is None else mask
         other = adversarial_loss(loss_again, self, mask, self.adversarial_norm)
@@ -122,34 +123,18 @@ class Classifier(Task):
             )
         return number
 
-    def _class_numbers(self, y, count: int, unit: str = "text", place: str = "") -> np.ndarray:
-        """Labels, by number or by name, as int32 `(count,)`; `place` says whose, in errors."""
-        labels = np.asarray(y)
-        if labels.dtype.kind == "O":  # such as a column of a data frame
-            labels = np.asarray(labels.tolist())
-        if labels.dtype.kind == "U" and self.labels is not None:
-            unknown = sorted(set(labels.tolist()) - set(self.labels))
-            if unknown:
-                raise ValueError(f"Unknown labels {unknown}{place}, known are {self.labels}.")
-            labels = np.asarray([self.labels.index(label) for label in labels.tolist()])
-        if labels.shape != (count,) or labels.dtype.kind not in "iub":
-            raise ValueError(
-                f"The labels{place} must be one class number a {unit}, {count} in all, received "
-                f"{labels.dtype} of shape {labels.shape}."
-            )
-        outside = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
-        if outside.size:
-            raise ValueError(
-                f"Labels must be from 0 to {self.num_classes - 1}, but label {outside[0]}{place} "
-                f"is {labels[outside[0]]}. Give `num_classes` to match the data."
-            )
-        return labels.astype("int32")
+    def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
+        """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""
+        return class_numbers(y, count, self.num_classes, self.labels, unit, name)
 
 
 def _checked_labels(labels) -> list[str]:
-    names = None if isinstance(labels, str) else list(labels)
+    several = isinstance(labels, Iterable) and not isinstance(labels, (str, bytes, Mapping))
+    names = [str(n) if isinstance(n, str) else n for n in labels] if several else None
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"`labels` must be a list of strings, received {labels!r}.")
+        raise ValueError(f"`labels` must be a list of strings, received {shorten(labels)}.")
+    for place, name in enumerate(names):
+        check_text(f"labels[{place}]", name)
     if len(set(names)) < len(names):
-        raise ValueError(f"`labels` must differ from each other, received {names}.")
+        raise ValueError(f"`labels` must differ from each other, received {shorten(names)}.")
     return names

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from keras_transformer.data import Records, TokenRows
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
-from keras_transformer.tasks.task import Task, text_rows
+from keras_transformer.tasks.inputs import text_rows
+from keras_transformer.tasks.task import Task
 
 
 def text_columns(x, name: str = "x") -> Records | tuple[list[str]]:

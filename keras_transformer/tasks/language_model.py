@@ -6,6 +6,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_text, shorten
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation import samplers, values
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton, check_choices
@@ -17,10 +18,9 @@ from keras_transformer.generation.settings import check_cache_dtype
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
-from keras_transformer.tasks.task import text_rows
+from keras_transformer.tasks.inputs import text_rows
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.backend import check_unicode
 from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
@@ -54,7 +54,7 @@ class LanguageModel(TokenPredictor):
             end = None if tokenizer is None else tokenizer.end_id
             end_ids = [] if end is None else [end]
         elif not isinstance(end_ids, (list, tuple)) or not all(map(_is_int, end_ids)):
-            raise ValueError(f"`end_ids` must be a list of token ids, received {end_ids!r}.")
+            raise ValueError(f"`end_ids` must be a list of token ids, received {shorten(end_ids)}.")
         if end_ids:
             backbone.check_ids(end_ids=np.asarray(end_ids))
         self.end_ids = tuple(map(int, end_ids))
@@ -311,7 +311,7 @@ class LanguageModel(TokenPredictor):
         if isinstance(prompts, IdsOfText):
             return [list(prompts)], True, True
         if isinstance(prompts, str):
-            check_unicode(name, prompts)
+            check_text(name, prompts)
             return self._encode_prompts([prompts]), True, True
         rows = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
         if isinstance(rows, (list, tuple)) and not rows:
@@ -330,7 +330,7 @@ class LanguageModel(TokenPredictor):
             return [[int(token) for token in row] for row in rows], False, False
         texts = text_rows(rows, name)
         for place, text in enumerate(texts):
-            check_unicode(f"{name}[{place}]", text)
+            check_text(f"{name}[{place}]", text)
         return self._encode_prompts(texts), True, False
 
     def task_values(self) -> dict:

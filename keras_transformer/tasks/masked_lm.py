@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_bool, check_int, check_number, shorten
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
@@ -12,9 +13,10 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.encoding import encode_rows, text_columns
+from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
-from keras_transformer.tasks.task import batching, softmax, text_rows
+from keras_transformer.tasks.task import softmax
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (
@@ -23,7 +25,7 @@ from keras_transformer.training import (
     TokenAccuracy,
     TokenCrossEntropy,
 )
-from keras_transformer.training.objectives import check_share, generator_of, require_mask_id
+from keras_transformer.training.objectives import generator_of, require_mask_id
 
 
 class Filling(NamedTuple):
@@ -94,6 +96,7 @@ class MaskedLM(TokenPredictor):
     """
 
     backbone_kinds = ("encoder",)
+    further_inputs = ("mask_positions",)
     predict_options: ClassVar = {"max_buckets": 1, "masked": False}
 
     def __init__(
@@ -106,12 +109,17 @@ class MaskedLM(TokenPredictor):
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        check_share("mask_rate", mask_rate)
+        mask_rate = check_number("mask_rate", mask_rate, above=0, below=1)
+        normalization_epsilon = check_number(
+            "normalization_epsilon", normalization_epsilon, above=0, none=True
+        )
         config = backbone.config
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
-        self.activation = get_activation(hidden_activation or config.activation)
+        self.activation = get_activation(
+            config.activation if hidden_activation is None else hidden_activation
+        )
         self.transform_dense = self._dense(config.embedding_dim, "transform")
         with one_piece():
             self.transform_norm = make_normalization(
@@ -135,9 +143,11 @@ class MaskedLM(TokenPredictor):
         return self.output_bias
 
     def final_states(self, inputs, training: bool = False):
+        inputs = dict(inputs)
+        positions = inputs.pop("mask_positions", None)
         states = self.backbone(inputs, training=training)
-        if inputs.get("mask_positions") is not None:
-            states = states_at(states, inputs["mask_positions"])
+        if positions is not None:
+            states = states_at(states, positions)
         return self.transform_norm(self.activation(self.transform_dense(states)))
 
     def make_dataset(
@@ -161,9 +171,11 @@ class MaskedLM(TokenPredictor):
         self._refuse_targets(y, sample_weight)
         objective = MaskedTokens(self.mask_rate) if objective is None else objective
         if not isinstance(objective, MaskedTokens):
-            raise ValueError(f"MaskedLM learns `MaskedTokens`, received objective={objective!r}.")
+            raise ValueError(
+                f"MaskedLM learns `MaskedTokens`, received objective={shorten(objective)}."
+            )
         tokenizer = self._require_tokenizer()
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None))
 
         def encode(texts, place):
             return self._columns(
@@ -172,7 +184,7 @@ class MaskedLM(TokenPredictor):
 
         columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
         options |= {"shuffle": shuffle, "seed": seed}
-        if not masked:
+        if not check_bool("masked", masked):
             return self._dataset(columns, **options)
         hide = objective.bind(tokenizer)
 
@@ -205,8 +217,7 @@ class MaskedLM(TokenPredictor):
             ValueError: for a text without a mask, or longer than the model's longest sequence.
         """
         mask = self._require_mask()
-        if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-            raise ValueError(f"`top_k` must be an integer of at least 1, received {top_k!r}.")
+        top_k = check_int("top_k", top_k, at_least=1)
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings = self.tokenizer.encode_batch_with_offsets(rows)
         places = [np.flatnonzero(np.equal(e.ids, self.tokenizer.mask_id)) for e in encodings]
@@ -214,7 +225,8 @@ class MaskedLM(TokenPredictor):
         for i, encoding in enumerate(encodings):
             if not len(places[i]):
                 raise ValueError(
-                    f"`texts[{i}]` has no {mask!r}, the mask token of this model: {rows[i]!r}"
+                    f"`texts[{i}]` has no {mask!r}, the mask token of this model: "
+                    f"{shorten(rows[i])}"
                 )
             if len(encoding) > limit:
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from keras_transformer.checking import check_choice
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import as_mask
 
@@ -10,11 +11,7 @@ POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len")
 
 def check_pooling(pooling: str) -> str:
     """`pooling` as it is. ValueError if it is none."""
-    if pooling not in POOLINGS:
-        raise ValueError(
-            f"`pooling` must be one of {', '.join(map(repr, POOLINGS))}, received {pooling!r}."
-        )
-    return pooling
+    return check_choice("pooling", pooling, POOLINGS)
 
 
 def pool(states, padding_mask, pooling: str):

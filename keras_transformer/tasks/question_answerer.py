@@ -7,11 +7,21 @@ import numpy as np
 import tokenizers
 from keras import ops
 
+from keras_transformer.checking import (
+    check_bool,
+    check_int,
+    check_number,
+    describe,
+    is_int,
+    shorten,
+)
 from keras_transformer.data import BucketedDataset, Records
+from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
-from keras_transformer.tasks.task import Task, batching, softmax, text_rows
+from keras_transformer.tasks.task import Task, softmax
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -136,8 +146,8 @@ class QuestionAnswerer(Task):
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        self.dropout = dropout
-        self.dropout_layer = self._dropout(dropout)
+        self.dropout = check_number("dropout", dropout, at_least=0, below=1)
+        self.dropout_layer = self._dropout(self.dropout)
         self.output_dense = self._dense(2, "output")
         self.built = True
         self._compile_for_fine_tuning(SpanCrossEntropy(), metrics=[SpanAccuracy()])
@@ -155,7 +165,7 @@ class QuestionAnswerer(Task):
 
         With `y` a long context gives several rows, without it one row, cut at the end.
         """
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None))
         questions, contexts = _pairs(x)
         encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, max_length)
@@ -184,12 +194,7 @@ class QuestionAnswerer(Task):
                 target[:] = np.searchsorted(places, answers[i])
         values = {"targets": targets}
         if sample_weight is not None:
-            weights = np.asarray(sample_weight, "float32")
-            if weights.shape != (len(contexts),):
-                raise ValueError(
-                    f"`sample_weight` must be one number a pair, {len(contexts)} in all, received "
-                    f"shape {weights.shape}."
-                )
+            weights = check_weights("sample_weight", sample_weight, len(contexts), unit="pair")
             values["weights"] = weights[[i for i, _ in chosen]]
 
         def finish(inputs, arrays):
@@ -229,9 +234,9 @@ class QuestionAnswerer(Task):
         Raises:
             ValueError: for texts that do not pair up, or a context without any token.
         """
-        for name, value in {"top_k": top_k, "max_answer_tokens": max_answer_tokens}.items():
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"`{name}` must be an integer of at least 1, received {value!r}.")
+        top_k = check_int("top_k", top_k, at_least=1)
+        max_answer_tokens = check_int("max_answer_tokens", max_answer_tokens, at_least=1)
+        allow_no_answer = check_bool("allow_no_answer", allow_no_answer)
         alone = isinstance(questions, str) and isinstance(contexts, str)
         if isinstance(questions, str):
             questions = [questions] * (1 if alone else len(text_rows(contexts, "contexts")))
@@ -270,9 +275,10 @@ def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], lis
     if isinstance(x, Records):
         text_rows(x)  # Says what does take them.
     if not isinstance(x, tuple) or len(x) != 2:
+        several = isinstance(x, (list, tuple))
+        given = f"{len(x)} texts in a {type(x).__name__}" if several else describe(x)
         raise ValueError(
-            "QuestionAnswerer takes a tuple of two lists, (questions, contexts), received "
-            f"{len(x)} texts in a {type(x).__name__}."
+            f"QuestionAnswerer takes a tuple of two lists, (questions, contexts), received {given}."
         )
     questions, contexts = (text_rows(part, name) for part, name in zip(x, names, strict=True))
     if len(questions) != len(contexts):
@@ -307,26 +313,25 @@ def _answer_tokens(
     """The first and the last token of an answer, None for none."""
     if answer is None:
         return None
-    if not isinstance(answer, (list, tuple)) or list(map(type, answer)) not in (
-        [int, int],
-        [int, str],
-    ):
+    start, end = answer if isinstance(answer, (list, tuple)) and len(answer) == 2 else (None, None)
+    if not is_int(start) or not (is_int(end) or isinstance(end, str)):
         raise ValueError(
             f"`{place}` must be None, (start, end) or (start, text), in characters of the context, "
-            f"received {answer!r}."
+            f"received {describe(answer)}."
         )
-    start, end = answer
+    start, end = int(start), end if isinstance(end, str) else int(end)
     if isinstance(end, str):
         found = context[max(start, 0) : max(start, 0) + len(end)]
         if found != end:
             raise ValueError(
-                f"`{place}`: the context has {found!r} at {start}, and the answer is {end!r}."
+                f"`{place}`: the context has {shorten(found)} at {start}, and the answer is "
+                f"{shorten(end)}."
             )
         end = start + len(end)
     if not 0 <= start < end <= len(context):
         raise ValueError(
             f"`{place}` must be within the context, which has {len(context)} characters, received "
-            f"{answer!r}."
+            f"{shorten(answer)}."
         )
     spans = character_spans(context, encoding)
     tokens = [
@@ -335,7 +340,7 @@ def _answer_tokens(
         if side == 1 and spans[token][0] < end and start < spans[token][1]
     ]
     if not tokens:
-        raise ValueError(f"`{place}` must hold a token, received {context[start:end]!r}.")
+        raise ValueError(f"`{place}` must hold a token, received {shorten(context[start:end])}.")
     return tokens[0], tokens[-1]
 
 

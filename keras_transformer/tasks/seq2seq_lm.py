@@ -3,16 +3,15 @@
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_bool, check_int, check_text, shorten
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
-from keras_transformer.generation import values
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.encoding import encode_rows, text_columns
+from keras_transformer.tasks.inputs import check_max_length, text_rows
 from keras_transformer.tasks.language_model import LanguageModel, with_end
-from keras_transformer.tasks.task import text_rows
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.backend import check_unicode
 from keras_transformer.training import Denoising, SpanCorruption
 from keras_transformer.training.objectives import generator_of
 
@@ -65,9 +64,8 @@ class Seq2SeqLM(LanguageModel):
         if start_id is None and tokenizer is not None:
             start_id = tokenizer.start_id
         self.start_id = self.pad_id if start_id is None else start_id
-        if not isinstance(self.start_id, int):
-            raise ValueError(f"`start_id` must be a token id, received {start_id!r}.")
-        backbone.check_ids(start_id=np.asarray([self.start_id]))
+        most = backbone.config.vocabulary_size - 1
+        self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
 
     def make_dataset(
         self,
@@ -89,6 +87,11 @@ class Seq2SeqLM(LanguageModel):
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
         options |= {"shuffle": shuffle, "seed": seed}
+        if objective is not None and not isinstance(objective, (SpanCorruption, Denoising)):
+            raise ValueError(
+                "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "
+                f"objective={shorten(objective)}."
+            )
         if objective is not None:
             self._refuse_targets(y, None)
             return self._dataset_of_texts(x, objective, **options)
@@ -114,7 +117,7 @@ class Seq2SeqLM(LanguageModel):
                     f"Received {len(texts[0])} sources and {len(texts[1])} targets: give one for "
                     "each."
                 )
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None), at_least=2)
 
         def encode(texts, place):
             sources, targets = texts
@@ -150,16 +153,11 @@ class Seq2SeqLM(LanguageModel):
         )
 
     def _dataset_of_texts(self, x, objective, **options) -> BucketedDataset:
-        if not isinstance(objective, (SpanCorruption, Denoising)):
-            raise ValueError(
-                "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "
-                f"objective={objective!r}."
-            )
         tokenizer = self._require_tokenizer()
         if options.get("pack_length") is not None:
             raise ValueError("Spoiled texts are not packed: no `pack_length` with an objective.")
         make = objective.bind(tokenizer, self.start_id)
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None), at_least=2)
         # Room for what the template adds to a source, and for the end of a target.
         room = max(len(tokenizer.encode("")), 1)
         longest = max_length - room
@@ -194,12 +192,12 @@ class Seq2SeqLM(LanguageModel):
         Raises:
             ValueError: for sources and targets of different numbers, or empty ones.
         """
-        per_token = values.flag("per_token", per_token)
+        per_token = check_bool("per_token", per_token)
         rows, as_text, single = self._prompt_ids(sources, "sources")
         if as_text:
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
             for place, text in enumerate(texts):
-                check_unicode(f"targets[{place}]", text)
+                check_text(f"targets[{place}]", text)
             targets = self._require_tokenizer().encode_targets(texts)
         else:
             targets = self._prompt_ids(targets, "targets")[0]

@@ -1,21 +1,31 @@
 """What every task shares: strings in and out of Keras's own verbs, presets, checks."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_transformer.data import BucketedDataset, Records
+from keras_transformer.checking import check_seed, describe
+from keras_transformer.data import BucketedDataset
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.distribution.replicas import Mirrored
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.inputs import check_positions
 from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.tasks.inputs import (
+    batching,
+    check_arrays,
+    check_labels_given,
+    checked_options,
+    is_text,
+    naming,
+)
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
@@ -37,6 +47,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
     backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
     needs_labels = False  # Whether `fit` on strings needs `y`.
+    further_inputs: tuple[str, ...] = ()  # Arrays that it takes beside its backbone's.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need
     # `max_buckets=1`: those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
@@ -50,7 +61,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
             )
         if not isinstance(tokenizer, Tokenizer | None):
             raise ValueError(
-                f"`tokenizer` must be a Tokenizer or None, received {_describe(tokenizer)}."
+                f"`tokenizer` must be a Tokenizer or None, received {describe(tokenizer)}."
             )
         if tokenizer is not None and tokenizer.vocabulary_size > backbone.config.vocabulary_size:
             raise ValueError(
@@ -101,6 +112,18 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
     # Keras's verbs.
 
+    def __call__(self, inputs, *args, **kwargs):
+        return super().__call__(self._named(inputs), *args, **kwargs)
+
+    def _named(self, inputs) -> dict[str, Any]:
+        """The arrays by their names here; ValueError for those that cannot be meant."""
+        named = self.backbone.checked_inputs(
+            inputs, further=self.further_inputs, taker=type(self).__name__
+        )
+        for name in named.keys() & set(self.further_inputs):
+            check_positions(name, named[name], named[self.backbone.id_inputs[-1]])
+        return named
+
     def fit(
         self,
         x=None,
@@ -131,54 +154,59 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
         Returns:
             The `History`.
         """
+        kwargs = checked_options(kwargs)
+        sizes = batching(batch_size, batch_tokens)
+        seed = check_seed("seed", seed, none=True)
         if is_text(x):
             if kwargs.pop("validation_split", 0.0):
                 raise ValueError(
                     "`validation_split` is not available for strings. Split them yourself and "
                     "give the second part as `validation_data=(x, y)`."
                 )
-            self._check_labels_given(x, y)
+            check_labels_given(self, x, y)
             seed = int(np.random.randint(2**31)) if seed is None else seed
-            x = self.make_dataset(
-                x, y, sample_weight, shuffle=shuffle, seed=seed,
-                **batching(batch_size, batch_tokens),
-            )  # fmt: skip
-            y = sample_weight = batch_size = None
+            x = self.make_dataset(x, y, sample_weight, shuffle=shuffle, seed=seed, **sizes)
+            y = sample_weight = sizes["batch_size"] = None
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
-        self._check_arrays(x, y)
+        x, sample_weight = check_arrays(self, x, y, sample_weight)
         self._check_precision()
-        validation_data = self._validation(validation_data, kwargs)
+        with naming("validation_data"):
+            validation_data = self._validation(validation_data, kwargs)
         if isinstance(x, (BucketedDataset, DatasetShard)):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
         with self._goes_through(x):
             return super().fit(
-                x, y, batch_size=batch_size, validation_data=validation_data,
+                x, y, batch_size=sizes["batch_size"], validation_data=validation_data,
                 sample_weight=sample_weight, shuffle=shuffle, **kwargs,
             )  # fmt: skip
 
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
+        kwargs = checked_options(kwargs)
+        sizes = batching(batch_size)
         if is_text(x):
-            self._check_labels_given(x, y)
-            x = self.make_dataset(x, y, sample_weight, **batching(batch_size))
-            y = sample_weight = batch_size = None
-        self._check_arrays(x, y)
+            check_labels_given(self, x, y)
+            x = self.make_dataset(x, y, sample_weight, **sizes)
+            y = sample_weight = sizes["batch_size"] = None
+        x, sample_weight = check_arrays(self, x, y, sample_weight)
         with self._goes_through(x):
             return super().evaluate(
-                x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs
+                x, y, batch_size=sizes["batch_size"], sample_weight=sample_weight, **kwargs
             )
 
     def predict(self, x, batch_size=None, **kwargs):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
+        kwargs = checked_options(kwargs)
+        sizes = batching(batch_size)
         if not is_text(x):
-            self._check_arrays(x)
-            return super().predict(x, batch_size=batch_size, **kwargs)
+            x, _ = check_arrays(self, x, learns=False)
+            return super().predict(x, batch_size=sizes["batch_size"], **kwargs)
         if isinstance(x, str):
             raise ValueError("Give a list of strings: predict([text]), not predict(text).")
-        dataset = self.make_dataset(x, **self.predict_options, **batching(batch_size))
+        dataset = self.make_dataset(x, **self.predict_options, **sizes)
         return dataset.restore_order(super().predict(dataset, **kwargs))
 
     def _validation(self, data, options: dict):
@@ -187,23 +215,15 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
             data = (data,)  # Texts that are their own targets.
         if isinstance(data, tuple) and data and is_text(data[0]):
             x, y, sample_weight = (*data, None, None)[:3]
-            self._check_labels_given(x, y)
+            check_labels_given(self, x, y)
             size = options.pop("validation_batch_size", None)
             return self.make_dataset(x, y, sample_weight, **batching(size))
-        if isinstance(data, tuple):
-            self._check_arrays(*data[:2])
-        return data
-
-    def _check_labels_given(self, x, y):
-        if isinstance(x, Records):
-            if y is not None:
-                raise ValueError("`y` is a column of what `data.read` reads: name it there.")
-            if x.y is None and self.needs_labels:
-                raise ValueError(
-                    f"{type(self).__name__} learns from labels: name their column, y=, in read()."
-                )
-        elif y is None and self.needs_labels:
-            raise ValueError(f"{type(self).__name__} learns from labels: give `y`, one a text.")
+        if data is None:
+            return None
+        parts = data if isinstance(data, tuple) else (data,)
+        x, y, sample_weight = (*parts, None, None, None)[:3]
+        x, sample_weight = check_arrays(self, x, y, sample_weight)
+        return data if x is data else (x, y, sample_weight)
 
     def _check_precision(self) -> None:
         """ValueError for weights and an optimizer that would not change them."""
@@ -218,33 +238,6 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
     def _check_training_set(self, dataset: BucketedDataset) -> None:
         """Warns of what a model cannot learn from a data set."""
-
-    def _check_arrays(self, x, y=None):
-        """ValueError for arrays that the model would take, and compute nonsense of."""
-        if isinstance(x, dict):
-            needed = self.backbone.id_inputs
-            if not set(needed) <= set(x):
-                raise ValueError(
-                    f"{type(self).__name__} needs a dict with {' and '.join(map(repr, needed))}, "
-                    f"received one with {sorted(map(str, x))}."
-                )
-            for name, array in x.items():
-                if isinstance(array, (list, tuple)):
-                    raise ValueError(
-                        f"`{name}` must be an array, received a {type(array).__name__}. Pad the "
-                        "rows to one length and make them a NumPy array, or give strings."
-                    )
-            self.backbone.check_ids(**{n: x[n] for n in needed if isinstance(x[n], np.ndarray)})
-        elif x is None or isinstance(x, (str, bytes, int, float, list, tuple, np.ndarray)):
-            raise ValueError(
-                f"{type(self).__name__} takes strings, a dict of arrays or a dataset, received "
-                f"{_describe(x)}."
-            )
-        count = self.number_of_targets
-        if count is not None and isinstance(y, np.ndarray) and y.size and y.dtype.kind in "iu":
-            outside = y[((y < 0) | (y >= count)) & (y != getattr(self.loss, "ignore_class", None))]
-            if outside.size:
-                raise ValueError(f"`y` must be from 0 to {count - 1}, but holds {outside[0]}.")
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -365,52 +358,8 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
         )
 
 
-def text_rows(texts, name: str = "x") -> list[str]:
-    """Texts as a list of strings. ValueError for anything else, with its place."""
-    if isinstance(texts, Records):
-        raise ValueError(
-            f"`{name}` must be a list of strings here: what `data.read` makes is for "
-            "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
-        )
-    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
-    if isinstance(texts, str):
-        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
-    if isinstance(texts, (bytes, dict)) or not isinstance(texts, Iterable):
-        raise ValueError(f"`{name}` must be a list of strings, received {_describe(texts)}.")
-    rows = list(texts)
-    if not rows:
-        raise ValueError(f"`{name}` is empty: there must be at least one text.")
-    for place, text in enumerate(rows):
-        if not isinstance(text, str):
-            raise ValueError(
-                f"`{name}[{place}]` must be a string, received {_describe(text)}."
-                + (" Did you forget to decode it?" if isinstance(text, bytes) else "")
-            )
-    return rows
-
-
-def is_text(x) -> bool:
-    """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
-    if isinstance(x, Records):
-        return True
-    if isinstance(x, np.ndarray):
-        return x.dtype.kind in "OUS"
-    if isinstance(x, tuple):
-        return len(x) > 0 and all(is_text(part) for part in x)
-    return isinstance(x, (str, list))
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities, float64, over the last axis of logits of any dtype."""
     logits = logits.astype("float64")
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict:
-    """The options of `BucketedDataset` for those of Keras's verbs."""
-    return {"batch_size": 32 if batch_size is None else batch_size, "batch_tokens": batch_tokens}
-
-
-def _describe(value) -> str:
-    return f"{str(value)[:60]!r} of type {type(value).__name__}"

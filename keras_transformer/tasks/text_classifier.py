@@ -6,12 +6,14 @@ import keras
 import numpy as np
 
 from keras_transformer.data import BucketedDataset, Records
+from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.encoding import encode_rows
+from keras_transformer.tasks.inputs import check_max_length, text_rows
 from keras_transformer.tasks.pooling import check_pooling, pool
-from keras_transformer.tasks.task import softmax, text_rows
+from keras_transformer.tasks.task import softmax
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -79,7 +81,8 @@ class TextClassifier(Classifier):
     ):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
         is_encoder = backbone.config.kind == "encoder"
-        self.pooling = check_pooling(pooling or ("first" if is_encoder else "last"))
+        usual = "first" if is_encoder else "last"
+        self.pooling = check_pooling(usual if pooling is None else pooling)
         self.first_only = is_encoder and self.pooling == "first"
         self.hidden_activation = hidden_activation
         self.hidden_dense = None
@@ -109,7 +112,7 @@ class TextClassifier(Classifier):
     ) -> BucketedDataset:
         """Texts, or a tuple of two lists for pairs, as batches. See `Task.make_dataset`."""
         tokenizer = self._require_tokenizer()
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None))
         texts = x
         if not isinstance(x, Records):
             texts = x if isinstance(x, tuple) else (x,)
@@ -118,7 +121,8 @@ class TextClassifier(Classifier):
                     f"A tuple is a pair of lists of texts, received {len(texts)} parts. Put the "
                     "texts in a list."
                 )
-            texts = tuple(text_rows(p, n) for p, n in zip(texts, ("x", "x[1]"), strict=False))
+            names = ("x",) if len(texts) == 1 else ("x[0]", "x[1]")
+            texts = tuple(text_rows(p, n) for p, n in zip(texts, names, strict=True))
 
         def encode(texts, place):
             return self._columns(
@@ -140,7 +144,8 @@ class TextClassifier(Classifier):
             values["labels"] = self._class_numbers(y, len(columns["token_ids"]))
         has_labels = "labels" in values
         if sample_weight is not None:
-            values["sample_weight"] = np.asarray(sample_weight, "float32")
+            rows = len(columns["token_ids"])
+            values["sample_weight"] = check_weights("sample_weight", sample_weight, rows)
 
         def finish(inputs, arrays):
             return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)

@@ -3,10 +3,12 @@
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_bool, check_int
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.tasks.inputs import check_max_length, text_rows
 from keras_transformer.tasks.pooling import check_pooling, pool
-from keras_transformer.tasks.task import Task, text_rows
+from keras_transformer.tasks.task import Task
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -60,16 +62,13 @@ class TextEmbedder(Task):
     ):
         super().__init__(backbone, tokenizer, name=name)
         limit = backbone.config.max_sequence_length
-        if max_length is not None and not (
-            isinstance(max_length, int) and 1 <= max_length <= limit
-        ):
-            raise ValueError(
-                f"`max_length` must be an integer from 1 to the model's max_sequence_length, "
-                f"{limit}, received {max_length!r}."
-            )
+        max_length = check_int(
+            "max_length", max_length, at_least=1, at_most=limit, none=True,
+            hint="The model's `max_sequence_length` is the longest.",
+        )  # fmt: skip
         self.pooling = check_pooling(pooling)
         self.first_only = self.pooling == "first" and backbone.config.kind == "encoder"
-        self.normalize = normalize
+        self.normalize = check_bool("normalize", normalize)
         self.max_length = max_length
         self.built = True
 
@@ -86,8 +85,7 @@ class TextEmbedder(Task):
         tokenizer = self._require_tokenizer()
         if y is not None or sample_weight is not None:
             raise ValueError("TextEmbedder has no labels: use `predict`.")
-        limit = self.max_length or self.backbone.config.max_sequence_length
-        max_length = options.pop("max_length", limit)
+        max_length = check_max_length(self, options.pop("max_length", self.max_length))
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
         return self._dataset({"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
 

@@ -6,11 +6,14 @@ import keras
 import numpy as np
 import tokenizers
 
+from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.data import BucketedDataset
+from keras_transformer.data.weights import check_weights
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.classifier import Classifier
+from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
-from keras_transformer.tasks.task import batching, softmax, text_rows
+from keras_transformer.tasks.task import softmax
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
 
@@ -113,7 +116,7 @@ class TokenClassifier(Classifier):
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
         """Words with labels, or texts with entities, as batches. See `Task.make_dataset`."""
-        max_length = options.pop("max_length", self.backbone.config.max_sequence_length)
+        max_length = check_max_length(self, options.pop("max_length", None))
         texts, words = _texts_and_words(x)
         encodings = self._require_tokenizer().encode_batch_with_offsets(texts)
         chosen = [(i, windows(e, 0, max_length)[0]) for i, e in enumerate(encodings)]
@@ -133,23 +136,25 @@ class TokenClassifier(Classifier):
         for i, places in chosen:
             if words is None:
                 found = words_of(texts[i], encodings[i])
-                labels = self._labels_of_spans(texts[i], found, rows[i], f" of `y[{i}]`")
+                labels = self._labels_of_spans(texts[i], found, rows[i], f"y[{i}]")
             else:
                 found = _first_tokens(words[i], texts[i], encodings[i])
-                labels = self._class_numbers(rows[i], len(found), "word", f" of `y[{i}]`")
+                labels = self._class_numbers(rows[i], len(found), "word", f"y[{i}]")
             targets = np.full(len(encodings[i]), -1)
             for word, label in zip(found, labels, strict=True):
                 if word is not None:
                     targets[word.token] = label
             columns["labels"].append(np.maximum(targets, 0)[places].tolist())
             columns["counts"].append((targets >= 0)[places].tolist())
-        row_weights = np.ones(len(texts)) if sample_weight is None else sample_weight
+        row_weights = check_weights("sample_weight", sample_weight, len(texts))
+        if row_weights is None:
+            row_weights = np.ones(len(texts), "float32")
 
         def finish(inputs, arrays):
             weights = arrays["counts"] * arrays["row_weights"][:, None]
             return inputs, arrays["labels"], weights.astype("float32")
 
-        values = {"row_weights": np.asarray(row_weights, "float32")}
+        values = {"row_weights": row_weights}
         return self._dataset(columns, finish, values=values, **options)
 
     def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> np.ndarray:
@@ -160,26 +165,38 @@ class TokenClassifier(Classifier):
                 "with 'B-' and with 'I-' before it."
             )
         if not isinstance(spans, (list, tuple)):
-            raise ValueError(f"The entities{place} must be a list, received {spans!r}.")
+            raise ValueError(
+                f"The entities of `{place}` must be a list, received {describe(spans)}."
+            )
         names = [OUTSIDE] * len(words)
         for span in spans:
-            if not isinstance(span, (list, tuple)) or list(map(type, span)) != [int, int, str]:
+            start, end, label = span if _is_span(span) else (None, None, None)
+            if label is None:
                 raise ValueError(
-                    f"An entity{place} must be (start, end, label), received {span!r}. Labels of "
-                    "words need lists of words as `x`."
+                    f"An entity of `{place}` must be (start, end, label), received "
+                    f"{describe(span)}. Labels of words need lists of words as `x`."
                 )
-            start, end, label = span
             if not 0 <= start < end <= len(text):
                 raise ValueError(
-                    f"The entity {span!r}{place} is not within its text, which has {len(text)} "
-                    "characters."
+                    f"The entity {shorten(span)} of `{place}` is not within its text, which has "
+                    f"{len(text)} characters."
                 )
+            self._label_of_entity(label, place)
             inside = [i for i, word in enumerate(words) if word.start < end and start < word.end]
             if any(names[i] != OUTSIDE for i in inside):
-                raise ValueError(f"The entity {span!r}{place} overlaps another one.")
+                raise ValueError(f"The entity {shorten(span)} of `{place}` overlaps another one.")
             for number, i in enumerate(inside):
                 names[i] = f"I-{label}" if number else f"B-{label}"
         return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
+
+    def _label_of_entity(self, label: str, place: str) -> None:
+        """ValueError for an entity of a label that is not known, whether or not it has a word."""
+        if f"B-{label}" not in self.labels:
+            kinds = [known[2:] for known in self.labels if known.startswith("B-")]
+            raise ValueError(
+                f"The label {shorten(label)} of `{place}` is not known: there is none "
+                f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
+            )
 
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
@@ -240,6 +257,14 @@ class TokenClassifier(Classifier):
         ]
 
 
+def _is_span(span) -> bool:
+    """Whether it is (start, end, label)."""
+    if not isinstance(span, (list, tuple)) or len(span) != 3:
+        return False
+    start, end, label = span
+    return is_int(start) and is_int(end) and isinstance(label, str)
+
+
 def _texts_and_words(x) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
     """Texts, and the characters of each given word, None where texts were given whole."""
     rows = x.tolist() if isinstance(x, np.ndarray) else x
@@ -250,8 +275,7 @@ def _texts_and_words(x) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
     for i, row in enumerate(rows):
         if not isinstance(row, (list, tuple, np.ndarray)):
             raise ValueError(
-                f"`x[0]` is a list of words, but `x[{i}]` is not, received {str(row)[:60]!r} of "
-                f"type {type(row).__name__}."
+                f"`x[0]` is a list of words, but `x[{i}]` is not, received {describe(row)}."
             )
         # Joined, words are spelled as in a text; alone, some tokenizers spell them otherwise.
         row = text_rows(row, f"x[{i}]")

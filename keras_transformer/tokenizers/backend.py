@@ -7,6 +7,8 @@ from itertools import groupby
 import numpy as np
 import tokenizers
 
+from keras_transformer.checking import check_text
+
 
 class Unusable(Exception):
     """A tokenizer is broken, or asks for more than it may."""
@@ -49,19 +51,6 @@ def check_texts(texts, name: str) -> list[str]:
             f"Received: {type(texts).__name__}"
         )
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
-            raise ValueError(
-                f"{name}[{index}] must be a string, but is {type(text).__name__}{hint}"
-            )
-        check_unicode(f"{name}[{index}]", text)
+        if not (isinstance(text, str) and text.isascii()):
+            check_text(f"{name}[{index}]", text)
     return list(texts)
-
-
-def check_unicode(name: str, text: str) -> None:
-    """ValueError for a text with half of a character, which UTF-8 does not have."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name} is not valid Unicode: {error}") from None

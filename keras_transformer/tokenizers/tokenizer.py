@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from keras_transformer.checking import (
+    check_bool,
+    check_int,
+    check_path,
+    check_text,
+    describe,
+    is_int,
+    shorten,
+)
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
@@ -213,6 +222,7 @@ class Tokenizer:
         Args:
             directory: the folder; made if it does not exist.
         """
+        check_path("directory", directory)
         loading.write_directory(directory, self._backend, self._roles, self.chat_template)
 
     def save_to_preset(self, directory: str | os.PathLike) -> None:
@@ -339,14 +349,15 @@ class Tokenizer:
         return list(zip(rows, pairs, strict=True))
 
     def _encode(self, texts, pairs, special_tokens, max_length) -> list[tokenizers.Encoding]:
+        special_tokens = check_bool("special_tokens", special_tokens)
         rows = self._rows(texts, pairs)
         backend = self._backend
         if max_length is not None:
             added = backend.num_special_tokens_to_add(pairs is not None) if special_tokens else 0
-            if not isinstance(max_length, (int, np.integer)) or max_length <= added:
+            if not is_int(max_length) or not added < max_length < 2**31:
                 raise ValueError(
                     f"`max_length` must be an integer greater than {added}, the number of "
-                    f"special tokens. Received: max_length={max_length!r}"
+                    f"special tokens. Received: max_length={shorten(max_length)}"
                 )
             # On a copy: the setting would last, and other threads would see it.
             backend = copy_backend(backend)
@@ -467,6 +478,8 @@ class Tokenizer:
         Raises:
             ValueError: as `decode`, with the row.
         """
+        if not isinstance(ids, (list, tuple, np.ndarray)) or getattr(ids, "ndim", 1) == 0:
+            raise ValueError(f"`ids` must be a list of rows of integers, received {describe(ids)}.")
         rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
         with self._refusing("decode"):
             return self._backend.decode_batch(rows)
@@ -479,7 +492,7 @@ class Tokenizer:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError(
                 f"`{name}` must be a list or 1-D array of integers. "
-                f"Received: {str(ids)[:80]} (dtype {array.dtype}, shape {array.shape})"
+                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape})"
             )
         wrong = array[(array < 0) | (array >= self.vocabulary_size)]
         if wrong.size:
@@ -507,11 +520,12 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token, `None` if the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
+        return self._backend.token_to_id(check_text("token", token))
 
     def id_to_token(self, id: int) -> str | None:
         """The token of an id, `None` if the vocabulary lacks it."""
-        return self._backend.id_to_token(int(id)) if 0 <= id < self.vocabulary_size else None
+        id = check_int("id", id)
+        return self._backend.id_to_token(id) if 0 <= id < self.vocabulary_size else None
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
 """Learn a vocabulary from text: byte-level BPE, WordPiece, unigram."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from keras_transformer.checking import check_bool, check_choice, check_int, check_text, shorten
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
 
@@ -51,20 +52,21 @@ def train(
         ValueError: for an unknown kind or template, a vocabulary too small for its special
             tokens and alphabet, or texts that are not strings or are missing.
     """
-    if kind not in KINDS:
-        raise ValueError(f"`kind` must be one of {', '.join(KINDS)}. Received: kind={kind!r}")
+    check_choice("kind", kind, KINDS)
+    vocabulary_size = check_int("vocabulary_size", vocabulary_size)
+    lowercase = check_bool("lowercase", lowercase)
+    add_prefix_space = check_bool("add_prefix_space", add_prefix_space)
     if template is None:
         template = "bert" if kind == "wordpiece" else "end"
-    if template not in TEMPLATES:
-        raise ValueError(
-            f"`template` must be one of {', '.join(TEMPLATES)}. Received: template={template!r}"
-        )
-    if isinstance(special_tokens, str) or not all(
+    check_choice("template", template, TEMPLATES)
+    if not isinstance(special_tokens, (list, tuple)) or not all(
         isinstance(token, str) and token for token in special_tokens
     ):
         raise ValueError(
-            f"`special_tokens` must be a sequence of strings. Received: {special_tokens!r}"
+            f"`special_tokens` must be a sequence of strings. Received: {shorten(special_tokens)}"
         )
+    for place, token in enumerate(special_tokens):
+        check_text(f"special_tokens[{place}]", token)
     roles = dict(BERT_ROLES if kind == "wordpiece" else SEQUENCE_ROLES)
     specials = list(dict.fromkeys([*roles.values(), *special_tokens]))
     alphabet = [] if kind == "wordpiece" else sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -168,18 +170,13 @@ _BUILDERS = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
     """Yields the texts, refusing what is not a text with its position."""
-    if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
+    if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
         raise ValueError(
             "`texts` must be an iterable of strings, such as a list or an open text file. "
             f"Received: {type(texts).__name__}"
         )
     number = 0
     for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            hint = ". Did you forget to decode it?" if isinstance(text, bytes) else ""
-            raise ValueError(
-                f"texts[{number - 1}] must be a string, but is {type(text).__name__}{hint}"
-            )
-        yield text
+        yield check_text(f"texts[{number - 1}]", text)
     if not number:
         raise ValueError("`texts` is empty: a vocabulary needs at least one text to learn from.")

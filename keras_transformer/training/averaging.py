@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, write_safetensors
 
 
@@ -40,6 +41,8 @@ def average_checkpoints(
     import os, tempfile
     import numpy as np
     from safetensors.numpy import save_file
+
+    from keras_transformer.checking import check_int, check_path, describe, shorten
     from keras_transformer.training import average_checkpoints
 
     with tempfile.TemporaryDirectory() as folder:
@@ -49,9 +52,13 @@ def average_checkpoints(
         assert average_checkpoints(paths)["kernel"].tolist() == [1.5, 1.5]
     ```
     """
-    paths = [Path(path) for path in paths]
+    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
+        raise ValueError(f"`paths` must be a list of paths, received {describe(paths)}.")
+    paths = [Path(check_path(f"paths[{place}]", path)) for place, path in enumerate(paths)]
     if not paths:
-        raise ValueError("average_checkpoints needs at least one file, got none.")
+        raise ValueError("`paths` is empty: average_checkpoints needs at least one file.")
+    if output_path is not None:
+        check_path("output_path", output_path)
     files = [SafetensorsFile(path) for path in paths]
     names = set(files[-1])
     for path, file in zip(paths, files, strict=True):
@@ -119,12 +126,10 @@ class LastCheckpoints(keras.callbacks.Callback):
 
     def __init__(self, directory: str | os.PathLike, keep: int = 10, every: str | int = "epoch"):
         super().__init__()
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}.")
-        if every != "epoch" and not (isinstance(every, int) and every > 0):
-            raise ValueError(f'every must be "epoch" or a positive number of steps, got {every!r}.')
-        self.directory = Path(directory)
-        self.keep = keep
+        self.keep = check_int("keep", keep, at_least=1)
+        if not isinstance(every, str) or every != "epoch":
+            every = check_int("every", every, at_least=1, hint='Or give "epoch".')
+        self.directory = Path(check_path("directory", directory))
         self.every = every
         self.paths = None
 

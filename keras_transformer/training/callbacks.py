@@ -6,7 +6,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_transformer.training.metrics import BLEU
+from keras_transformer.checking import check_int, check_path, check_text, describe
+from keras_transformer.training.metrics import BLEU, check_references
 
 
 class StopAtNaN(keras.callbacks.Callback):
@@ -39,10 +40,8 @@ class StopAtNaN(keras.callbacks.Callback):
 
     def __init__(self, every: int = 50, checkpoints: str | os.PathLike | None = None):
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"`every` must be an integer of at least 1, received {every!r}.")
-        self.every = every
-        self.checkpoints = checkpoints
+        self.every = check_int("every", every, at_least=1)
+        self.checkpoints = None if checkpoints is None else check_path("checkpoints", checkpoints)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._good = epoch, 0
@@ -120,8 +119,15 @@ class BLEUCallback(keras.callbacks.Callback):
         every: int = 1,
     ):
         super().__init__()
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}.")
+        self.every = check_int("every", every, at_least=1)
+        self.samples = check_int("samples", samples, at_least=0)
+        for name, texts in (("sources", sources), ("references", references)):
+            if not isinstance(texts, (list, tuple)):
+                raise ValueError(f"`{name}` must be a list of texts, received {describe(texts)}.")
+        for place, source in enumerate(sources):
+            check_text(f"sources[{place}]", source)
+        for place, texts in enumerate(references):
+            check_references(f"references[{place}]", texts)
         if not len(sources) or len(sources) != len(references):
             raise ValueError(
                 f"Got {len(sources)} sources but {len(references)} references; each source needs "
@@ -129,9 +135,11 @@ class BLEUCallback(keras.callbacks.Callback):
             )
         self.sources = list(sources)
         self.references = list(references)
+        if not isinstance(generate_kwargs, dict | None):
+            raise ValueError(
+                f"`generate_kwargs` must be a dict, received {describe(generate_kwargs)}."
+            )
         self.generate_kwargs = dict(generate_kwargs or {})
-        self.samples = samples
-        self.every = every
         self._last = float("nan")  # CSVLogger wants the same logs of each epoch
         self.bleu = BLEU(tokenize=tokenize, lowercase=lowercase)
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models import build_backbone
 from keras_transformer.models.backbone import watch_states
@@ -44,19 +45,19 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
 
     Source: Sanh et al. 2019, "DistilBERT", section 3 (student initialization).
     """
+    if not hasattr(teacher, "backbone"):
+        raise ValueError(f"`teacher` must be a task, received {describe(teacher)}.")
     config = teacher.backbone.config
     if config.num_layer_groups != config.num_layers:
         raise ValueError("The teacher's layers share their weights: fewer of them are no smaller.")
     values = {"num_layers": num_layers}
     if config.kind == "seq2seq":
-        fewer = min(num_layers, config.num_decoder_layers)
+        fewer = min(check_int("num_layers", num_layers), config.num_decoder_layers)
         values["num_decoder_layers"] = fewer if num_decoder_layers is None else num_decoder_layers
     elif num_decoder_layers is not None:
         raise ValueError(f"A model of kind {config.kind!r} has no `num_decoder_layers`.")
     for name, value in values.items():
-        most = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"`{name}` must be from 1 to {most}, received {value!r}.")
+        values[name] = check_int(name, value, at_least=1, at_most=getattr(config, name))
     with weights_to_be_loaded():
         backbone = build_backbone(config.replace(**values), dtype=teacher.dtype_policy)
         student = type(teacher)(backbone, teacher.tokenizer, **teacher.task_values())
@@ -140,6 +141,10 @@ class Distiller(KnowsItsSteps, keras.Model):
         name: str | None = None,
     ):
         _check_pair(student, teacher)
+        temperature = check_number("temperature", temperature, above=0)
+        soft_weight = check_number("soft_weight", soft_weight, at_least=0)
+        hard_weight = check_number("hard_weight", hard_weight, at_least=0)
+        cosine_weight = check_number("cosine_weight", cosine_weight, at_least=0, none=True)
         same = student.backbone.config.hidden_dim == teacher.backbone.config.hidden_dim
         cosine_weight = float(same) if cosine_weight is None else cosine_weight
         if cosine_weight and not same:
@@ -149,11 +154,8 @@ class Distiller(KnowsItsSteps, keras.Model):
                 "Leave `cosine_weight` out."
             )
         weights = {"soft": soft_weight, "hard": hard_weight, "cosine": cosine_weight}
-        if not temperature > 0 or not min(weights.values()) >= 0 or not any(weights.values()):
-            raise ValueError(
-                "`temperature` must be above 0, and the weights at least 0 and not all 0, received "
-                f"temperature={temperature} and {weights}."
-            )
+        if not any(weights.values()):
+            raise ValueError(f"One of the weights must be above 0, received {weights}.")
         super().__init__(name=name, dtype=student.dtype_policy)
         self.student = student
         self.teacher = teacher
@@ -171,9 +173,10 @@ class Distiller(KnowsItsSteps, keras.Model):
 
     def fit(self, x=None, y=None, **kwargs):
         """As `keras.Model.fit`, with the batches of `student.make_dataset` or arrays."""
-        if isinstance(x, (str, list, tuple)):
+        if x is None or isinstance(x, (str, bytes, list, tuple, int, float)):
             raise ValueError(
-                "Distiller takes batches: give `fit` what `student.make_dataset(texts, ...)` makes."
+                "Distiller takes batches: give `fit` what `student.make_dataset(texts, ...)` "
+                f"makes. Received {describe(x)}."
             )
         if isinstance(x, BucketedDataset):
             kwargs["shuffle"] = False  # It shuffles by itself.
@@ -225,7 +228,7 @@ class Distiller(KnowsItsSteps, keras.Model):
         parts = {"soft": soft, "hard": hard}
         if self.loss_parts["cosine"]:
             ids = self.student.backbone.id_inputs[-1]
-            mask = x.get(ids.replace("token_ids", "padding_mask"))
+            mask = self.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             parts["cosine"] = _cosine_distance(y_pred["states"], y_pred["teacher_states"], mask)
         loss = 0.0
         for name, part in parts.items():

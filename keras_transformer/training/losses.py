@@ -3,7 +3,10 @@
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_choice, check_number
 from keras_transformer.distribution.replicas import share_of_weight
+
+_REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
 
 
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
@@ -76,10 +79,9 @@ class TokenCrossEntropy(keras.losses.Loss):
         name: str = "token_cross_entropy",
     ):
         # float32 whatever floatx is: the losses of a whole batch are summed in this dtype.
+        check_choice("reduction", reduction, _REDUCTIONS, none=True)
         super().__init__(name=name, reduction=reduction, dtype="float32")
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}.")
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, at_least=0, below=1)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         loss = super().__call__(y_true, y_pred, sample_weight)

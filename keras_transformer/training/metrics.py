@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_bool, check_choice, check_text, describe
 from keras_transformer.training.linear_cross_entropy import TokenSums
 from keras_transformer.training.losses import token_cross_entropy
 
@@ -116,6 +117,15 @@ class TokenAccuracy(TokenMean):
         return sums.correct
 
 
+def check_references(name: str, texts) -> None:
+    """ValueError for what is neither a text nor several."""
+    several = [texts] if isinstance(texts, str) else texts
+    if not isinstance(several, (list, tuple)):
+        raise ValueError(f"`{name}` must be a text or a list of texts, received {describe(texts)}.")
+    for text in several:
+        check_text(name, text)
+
+
 class BLEU:
     """Corpus BLEU of texts, as sacrebleu computes it, accumulated over batches.
 
@@ -141,6 +151,7 @@ class BLEU:
     """
 
     def __init__(self, tokenize: str = "13a", lowercase: bool = False):
+        lowercase = check_bool("lowercase", lowercase)
         try:
             import sacrebleu
         except ImportError as error:
@@ -148,6 +159,7 @@ class BLEU:
                 "BLEU needs the package sacrebleu, which is not installed. "
                 'Install it with: pip install "keras_transformer[examples]"'
             ) from error
+        check_choice("tokenize", tokenize, sacrebleu.metrics.BLEU.TOKENIZERS, none=True)
         # force: sacrebleu would warn that the text looks tokenized; whoever says
         # tokenize="none" knows.
         self._metric = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
@@ -169,8 +181,17 @@ class BLEU:
         Raises:
             ValueError: not one reference, or list of them, for each hypothesis.
         """
-        if isinstance(hypotheses, str) or isinstance(references, str):
-            raise ValueError("BLEU.update takes two lists of texts, got a single text.")
+        for name, texts in (("hypotheses", hypotheses), ("references", references)):
+            if isinstance(texts, str):
+                raise ValueError(
+                    f"BLEU.update takes two lists of texts, got a single text as `{name}`."
+                )
+            if not isinstance(texts, (list, tuple)):
+                raise ValueError(f"`{name}` must be a list of texts, received {describe(texts)}.")
+        for place, text in enumerate(hypotheses):
+            check_text(f"hypotheses[{place}]", text)
+        for place, texts in enumerate(references):
+            check_references(f"references[{place}]", texts)
         if len(hypotheses) != len(references):
             raise ValueError(
                 f"Got {len(hypotheses)} hypotheses but {len(references)} references; "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from keras_transformer.checking import check_number
 from keras_transformer.data import TokenRows
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.tokenizers import Tokenizer
@@ -76,7 +77,7 @@ class MaskedTokens:
     rate: float = 0.15
 
     def __post_init__(self):
-        check_share("rate", self.rate)
+        check_number("rate", self.rate, above=0, below=1)
 
     def bind(self, tokenizer: Tokenizer) -> Callable:
         """The function that makes a batch of this tokenizer's ids.
@@ -153,8 +154,8 @@ class SpanCorruption:
     mean_span_length: float = 3.0
 
     def __post_init__(self):
-        check_share("density", self.density)
-        _check_span(self.mean_span_length, least=1)
+        check_number("density", self.density, above=0, below=1)
+        check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
         """The function that makes a batch of this tokenizer's ids.
@@ -248,8 +249,8 @@ class Denoising:
     permute_sentences: bool = True
 
     def __post_init__(self):
-        check_share("mask_rate", self.mask_rate)
-        _check_span(self.mean_span_length, least=0)
+        check_number("mask_rate", self.mask_rate, above=0, below=1)
+        check_number("mean_span_length", self.mean_span_length, at_least=0)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
         """As of `SpanCorruption`.
@@ -417,16 +418,3 @@ def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         if whole[place : place + len(bare)] == bare:
             return whole[:place], whole[place + len(bare) :]
     return [], []
-
-
-def check_share(name: str, value) -> None:
-    """ValueError for a share that is no float between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, float) or not 0 < value < 1:
-        raise ValueError(f"`{name}` must be a number between 0 and 1, received {value!r}.")
-
-
-def _check_span(value, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-        raise ValueError(
-            f"`mean_span_length` must be a number of at least {least}, received {value!r}."
-        )

@@ -4,6 +4,7 @@ import re
 
 import keras
 
+from keras_transformer.checking import check_number
 from keras_transformer.training.fused import OnePass
 
 # Of a block: what stands before is the stack's path.
@@ -46,6 +47,7 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
     assert optimizer.beta_2 == 0.98
     ```
     """
+    learning_rate = _checked_rate(learning_rate, kwargs)
     return OnePassAdam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
 
 
@@ -89,10 +91,9 @@ class FineTuningAdamW(OnePass, _AdamW):
         name: str = "fine_tuning_adamw",
         **kwargs,
     ):
-        if isinstance(layer_decay, bool) or not 0 < layer_decay <= 1:
-            raise ValueError(
-                f"`layer_decay` must be above 0 and at most 1, received {layer_decay!r}."
-            )
+        layer_decay = check_number("layer_decay", layer_decay, above=0, at_most=1)
+        weight_decay = check_number("weight_decay", weight_decay, at_least=0, none=True)
+        learning_rate = _checked_rate(learning_rate, kwargs)
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.layer_decay = layer_decay
         # Here, since a copy made of `get_config` must have it too.
@@ -128,6 +129,25 @@ class FineTuningAdamW(OnePass, _AdamW):
 
     def get_config(self):
         return {**super().get_config(), "layer_decay": self.layer_decay}
+
+
+def _checked_rate(learning_rate, options: dict):
+    """The learning rate; ValueError for one, or for other options of Adam, that are out of range.
+
+    Keras takes NaN for each of them.
+    """
+    for name in ("beta_1", "beta_2"):
+        if name in options:
+            check_number(name, options[name], at_least=0, below=1)
+    if "epsilon" in options:
+        check_number("epsilon", options["epsilon"], above=0)
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        check_number(name, options.get(name), above=0, none=True)
+    if callable(learning_rate):  # a schedule
+        return learning_rate
+    return check_number(
+        "learning_rate", learning_rate, at_least=0, hint="Or give a schedule of Keras."
+    )
 
 
 def is_before_blocks(path: str) -> bool:

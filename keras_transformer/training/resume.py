@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, has_file, write_safetensors
 from keras_transformer.scratch import PathLock
 from keras_transformer.training.averaging import to_numpy
@@ -72,11 +73,15 @@ class ResumableRun(keras.callbacks.Callback):
 
     def __init__(self, directory: str | os.PathLike, dataset=None, every: int | None = None):
         super().__init__()
-        if every is not None and (isinstance(every, bool) or int(every) != every or every < 1):
-            raise ValueError(f"`every` must be an integer of at least 1 or None, received {every}.")
+        every = check_int("every", every, at_least=1, none=True)
+        if dataset is not None and not hasattr(dataset, "first_batch"):
+            raise ValueError(
+                "`dataset` must be the BucketedDataset that is trained on, or a shard of one, "
+                f"received {describe(dataset)}."
+            )
         if every is not None and dataset is None:
             raise ValueError("To go on within an epoch, `every` needs the `dataset`.")
-        self.path = Path(directory) / _FILE
+        self.path = Path(check_path("directory", directory)) / _FILE
         self._lock = PathLock(self.path)
         weakref.finalize(self, self._lock.release)  # also if an error ends the run
         self.dataset = dataset

@@ -3,6 +3,10 @@
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_int, check_number
+
+_MOST = 2**31 - 1  # Steps are counted in 32 bits.
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
@@ -33,14 +37,14 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, peak: float, warmup_steps: int):
         super().__init__()
-        _check_positive(peak=peak, warmup_steps=warmup_steps)
-        self.peak = peak
-        self.warmup_steps = warmup_steps
+        self.peak = float(check_number("peak", peak, above=0))
+        self.warmup_steps = check_int("warmup_steps", warmup_steps, at_least=1, at_most=_MOST)
 
     @classmethod
     def for_width(cls, hidden_dim: int, warmup_steps: int = 4000) -> "InverseSquareRoot":
         """The paper's: `hidden_dim^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`."""
-        _check_positive(hidden_dim=hidden_dim, warmup_steps=warmup_steps)
+        hidden_dim = check_int("hidden_dim", hidden_dim, at_least=1, at_most=_MOST)
+        warmup_steps = check_int("warmup_steps", warmup_steps, at_least=1, at_most=_MOST)
         return cls((hidden_dim * warmup_steps) ** -0.5, warmup_steps)
 
     def __call__(self, step):
@@ -80,15 +84,12 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, peak: float, total_steps: int, warmup_steps: int = 0):
         super().__init__()
-        _check_positive(peak=peak)
-        if not 0 <= warmup_steps < total_steps:
-            raise ValueError(
-                "LinearDecay needs 0 <= warmup_steps < total_steps, got "
-                f"warmup_steps={warmup_steps}, total_steps={total_steps}."
-            )
-        self.peak = peak
-        self.total_steps = total_steps
-        self.warmup_steps = warmup_steps
+        self.peak = float(check_number("peak", peak, above=0))
+        self.total_steps = check_int("total_steps", total_steps, at_least=1, at_most=_MOST)
+        self.warmup_steps = check_int(
+            "warmup_steps", warmup_steps, at_least=0, at_most=self.total_steps - 1,
+            hint="It is below `total_steps`.",
+        )  # fmt: skip
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
@@ -103,9 +104,3 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "total_steps": self.total_steps,
             "warmup_steps": self.warmup_steps,
         }
-
-
-def _check_positive(**values):
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be greater than 0, got {value}.")

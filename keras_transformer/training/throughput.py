@@ -5,6 +5,7 @@ import time
 import keras
 from keras import ops
 
+from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.flops import flops_per_sequence
 
 
@@ -56,11 +57,15 @@ class Throughput(keras.callbacks.Callback):
 
     def __init__(self, dataset, peak_flops: float | str | None = None):
         super().__init__()
-        number = isinstance(peak_flops, (int, float)) and not isinstance(peak_flops, bool)
-        if not (peak_flops in (None, "measured") or (number and peak_flops > 0)):
+        if not isinstance(peak_flops, str) or peak_flops != "measured":
+            peak_flops = check_number(
+                "peak_flops", peak_flops, above=0, none=True,
+                hint='It is operations a second; "measured" measures them.',
+            )  # fmt: skip
+        if not hasattr(dataset, "tokens_per_epoch"):
             raise ValueError(
-                '`peak_flops` must be a positive number of operations a second, "measured" or '
-                f"None, received {peak_flops!r}."
+                f"`dataset` must be the BucketedDataset that is trained on, received "
+                f"{describe(dataset)}."
             )
         self.dataset = dataset
         self.peak_flops = peak_flops
@@ -124,6 +129,10 @@ def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: in
     assert matmul_flops_per_second(size=256) > 1e8
     ```
     """
+    if not isinstance(dtype, str):
+        raise ValueError(f"`dtype` must be the name of one, received {describe(dtype)}.")
+    size = check_int("size", size, at_least=1, at_most=2**16)
+    rounds = check_int("rounds", rounds, at_least=1, at_most=1000)
     x = ops.cast(keras.random.normal((size, size), seed=0), dtype)
 
     def seconds():

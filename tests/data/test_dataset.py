@@ -190,7 +190,7 @@ def test_long_rows_are_truncated_only_if_asked():
         ({"columns": {"a": ["text"]}}, "Column 'a' must hold lists of token ids"),
         ({"columns": {"a": [None]}}, "Column 'a' must hold lists of token ids"),
         ({"columns": {"a": [[2**40]]}}, "fit in 32 bits"),
-        ({"columns": {"a": [[1]]}, "batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"columns": {"a": [[1]]}, "batch_size": 0}, "`batch_size` must be an integer of"),
         ({"columns": {"a": [[1]]}, "pad_values": {"b": 1}}, r"no column: \['b'\]"),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_does_not_go_with_packing():
     for options in ({"values": {"label": [0, 1]}}, {"buckets": [4]}):
         with pytest.raises(ValueError, match="no other buckets, and no `values`"):
             packed(rows, pack_length=4, **options)
-    with pytest.raises(ValueError, match="pack_length must be at least 1"):
+    with pytest.raises(ValueError, match="`pack_length` must be an integer of at"):
         packed(rows, pack_length=0)
     with pytest.raises(ValueError, match="without `pack_length`"):
         packed(rows, pack_length=4).restore_order([0])

@@ -235,8 +235,8 @@ def test_values_of_labels(cache):
 
 def test_texts_that_are_none(cache):
     for wrong, message in (
-        (None, "row 1 of the list: the column 'text' must be a text, but is 'None'"),
-        (7, "row 1 of the list: the column 'text' must be a text, but is '7' of type int"),
+        (None, "row 1 of the list: the column 'text' must be a text, but is None"),
+        (7, "row 1 of the list: the column 'text' must be a text, but is 7 of type int"),
         ("", "row 1 of the list: the column 'text' is empty"),
         ("\ud800", "row 1 of the list: no valid Unicode"),
     ):

@@ -126,3 +126,14 @@ def test_config_round_trip():
     layer = Dropout(0.25, seed=3)
     again = Dropout.from_config(layer.get_config())
     assert (again.rate, again.seed) == (0.25, 3)
+
+
+@pytest.mark.backend_independent
+def test_rates_and_seeds():
+    for rate in ("x", 1, -0.1, float("nan"), None, True):
+        with pytest.raises(ValueError, match="`rate` must be a number of at least 0 and below 1"):
+            Dropout(rate)
+    for seed in ("x", -1, 1.5, 2**64, 2**31, True):
+        with pytest.raises(ValueError, match=r"`seed` must be an integer from 0 to 2\*\*31 - 1"):
+            Dropout(0.1, seed=seed)
+    assert Dropout(np.float32(0.5), seed=np.int64(3)).get_config()["seed"] == 3

@@ -168,9 +168,9 @@ class TestTime:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"devices": 0}, "`devices` must be at least 1, received 0"),
+        ({"devices": 0}, "`devices` must be an integer of at least 1"),
         ({"devices": 10**9}, "batch of 64 rows cannot be spread over a data axis"),
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"batch_size": 0}, "`batch_size` must be an integer of at least 1"),
         ({"length": 2049}, "learned positions for 2048 only"),
         ({"target_length": 5}, "needs a model of kind 'seq2seq'"),
         ({"devices": 100}, "batch of 64 rows cannot be spread over a data axis of 25"),

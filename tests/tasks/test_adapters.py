@@ -146,7 +146,7 @@ def test_generating_with_adapters():
         ({"rank": 0}, "`rank` must be an integer of at least 1, received 0"),
         ({"rank": 2.0}, "received 2.0"),
         ({"rank": 2, "alpha": -1}, "`alpha` must be a number above 0"),
-        ({"rank": 2, "targets": ["querry"]}, "must name dense layers of the backbone, .*query"),
+        ({"rank": 2, "targets": ["querry"]}, "must be a list of dense layers.*query"),
         ({"rank": 2, "targets": []}, "received \\[\\]"),
     ],
 )

@@ -90,7 +90,7 @@ def test_files_of_another_run_are_left_alone(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`keep` must be an integer of at least 1, received 0"):
         LastCheckpoints(tmp_path, keep=0)
-    with pytest.raises(ValueError, match='every must be "epoch" or a positive .* got 0'):
+    with pytest.raises(ValueError, match='`every` must be an integer.* Or give "epoch"'):
         LastCheckpoints(tmp_path, every=0)

@@ -155,11 +155,15 @@ def test_bad_values():
         student,
         make("classifier", num_classes=2),
     )
-    check("`temperature` must be above 0", Distiller, student, teacher, temperature=0)
-    check("weights at least 0 and not all 0", Distiller, student, teacher, hard_weight=-1)
+    check("`temperature` must be a number above 0", Distiller, student, teacher, temperature=0)
+    check(
+        "`hard_weight` must be a number of at least 0", Distiller, student, teacher, hard_weight=-1
+    )
+    none = {"soft_weight": 0, "hard_weight": 0, "cosine_weight": 0}
+    check("One of the weights must be above 0", Distiller, student, teacher, **none)
     check("Distiller takes batches", Distiller(student, teacher).fit, TEXTS, [0] * 6)
     for value in (0, 5, 2.0, True):
-        check("`num_layers` must be from 1 to 4, received", smaller, teacher, value)
+        check("`num_layers` must be an integer from 1 to 4, received", smaller, teacher, value)
     check("has no `num_decoder_layers`", smaller, teacher, 2, 2)
     teacher.enable_lora(1)
     check("The teacher has adapters", smaller, teacher, 2)

@@ -58,5 +58,5 @@ def test_config_round_trip_and_bad_smoothing():
     loss = keras.losses.deserialize(keras.losses.serialize(TokenCrossEntropy(0.1, name="nll")))
     assert (loss.label_smoothing, loss.name) == (0.1, "nll")
     assert loss.reduction == "mean_with_sample_weight"
-    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match="`label_smoothing` must be a number of at"):
         TokenCrossEntropy(1.0)

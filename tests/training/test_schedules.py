@@ -43,9 +43,9 @@ def test_in_an_optimizer_and_back_from_its_config(schedule):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="warmup_steps must be greater than 0, got 0"):
+    with pytest.raises(ValueError, match="`warmup_steps` must be an integer of at"):
         InverseSquareRoot(1e-3, 0)
-    with pytest.raises(ValueError, match="hidden_dim must be greater than 0, got -1"):
+    with pytest.raises(ValueError, match="`hidden_dim` must be an integer of at least 1"):
         InverseSquareRoot.for_width(-1)
-    with pytest.raises(ValueError, match="got warmup_steps=10, total_steps=10"):
+    with pytest.raises(ValueError, match="`warmup_steps` must be an integer from 0 to 9"):
         LinearDecay(1e-3, 10, 10)

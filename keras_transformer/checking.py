@@ -1,0 +1,280 @@
+"""Checks of what a user gives: numbers, seeds, choices, paths, texts. How messages quote it.
+
+Each names the argument, returns the value as Python has it, and raises ValueError. Numbers may be
+NumPy's, or an array or a tensor without axes, wherever they may be Python's.
+"""
+
+import difflib
+import math
+import operator
+import os
+import reprlib
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+_WIDTH = 80  # Characters of a value that a message quotes.
+_VAST = 2**15  # A bound from here on is told only to those who pass it.
+
+
+def shorten(value: Any, width: int = _WIDTH) -> str:
+    """`repr(value)` on one line, and of a long value only its beginning and its end.
+
+    Example:
+    ```python
+    from keras_transformer.checking import shorten
+
+    assert shorten("abc") == "'abc'"
+    assert len(shorten("a" * 10_000)) <= 80
+    ```
+    """
+    value = _python_value(value)
+    quoting = reprlib.Repr()
+    quoting.maxstring = quoting.maxother = quoting.maxlong = width
+    quoting.maxlist = quoting.maxtuple = quoting.maxset = quoting.maxdict = 20
+    try:
+        text = quoting.repr(value)
+    except Exception:  # The value's own `repr`, or an integer of too many digits.
+        text = f"<{type(value).__name__}>"
+    text = " ".join(text.split()) if "\n" in text else text
+    if len(text) <= width:
+        return text
+    half = (width - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+def describe(value: Any) -> str:
+    """A value and its type, for a value of the wrong type."""
+    return f"{shorten(value)} of type {type(value).__name__}"
+
+
+def nearest(word: Any, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"`, or nothing where none of those known is near."""
+    near = difflib.get_close_matches(str(word)[:200], list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one real number, of Python or NumPy. True and False are none."""
+    return isinstance(_python_value(value), (int, float)) and not _is_bool(value)
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is one integer, of Python or NumPy. True and False are none."""
+    return isinstance(_python_value(value), int) and not _is_bool(value)
+
+
+def check_int(
+    name: str,
+    value: Any,
+    at_least: int | None = None,
+    at_most: int | None = None,
+    none: bool = False,
+    hint: str = "",
+) -> int | None:
+    """An integer in a range as a Python int.
+
+    Args:
+        name: the argument's name.
+        value: what was given. 5.0, "5" and True are no integers.
+        at_least: int, the lowest that is right.
+        at_most: int, the highest that is right.
+        none: bool, whether None is right too.
+        hint: str, a sentence at the end of the message: what to do.
+
+    Returns:
+        int, or None where that was given and is right.
+
+    Raises:
+        ValueError: for anything else.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.checking import check_int
+
+    assert check_int("batch_size", np.int64(8), at_least=1) == 8
+    ```
+    """
+    if none and value is None:
+        return None
+    number = _python_value(value)
+    right = isinstance(number, int) and not _is_bool(value)
+    if (
+        not right
+        or (at_least is not None and number < at_least)
+        or (at_most is not None and number > at_most)
+    ):
+        if at_most is not None and at_most >= _VAST and not (right and number > at_most):
+            at_most = None
+        expected = _expected("an integer", at_least, at_most, None, None)
+        raise _wrong(name, value, expected, none, hint)
+    return number
+
+
+def check_number(
+    name: str,
+    value: Any,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    none: bool = False,
+    hint: str = "",
+) -> float | int | None:
+    """A finite number in a range as a Python number.
+
+    Args:
+        name: the argument's name.
+        value: what was given. NaN, infinity, "5" and True are no numbers, and what float32 cannot
+            tell from a bound that is left out, such as 1e-300 from 0, does not stand apart from it.
+        at_least: float, the lowest that is right.
+        at_most: float, the highest that is right.
+        above: float, what all that is right is above.
+        below: float, what all that is right is below.
+        none: bool, whether None is right too.
+        hint: str, a sentence at the end of the message: what to do.
+
+    Returns:
+        int or float, or None where that was given and is right.
+
+    Raises:
+        ValueError: for anything else.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.checking import check_number
+
+    assert check_number("rate", np.float32(0.5), at_least=0, below=1) == 0.5
+    ```
+    """
+    if none and value is None:
+        return None
+    number = _python_value(value)
+    right = isinstance(number, (int, float)) and not _is_bool(value)
+    counted = _in_float32(number) if right else math.nan
+    if (
+        not math.isfinite(counted)
+        or (at_least is not None and number < at_least)
+        or (at_most is not None and number > at_most)
+        or (above is not None and counted <= above)
+        or (below is not None and counted >= below)
+    ):
+        expected = _expected("a number", at_least, at_most, above, below)
+        raise _wrong(name, value, expected, none, hint)
+    return number
+
+
+def check_seed(name: str, value: Any, none: bool = False, bits: int = 63) -> int | None:
+    """A seed, an integer from 0 to `2 ** bits - 1`, as a Python int."""
+    if none and value is None:
+        return None
+    if not is_int(value) or not 0 <= operator.index(_python_value(value)) < 2**bits:
+        raise _wrong(name, value, f"an integer from 0 to 2**{bits} - 1", none)
+    return _python_value(value)
+
+
+def check_bool(name: str, value: Any, none: bool = False) -> bool | None:
+    """True or False, also NumPy's, as a Python bool."""
+    if none and value is None:
+        return None
+    if not _is_bool(value):
+        raise _wrong(name, value, "True or False", none)
+    return bool(value)
+
+
+def check_choice(name: str, value: Any, choices: Iterable, none: bool = False) -> Any:
+    """One of `choices`, strings or other values, as it was given."""
+    known = list(choices)
+    if none and value is None:
+        return None
+    if not any(type(value) is type(choice) and value == choice for choice in known):
+        expected = f"one of {', '.join(map(repr, known))}"
+        near = nearest(value, [c for c in known if isinstance(c, str)])
+        raise _wrong(name, value, expected, none, near.strip())
+    return value
+
+
+def check_path(name: str, value: Any) -> str:
+    """A path, a str or an `os.PathLike` of one, as a str that the system can be asked for."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise _wrong(name, value, "a path, a str or an `os.PathLike`", False)
+    if not path.strip():
+        raise ValueError(f"`{name}` is empty: it must be a path.")
+    odd = "\0" in path
+    try:
+        too_long = any(len(os.fsencode(part)) > 255 for part in path.split(os.sep))
+        too_long = too_long or len(os.fsencode(path)) > 4096
+    except UnicodeEncodeError:
+        odd = True
+    if odd:
+        raise ValueError(f"`{name}` has characters that no path can have: {shorten(value)}.")
+    if too_long:
+        raise ValueError(f"`{name}` is too long for a path: {shorten(value)}.")
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        raise ValueError(
+            f"`{name}` is {shorten(value)}, but there is no such user. For a folder of that name "
+            "write './~...'."
+        )
+    return path
+
+
+def check_text(name: str, text: Any) -> str:
+    """A string of whole characters: half of a surrogate pair is none, and cannot be encoded."""
+    if not isinstance(text, str):
+        raise ValueError(
+            f"`{name}` must be a string, received {describe(text)}."
+            + (" Did you forget to decode it?" if isinstance(text, bytes) else "")
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"`{name}` has half of a surrogate pair, {text[error.start]!r}, at character "
+                f"{error.start}: this is no text that UTF-8 has. Read it with "
+                '`errors="replace"`, or remove it.'
+            ) from None
+    return text
+
+
+def _python_value(value: Any) -> Any:
+    """The Python value of a number of NumPy, or of an array or a tensor without axes."""
+    if isinstance(value, (int, float)):
+        return value.item() if hasattr(value, "item") else value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        try:
+            return value.item()
+        except Exception:  # a tensor that stands for one to come
+            return value
+    return value
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(_python_value(value), bool)
+
+
+def _in_float32(number: int | float) -> float:
+    """The number as models count with it; infinite where it is too large."""
+    try:
+        return struct.unpack("f", struct.pack("f", float(number)))[0]
+    except OverflowError:
+        return math.inf
+
+
+def _expected(kind, at_least, at_most, above, below) -> str:
+    if at_least is not None and at_most is not None:
+        return f"{kind} from {at_least} to {at_most}"
+    if above is not None and below is not None:
+        return f"{kind} between {above} and {below}"
+    bounds = (("of at least", at_least), ("above", above), ("at most", at_most), ("below", below))
+    return f"{kind} {' and '.join(f'{w} {b}' for w, b in bounds if b is not None)}".strip()
+
+
+def _wrong(name: str, value: Any, expected: str, none: bool, hint: str = "") -> ValueError:
+    or_none = " or None" if none else ""
+    simple = value is None or isinstance(value, (bool, int, float, str))
+    given = shorten(value) if simple else describe(value)
+    return ValueError(f"`{name}` must be {expected}{or_none}, received {given}. {hint}".strip())

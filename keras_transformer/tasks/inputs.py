@@ -1,0 +1,230 @@
+"""What the verbs of a task are given, checked before any work: texts, arrays, weights, options."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_transformer.checking import (
+    check_choice,
+    check_int,
+    check_number,
+    check_text,
+    describe,
+    shorten,
+)
+from keras_transformer.data import Records
+from keras_transformer.data.weights import check_weights
+
+# The least that counts among the options of Keras's verbs can be.
+_LEAST = {
+    "validation_batch_size": 1, "epochs": 0, "initial_epoch": 0, "steps_per_epoch": 1,
+    "validation_steps": 1, "steps": 1,
+}  # fmt: skip
+_NEVER_NONE = ("epochs", "initial_epoch")
+_MOST = 2**31 - 1
+# Losses that take the number of a class, and cut what is no whole number.
+_OF_TOKENS, _OF_SPANS = "TokenCrossEntropy", "SpanCrossEntropy"
+_OF_NUMBERS = (
+    _OF_TOKENS, _OF_SPANS, "SparseCategoricalCrossentropy",
+    "sparse_categorical_crossentropy",
+)  # fmt: skip
+
+
+def text_rows(texts, name: str = "x") -> list[str]:
+    """Texts as a list of strings. ValueError for anything else, with its place."""
+    if isinstance(texts, Records):
+        raise ValueError(
+            f"`{name}` must be a list of strings here: what `data.read` makes is for "
+            "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
+        )
+    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
+    if isinstance(texts, str):
+        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise ValueError(f"`{name}` must be a list of strings, received {describe(texts)}.")
+    rows = list(texts)
+    if not rows:
+        raise ValueError(f"`{name}` is empty: there must be at least one text.")
+    for place, text in enumerate(rows):
+        if not (isinstance(text, str) and text.isascii()):
+            check_text(f"{name}[{place}]", text)
+    return rows
+
+
+def is_text(x) -> bool:
+    """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
+    if isinstance(x, Records):
+        return True
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "OUS"
+    if isinstance(x, tuple):
+        return len(x) > 0 and all(is_text(part) for part in x)
+    return isinstance(x, (str, list))
+
+
+def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict[str, int | None]:
+    """The options of `BucketedDataset` for those of Keras's verbs. ValueError for wrong ones."""
+    if batch_size is not None and batch_tokens is not None:
+        raise ValueError(
+            f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
+            f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
+        )
+    options = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    return {n: check_int(n, v, at_least=1, at_most=_MOST, none=True) for n, v in options.items()}
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of Keras's verbs, numbers as Python's. ValueError for those that are out of range."""
+    checked = dict(options)
+    for name in options.keys() & _LEAST.keys():
+        checked[name] = check_int(
+            name, options[name], _LEAST[name], _MOST, none=name not in _NEVER_NONE
+        )
+    check_choice("verbose", options.get("verbose", 0), ("auto", 0, 1, 2, True, False))
+    check_number("validation_split", options.get("validation_split", 0), at_least=0, below=1)
+    frequency = options.get("validation_freq", 1)
+    several = isinstance(frequency, (list, tuple, set))
+    for epochs in frequency if several else [frequency]:
+        check_int("validation_freq", epochs, at_least=1)
+    class_weight = options.get("class_weight")
+    if not isinstance(class_weight, dict | None):
+        raise ValueError(f"`class_weight` must be a dict, received {describe(class_weight)}.")
+    for number, weight in (class_weight or {}).items():
+        check_int("class_weight", number, at_least=0, hint="Its keys are numbers of classes.")
+        check_number(f"class_weight[{number}]", weight, at_least=0)
+    return checked
+
+
+def check_max_length(task, max_length, at_least: int = 1) -> int:
+    """The longest row that a task makes of a text, in tokens; None for the model's.
+
+    Raises:
+        ValueError: for what is no length, or one that the model has no positions for.
+    """
+    config = task.backbone.config
+    if max_length is None:
+        return config.max_sequence_length
+    most = config.max_sequence_length if config.position == "learned" else 2**31 - 1
+    return check_int("max_length", max_length, at_least=at_least, at_most=most)
+
+
+def check_labels_given(task, x, y) -> None:
+    """ValueError for a task that learns from labels and is given none, or those of files twice."""
+    if isinstance(x, Records):
+        if y is not None:
+            raise ValueError("`y` is a column of what `data.read` reads: name it there.")
+        if x.y is None and task.needs_labels:
+            raise ValueError(
+                f"{type(task).__name__} learns from labels: name their column, y=, in read()."
+            )
+    elif y is None and task.needs_labels:
+        raise ValueError(f"{type(task).__name__} learns from labels: give `y`, one a text.")
+
+
+@contextlib.contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """Says in an error which argument of several data sets it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"`{argument}`: {error}") from error
+
+
+def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
+    """What is no text, as Keras is to have it: a dict has the names of the backbone's inputs.
+
+    Args:
+        task: the task.
+        x: a dict of arrays; or a dataset, which is not looked into.
+        y: targets beside a dict.
+        sample_weight: their weights.
+        learns: bool, whether targets are needed.
+
+    Returns:
+        `x` and `sample_weight`.
+
+    Raises:
+        ValueError: for arrays that the model would take, and compute nonsense of.
+    """
+    if not isinstance(x, Mapping):
+        if not _is_dataset(x):
+            raise ValueError(
+                f"{type(task).__name__} takes strings, a dict of arrays or a dataset, received "
+                f"{describe(x)}."
+            )
+        return x, sample_weight
+    x = task._named(x)
+    held = {name: _on_host(array) for name, array in x.items()}
+    if any(held[name] is not x[name] for name in x):
+        task._named(held)  # Values of tensors; Keras takes them from where they are.
+    for name in task.backbone.id_inputs:
+        if 0 in x[name].shape:
+            raise ValueError(f"`{name}` is empty: it has shape {tuple(x[name].shape)}.")
+    ids = x.get("mask_positions", x[task.backbone.id_inputs[-1]])
+    rows = ids.shape[0]
+    y = _on_host(y)
+    if y is None and learns and task.loss is not None:
+        raise ValueError("`y` is missing: give the targets of the arrays.")
+    _check_targets(task, y, tuple(ids.shape))
+    shape = getattr(y, "shape", ())
+    weights = check_weights("sample_weight", sample_weight, rows, shape, unit="row")
+    if weights is not None and weights.ndim < len(shape) and _loss_name(task) == _OF_TOKENS:
+        weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
+    return x, weights
+
+
+def _is_dataset(x) -> bool:
+    """Whether Keras might take batches from it."""
+    if x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray)):
+        return False
+    return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
+
+
+def _on_host(array):
+    """A tensor of the backend in the memory of the host; others as they are."""
+    return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
+
+
+def _loss_name(task) -> str:
+    return task.loss if isinstance(task.loss, str) else type(task.loss).__name__
+
+
+def _check_targets(task, y, ids: tuple) -> None:
+    """ValueError for targets of arrays that are no numbers of classes, where the loss takes such.
+
+    Args:
+        task: the task.
+        y: what was given, or None.
+        ids: shape of what is predicted: `(batch, length)`.
+    """
+    rows, loss = ids[0], _loss_name(task)
+    if y is None or isinstance(y, Mapping):
+        return
+    if isinstance(y, (list, tuple, str, bytes)) or not hasattr(y, "shape"):
+        raise ValueError(
+            f"`y` must be an array beside arrays, as `x` is, received {describe(y)}. Make it a "
+            "NumPy array."
+        )
+    if len(y.shape) == 0 or y.shape[0] != rows:
+        raise ValueError(
+            f"`y` must have as many rows as `x`, {rows}, received shape {tuple(y.shape)}."
+        )
+    expected = {_OF_TOKENS: ids, _OF_SPANS: (rows, 2)}.get(loss, y.shape)
+    if tuple(y.shape) != expected:
+        raise ValueError(f"`y` must have the shape {expected}, received {tuple(y.shape)}.")
+    if not isinstance(y, np.ndarray) or loss not in _OF_NUMBERS:
+        return
+    if y.dtype.kind not in "iubf" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
+        raise ValueError(
+            f"`y` must hold numbers of classes or tokens, which are integers, received {y.dtype} "
+            f"values such as {shorten(y.ravel()[:3].tolist())}."
+        )
+    count = ids[1] if loss == _OF_SPANS else task.number_of_targets
+    if count is not None and y.size:
+        ignored = getattr(task.loss, "ignore_class", None)
+        outside = y[((y < 0) | (y >= count)) & (y != ignored)]
+        if outside.size:
+            raise ValueError(f"`y` must be from 0 to {count - 1}, but holds {outside[0]}.")
