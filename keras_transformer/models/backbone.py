@@ -184,14 +184,17 @@ class Backbone(keras.Model):
             preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
             load_weights: bool, False for fresh weights.
             dtype: dtype or dtype policy of the model, whatever the stored dtype.
-            **config_overrides: values of the config to change, e.g. `dropout=0.0`.
+            **config_overrides: values of the config to change, e.g. `dropout=0.0`. With weights
+                only those that they do not depend on: `dropout`, `attention_dropout`,
+                `initializer_range` and, but for learned positions, `max_sequence_length`.
 
         Returns:
             `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.
 
         Raises:
             ValueError: for an unknown preset (nearest names are suggested), a config or weights
-                that do not fit, or a preset of another kind than `cls`.
+                that do not fit, a value that is not that of the weights, or a preset of another
+                kind than `cls`.
 
         Example:
         ```python

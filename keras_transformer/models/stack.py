@@ -75,7 +75,7 @@ def rotary_options(config: TransformerConfig) -> dict | None:
         "factor": config.rotary_factor,
         "min_turns": config.rotary_min_turns,
         "max_turns": config.rotary_max_turns,
-        "original_length": config.rotary_original_length or config.max_sequence_length,
+        "original_length": config.rotary_original_length,
     }
 
 

@@ -1,8 +1,11 @@
 """Vectors of texts."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
+from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.pooling import check_pooling, pool
@@ -90,6 +93,10 @@ class TextEmbedder(Task):
         max_length = options.pop("max_length", limit)
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
         return self._dataset({"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return {"pooling": values.get("pooling", "mean")}
 
     def task_values(self) -> dict:
         names = ("pooling", "normalize", "max_length")
