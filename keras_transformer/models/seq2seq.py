@@ -3,6 +3,7 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.models.backbone import Backbone, as_mask
 
 
@@ -88,7 +89,10 @@ class Seq2Seq(Backbone):
             return {"logits": self.logits}[part](inputs)
         encoder_mask = inputs.get("encoder_padding_mask")
         encoder_states = inputs.get("encoder_states")
-        if encoder_states is None and "encoder_token_ids" in inputs:
+        if encoder_states is not None:
+            source = inputs.get("encoder_token_ids")
+            refuse_unused("its `encoder_states` are given.", encoder_token_ids=source)
+        elif "encoder_token_ids" in inputs:
             encoder_states = self.encode(
                 inputs["encoder_token_ids"],
                 encoder_mask,

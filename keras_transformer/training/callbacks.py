@@ -25,8 +25,8 @@ class StopAtNaN(keras.callbacks.Callback):
     Example:
 
     ```python
-    import keras, numpy as np
     from keras_transformer.training import StopAtNaN
+    import keras, numpy as np
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -94,8 +94,8 @@ class BLEUCallback(keras.callbacks.Callback):
     Example:
 
     ```python
-    import keras, numpy as np
     from keras_transformer.training import BLEUCallback
+    import keras, numpy as np
 
     class Echo(keras.Sequential):
         def generate(self, texts):

@@ -75,6 +75,8 @@ def main():
 
     results = {path: ask_for_help(path) for path in given["examples"]}
     results |= {name: run_code(name, code) for name, code in given["pages"]}
+    slowest = sorted((result.get("seconds", 0), name) for name, result in results.items())[-8:]
+    print("slowest:", *reversed(slowest), file=sys.stderr)
     print("\n" + json.dumps([backend(), results]))
 
 

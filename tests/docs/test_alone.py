@@ -12,7 +12,7 @@ import pytest
 from tests.environments import ROOT, run
 from tests.test_docstrings import FENCE, documented
 
-SECONDS = 500
+SECONDS = 1800
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
 HELPERS = ("datasets.py", "runs.py")  # what examples import

@@ -7,7 +7,7 @@ import pytest
 from keras_transformer import layers
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.slots import Slots
-from keras_transformer.models import Decoder, Encoder
+from keras_transformer.models import Decoder, Encoder, Seq2Seq
 from tests.layers.conftest import assert_close, differs, random
 
 X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
@@ -181,6 +181,15 @@ def test_inputs_that_a_model_has_no_use_for():
     states = with_both({"token_ids": ids})
     for name in ("segment_ids", "position_ids"):
         assert differs(with_both({"token_ids": ids, name: ids * 0 + 1}), states)
+
+
+def test_a_source_beside_its_states():
+    backbone = Seq2Seq(small("seq2seq"))
+    ids = np.array([[3, 1, 4]])
+    given = {"decoder_token_ids": ids, "encoder_states": backbone.encode(ids)}
+    assert_close(backbone(given), backbone({"decoder_token_ids": ids, "encoder_token_ids": ids}))
+    with pytest.raises(ValueError, match="`encoder_token_ids` would be ignored: its"):
+        backbone({**given, "encoder_token_ids": ids})
 
 
 def test_positions_beside_a_cache():
