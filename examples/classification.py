@@ -9,13 +9,13 @@ import statistics
 import tempfile
 import time
 
+import keras_transformer as kt
+from datasets import sst2
+
 import keras
 import numpy as np
 from absl import app, flags
-from datasets import sst2
 from keras import ops
-
-import keras_transformer as kt
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "minilm_l6_en", "Preset of the encoder.")

@@ -3,11 +3,11 @@
 python examples/custom_model.py --epochs 5
 """
 
-import keras
-from absl import app, flags
+import keras_transformer as kt
 from datasets import sst2
 
-import keras_transformer as kt
+import keras
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("epochs", 4, "Passes over the training sentences.", lower_bound=1)

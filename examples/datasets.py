@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import pathlib
 
-import keras
 from absl import flags
 
 _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -75,6 +74,8 @@ def read(folder: str, name: str, data_dir: str | None = None) -> str:
     if content is None:
         origin = f"{_SOURCES[folder]}/{name}"
         origin += ".gz" if folder == "multi30k/raw" else ""  # As the repository has them.
+        import keras  # Here, since it is for an example to import keras_transformer first.
+
         saved_as = origin.rpartition("/")[2]
         path = keras.utils.get_file(saved_as, origin, cache_subdir=f"datasets/{folder}")
         content = _read_local(pathlib.Path(path).with_name(name))

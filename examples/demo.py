@@ -9,12 +9,12 @@ import logging
 import pathlib
 import time
 
-import keras
-from absl import app, flags
-
 import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+
+import keras
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to fine-tune.")

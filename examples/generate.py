@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 
-from absl import app, flags
-
 import keras_transformer as kt
+
+from absl import app, flags
 
 PRESET = flags.DEFINE_string("preset", None, "Preset, folder or hf:// name of a decoder.")
 MODEL_DIR = flags.DEFINE_string(

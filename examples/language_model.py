@@ -12,13 +12,13 @@ What the preset gpt_tiny_shakespeare was trained with: make reproduce PRESET=gpt
 import pathlib
 import tempfile
 
-import keras
-import numpy as np
-from absl import app, flags
+import keras_transformer as kt
 from datasets import tiny_shakespeare
 from runs import check_recipe, values
 
-import keras_transformer as kt
+import keras
+import numpy as np
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("epochs", 3, "Passes over the windows, each token twice.", lower_bound=1)

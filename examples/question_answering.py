@@ -24,11 +24,11 @@ import textwrap
 import time
 from typing import NamedTuple
 
-import keras
-from absl import app, flags
+import keras_transformer as kt
 from datasets import BEAGLE, shakespeare_speeches
 
-import keras_transformer as kt
+import keras
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to train.")

@@ -11,12 +11,12 @@ import pathlib
 import statistics
 import time
 
+import keras_transformer as kt
+from datasets import image_descriptions
+
 import keras
 import numpy as np
 from absl import app, flags
-from datasets import image_descriptions
-
-import keras_transformer as kt
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "minilm_l6_en", "Preset that makes vectors of sentences.")

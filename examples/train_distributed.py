@@ -27,11 +27,11 @@ import sys
 import tempfile
 import time
 
-import keras
-from absl import app, flags
+import keras_transformer as kt
 from datasets import tiny_shakespeare
 
-import keras_transformer as kt
+import keras
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("data", 2, "Parts of a batch.", lower_bound=1)

@@ -13,12 +13,12 @@ import os
 import pathlib
 import time
 
-from absl import app, flags
-from datasets import multi30k
-
 import keras_transformer as kt
+from datasets import multi30k
 from keras_transformer.checkpoints import load_config, resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+
+from absl import app, flags
 
 INPUT = flags.DEFINE_string("input", None, "A file with one sentence a line.")
 OUTPUT = flags.DEFINE_string("output", None, "Where the translations go. Defaults to INPUT.out.")

@@ -13,12 +13,12 @@ import json
 import pathlib
 import time
 
-import keras
-from absl import app, flags
+import keras_transformer as kt
 from datasets import multi30k
 from runs import check_recipe, values
 
-import keras_transformer as kt
+import keras
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("source", "en", ["en", "de", "fr"], "Language to translate from.")

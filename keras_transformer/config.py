@@ -44,6 +44,10 @@ _AT_LEAST_ONE = (
 _AT_LEAST_ZERO = ("segment_vocabulary_size", "position_offset", "position_padding_id")
 # What is compared with ids and positions, and unlike sizes is not held against the weights.
 _RATES = ("dropout", "attention_dropout")
+# What may be changed of a model whose weights are loaded, since no number that they give depends on
+# it but for dropout in training. Every other value is a part of the weights, even where it changes
+# no shape. (The rows of learned positions do: a wrong `max_sequence_length` does not fit them.)
+CHANGEABLE = frozenset({"max_sequence_length", "dropout", "attention_dropout", "initializer_range"})
 _CHOICES = {
     "kind": KINDS,
     "position": POSITIONS,
@@ -122,6 +126,7 @@ class TransformerConfig:
         rotary_scaling: stretches the wavelengths for sequences longer than in training:
             `"linear"`, `"llama3"` or `"yarn"`, see `layers.RotaryEmbedding`. None for not.
         rotary_factor, rotary_min_turns, rotary_max_turns, rotary_original_length: its values.
+            The original length defaults to `max_sequence_length`.
         relative_num_buckets: T5 relative bias, number of distance buckets.
         relative_max_distance: T5 relative bias, distance at which the buckets end.
 
@@ -223,6 +228,9 @@ class TransformerConfig:
                 self.use_bias if self.attention_bias is None else self.attention_bias
             ),
             "final_normalization": self.normalize_first,
+            "rotary_original_length": (
+                self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
+            ),
         }
 
     def _check_types(self):

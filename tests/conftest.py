@@ -16,6 +16,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import keras
 import pytest
 
+from tests.environments import make_environment
+
 ROOT = Path(__file__).parents[1]
 BACKEND_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 
@@ -45,6 +47,12 @@ def _fresh_start():
 def backend() -> str:
     """`"jax"`, `"tensorflow"` or `"torch"`."""
     return keras.backend.backend()
+
+
+@pytest.fixture(scope="session")
+def alone(backend, tmp_path_factory) -> Path:
+    """The interpreter of an environment that has this backend and no other."""
+    return make_environment(tmp_path_factory.mktemp("alone") / backend, backend)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Every Python example of the public docstrings, the README and docs/ runs."""
+"""Every Python example of the public docstrings runs.
+
+Those of the README and of docs/ are run by tests/docs/test_alone.py.
+"""
 
 import importlib
 import importlib.util
@@ -6,13 +9,11 @@ import inspect
 import pkgutil
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
 
 import keras_transformer
 
-ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
     r"^(?P<skip><!-- not run -->\s*\n)?(?P<indent>[ ]*)```python\n(?P<code>.*?)^[ ]*```",
     re.DOTALL | re.MULTILINE,
@@ -64,8 +65,6 @@ def examples():
     for name, doc in documented():
         if doc:
             yield from blocks_of(inspect.cleandoc(doc), name.removeprefix("keras_transformer."))
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        yield from blocks_of(path.read_text(encoding="utf-8"), path.name)
 
 
 @pytest.mark.parametrize("code", list(examples()))

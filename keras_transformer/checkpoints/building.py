@@ -11,6 +11,7 @@ import keras
 
 from keras_transformer.checking import check_bool
 from keras_transformer.checkpoints import loading
+from keras_transformer.checkpoints.overrides import changed_config, check_head_values
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.shapes import head_shapes
 from keras_transformer.config import TransformerConfig
@@ -33,13 +34,16 @@ def load_backbone(
         backbone_class: The class that the caller wants, `None` for any.
         load_weights: Whether to load the weights, or leave them fresh.
         dtype: The dtype or dtype policy of the model.
-        **config_overrides: Values of the config to change.
+        **config_overrides: Values of the config to change. With weights only those that they do
+            not depend on: `dropout`, `attention_dropout`, `initializer_range`, and where
+            positions are computed, `max_sequence_length`.
 
     Returns:
         The backbone.
 
     Raises:
-        ValueError: If the preset is of another class, or its files do not fit each other.
+        ValueError: If the preset is of another class, its files do not fit each other, or its
+            weights do not go with a changed value.
 
     Example:
     ```python
@@ -61,7 +65,7 @@ def _load_backbone(
     source: PresetSource, backbone_class, load_weights, dtype, config_overrides
 ) -> keras.Model:
     config, _, metadata = loading.load_config(source, load_weights)
-    config = config.replace(**config_overrides)
+    config = changed_config(source.name, config, config_overrides, load_weights)
     wanted = getattr(backbone_class, "kind", config.kind)
     _check_kind(source, config, backbone_class, (wanted,))
     if load_weights:
@@ -70,7 +74,7 @@ def _load_backbone(
         backbone = build_backbone(config, dtype=dtype)
     backbone.family = metadata.get("family")
     if load_weights:
-        loading.load_weights(source, backbone)
+        loading.fill(source, backbone)
     return backbone
 
 
@@ -91,15 +95,16 @@ def load_task(
         preset: A preset, or what `resolve_preset` made of it.
         load_weights: Whether to load the weights, or leave them fresh.
         dtype: The dtype or dtype policy of the model.
-        **options: Of the task's constructor, or values of the backbone's config to change. A
-            name that both have, such as `dropout`, goes to both.
+        **options: Of the task's constructor, or values of the backbone's config to change, see
+            `load_backbone`. A name that both have, such as `dropout`, goes to both.
 
     Returns:
         The task, compiled.
 
     Raises:
         ValueError: If an option is unknown, the preset is of a kind that the task does not work
-            with, or its files do not fit each other.
+            with, its files do not fit each other, or its weights, those of the head included, do
+            not go with an option.
 
     Example:
     ```python
@@ -130,7 +135,7 @@ def _load_task(
             f"Unknown options {unknown}. {task_class.__name__} takes {sorted(parameters)}, and the "
             "values of TransformerConfig."
         )
-    config = config.replace(**overrides)
+    config = changed_config(source.name, config, overrides, load_weights, task_class.__name__)
     _check_kind(source, config, task_class, task_class.backbone_kinds)
     same_task = saved is not None and saved["name"] == task_class.__name__
     values = {k: v for k, v in saved.items() if k != "name"} if same_task else {}
@@ -146,6 +151,8 @@ def _load_task(
     if not keeps_head:
         values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
     if load_weights:
+        if keeps_head:
+            check_head_values(task_class, source.name, config, values, chosen)
         named = {"name": task_class.__name__, **values, **chosen}
         with _naming(source, values):
             head = head_shapes(config, named) if keeps_head else None
@@ -163,7 +170,7 @@ def _load_task(
             ) from error
     if load_weights:
         head = task.head if keeps_head else None
-        report = loading.load_weights(source, backbone, head, task_class.__name__)
+        report = loading.fill(source, backbone, head, task_class.__name__)
         if task.head and not (keeps_head and report.head_loaded):
             logging.getLogger("keras_transformer").warning(
                 "The preset %r has no weights for this head of %s: they are fresh. Train it first.",

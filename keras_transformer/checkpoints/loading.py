@@ -12,6 +12,7 @@ from keras_transformer.checkpoints.families import FAMILIES, get_family
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import read_json
 from keras_transformer.checkpoints.keras_hub import find_family
+from keras_transformer.checkpoints.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.shapes import variable_shapes
@@ -185,7 +186,8 @@ def load_weights(
     """Loads a preset's weights into a backbone, and into a task's head if the preset has it.
 
     One tensor at a time goes from the file into its variable, cast to the variable's dtype.
-    Everything is checked against the files' headers before the first one.
+    Everything is checked against the files' headers before the first one. Values of the model that
+    change its numbers and are not those of the weights, such as another `activation`, are logged.
 
     Args:
         source: A preset, or what `resolve_preset` made of it.
@@ -218,6 +220,17 @@ def load_weights(
 
 
 def _load_weights(source: PresetSource, backbone: keras.Model, head, task) -> LoadReport:
+    warn_of_contradictions(source.name, load_config(source)[0], backbone.config)
+    return fill(source, backbone, head, task)
+
+
+def fill(
+    source: PresetSource,
+    backbone: keras.Model,
+    head: Mapping[str, keras.Variable] | None = None,
+    task: str | None = None,
+) -> LoadReport:
+    """Does what `load_weights` says, into a model whose config is that of the weights."""
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(source, backbone.config, shapes, head, task)

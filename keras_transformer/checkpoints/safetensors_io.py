@@ -196,8 +196,8 @@ def save_tensors(
 
     Example:
     ```python
-    import keras, pathlib, tempfile
     from keras_transformer.checkpoints.safetensors_io import save_tensors
+    import keras, pathlib, tempfile
 
     path = pathlib.Path(tempfile.mkdtemp(), "model.safetensors")
     save_tensors(path, {"bias": keras.Variable([1.0, 2.0])}, dtype="float16")

@@ -268,8 +268,8 @@ def export(
 
     Example:
     ```python
-    import keras
     from keras_transformer.checkpoints.weights import Weight, export
+    import keras
 
     kernel = keras.Variable([[1.0, 2.0, 3.0]])
     tensors = export([Weight("dense/kernel", "dense.weight", True)], {"dense/kernel": kernel})

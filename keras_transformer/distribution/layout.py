@@ -52,8 +52,8 @@ def device_mesh(
 
     Example:
     ```python
-    import keras
     import keras_transformer as kt
+    import keras
 
     if keras.backend.backend() == "jax":
         assert kt.distribution.device_mesh(data=1, model=1).shape == (1, 1)
@@ -105,8 +105,8 @@ def layout_map(
 
     Example:
     ```python
-    import keras
     import keras_transformer as kt
+    import keras
 
     if keras.backend.backend() == "jax":
         layout = kt.distribution.layout_map(kt.distribution.device_mesh(data=1, model=1))
@@ -154,8 +154,8 @@ class ModelParallel(keras.distribution.ModelParallel):
 
     Example:
     ```python
-    import keras
     import keras_transformer as kt
+    import keras
 
     if keras.backend.backend() == "jax":
         mesh = kt.distribution.device_mesh()  # data parallel, on all devices that there are

@@ -99,8 +99,8 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
     Example:
     ```python
     import tempfile
-    import keras
     import keras_transformer as kt
+    import keras
 
     if keras.backend.backend() == "torch":
         import torch.distributed as processes

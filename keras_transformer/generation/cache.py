@@ -38,10 +38,10 @@ class Cache(NamedTuple):
 
     Example:
     ```python
-    import keras
     import numpy as np
     import keras_transformer as kt
     from keras_transformer.generation import Cache
+    import keras
 
     backbone = kt.models.Decoder(kt.TransformerConfig(
         kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,

@@ -12,12 +12,11 @@ from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masking import combine_masks
 from keras_transformer.layers.position import (
-    ALiBi,
     LearnedPosition,
-    RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPosition,
 )
+from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
 
 __all__ = [
     "ALiBi",

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers import scores
+from keras_transformer.layers.arguments import check_positions, named_arguments, refuse_unused
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import combine_masks
 from keras_transformer.layers.normalization import make_normalization
@@ -55,7 +56,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             themselves from layers that make Keras masks; Keras names the first `query_mask`
             when other tensors than `query` are given too.
         attention_mask: bool `(batch, query_length, key_length)`, True where allowed. With a cache
-            it says all, causality too.
+            it says all, causality too; without it a causal query sees the slots up to its own.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
         positions: int `(batch, query_length)`, for `rotary` and `window`.
         key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
@@ -78,7 +79,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
 
     Raises:
         ValueError: for head numbers that do not divide, an unknown score, a location score on
-            more slots than it has.
+            more slots than it has; for an argument that has no effect beside the others.
 
     Example:
     ```python
@@ -204,6 +205,10 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool = False,
     ):
+        self._check_used(
+            value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
+            cache_index,
+        )  # fmt: skip
         self_attention = value is None and (cache is None or cache_index is not None)
         queries = self._split(self.query_dense(query), self.num_heads)
         queries = self._normalized_and_rotated(queries, self.query_norm, positions)
@@ -223,7 +228,10 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
 
         mask = query_mask if mask is None else mask
         parts = {
-            "causal": self.causal and cache is None,  # with a cache `attention_mask` says it
+            # With a cache `attention_mask` says it, if there is one.
+            "causal": self.causal
+            and (cache is None or (self_attention and attention_mask is None)),
+            "first_slot": cache_index if cache is not None and self_attention else 0,
             "padding": mask if self_attention else value_mask,
             "window": self.window,
             "query_pack": pack_ids,
@@ -252,6 +260,24 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             result += (cache,)
         return result if len(result) > 1 else output
 
+    def _check_used(
+        self, value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
+        cache_index, **_,
+    ):  # fmt: skip
+        """ValueError for arguments that would change nothing."""
+        if cache is None:
+            refuse_unused("it is the slot of a `cache`.", cache_index=cache_index)
+            check_positions(self, positions, key_positions, self_attention=value is None)
+        elif value is not None:
+            refuse_unused("`value` is written from slot 0 on.", cache_index=cache_index)
+        elif cache_index is None:
+            refuse_unused("the keys are those of the cache. Give `value` too.", key=key)
+        if value is None and (cache is None or cache_index is not None):
+            reason = "there is no `value`. The `mask` of the queries is that of the keys."
+            refuse_unused(reason, value_mask=value_mask)
+        if pack_ids is None:
+            refuse_unused("`pack_ids` are not given.", value_pack_ids=value_pack_ids)
+
     def _keys_and_values(self, query, value, key, positions):
         value = query if value is None else value
         key = value if key is None else key
@@ -271,7 +297,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
-        others = (part for name, part in parts.items() if name != "causal")
+        others = (part for name, part in parts.items() if name not in ("causal", "first_slot"))
         if parts["causal"] and bias is None and all(part is None for part in others):
             # The kernel knows causality: no mask is made.
             return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
@@ -307,14 +333,15 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
     def compute_mask(self, query, mask=None, **kwargs):
         return mask
 
-    def compute_output_spec(
-        self, query, value=None, cache=None, return_attention_scores: bool = False, **kwargs
-    ):
+    def compute_output_spec(self, *args, **kwargs):
+        given = named_arguments(self.call, args, kwargs)
+        self._check_used(**given)
+        query, value, cache = given["query"], given["value"], given["cache"]
         output_dim = self.output_dim or query.shape[-1]
         output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
         result = (output,)
         keys = query if value is None else value
-        if return_attention_scores:
+        if given["return_attention_scores"]:
             slots = keys.shape[1] if cache is None else cache.keys.shape[2]
             shape = (query.shape[0], self.num_heads, query.shape[1], slots)
             result += (keras.KerasTensor(shape, dtype="float32"),)

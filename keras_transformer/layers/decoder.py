@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.layers.arguments import check_positions, named_arguments, refuse_unused
 from keras_transformer.layers.encoder import EncoderBlock
 
 
@@ -31,6 +32,10 @@ class DecoderBlock(EncoderBlock):
 
     Returns:
         Float `(batch, length, hidden_dim)`, and the updated cache when one was given.
+
+    Raises:
+        ValueError: for encoder states that are missing, or given without `cross_attention`; for
+            another argument that has no effect beside the others.
 
     Example:
     ```python
@@ -80,11 +85,10 @@ class DecoderBlock(EncoderBlock):
         cache_index=None,
         training: bool = False,
     ):
-        if self.cross_attention_enabled and encoder_states is None and cache is None:
-            raise ValueError(
-                "This decoder block has cross-attention: give `encoder_states`, or a `cache` "
-                "that holds their keys and values."
-            )
+        self._check_used(
+            encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
+            key_positions, pack_ids, cache, cache_index,
+        )  # fmt: skip
         updated = {"cross": None}
 
         def attend(x):
@@ -127,12 +131,39 @@ class DecoderBlock(EncoderBlock):
         x = self._sublayers(attend, inputs, training, across)
         return x if cache is None else (x, updated)
 
+    def _check_used(
+        self, encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
+        key_positions, pack_ids, cache, cache_index, **_,
+    ):  # fmt: skip
+        """ValueError for arguments that are missing, or that would change nothing."""
+        if not self.cross_attention_enabled:
+            refuse_unused(
+                "this decoder block has no cross-attention. Make it with `cross_attention=True`.",
+                encoder_states=encoder_states,
+                encoder_states_mask=encoder_states_mask,
+                encoder_states_pack_ids=encoder_states_pack_ids,
+            )
+        elif encoder_states is None and (cache is None or cache["cross"] is None):
+            raise ValueError(
+                "This decoder block has cross-attention: give `encoder_states`, or a `cache` "
+                "that holds their keys and values."
+            )
+        if (cache is None) != (cache_index is None):
+            raise ValueError("`cache` and `cache_index`, its first slot to write, go together.")
+        if pack_ids is None:
+            reason = "`pack_ids`, the documents of `inputs`, are not given."
+            refuse_unused(reason, encoder_states_pack_ids=encoder_states_pack_ids)
+        if cache is None:
+            check_positions(self, positions, key_positions, self_attention=True)
+
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
-    def compute_output_spec(self, inputs, encoder_states=None, cache=None, **kwargs):
-        output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
-        return output if cache is None else (output, cache)
+    def compute_output_spec(self, *args, **kwargs):
+        given = named_arguments(self.call, args, kwargs)
+        self._check_used(**given)
+        output = keras.KerasTensor(given["inputs"].shape, dtype=self.compute_dtype)
+        return output if given["cache"] is None else (output, given["cache"])
 
     def get_config(self) -> dict:
         return {**super().get_config(), "cross_attention": self.cross_attention_enabled}

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.layers.arguments import check_positions, named_arguments
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
@@ -53,7 +54,8 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         Float `(batch, length, hidden_dim)`; of `first_only` `(batch, 1, hidden_dim)`.
 
     Raises:
-        ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given.
+        ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given; for an
+            argument that has no effect beside the others.
 
     Example:
     ```python
@@ -213,6 +215,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         first_only: bool = False,
         training: bool = False,
     ):
+        check_positions(self, positions, None, self_attention=True)
         mask = inputs_mask if mask is None else mask
 
         def attend(x):
@@ -235,9 +238,12 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
-    def compute_output_spec(self, inputs, *args, first_only=False, **kwargs):
-        batch, length, dim = inputs.shape
-        return keras.KerasTensor((batch, 1 if first_only else length, dim), self.compute_dtype)
+    def compute_output_spec(self, *args, **kwargs):
+        given = named_arguments(self.call, args, kwargs)
+        check_positions(self, given["positions"], None, self_attention=True)
+        batch, length, dim = given["inputs"].shape
+        length = 1 if given["first_only"] else length
+        return keras.KerasTensor((batch, length, dim), self.compute_dtype)
 
     def get_config(self) -> dict:
         return {

@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from keras_transformer.layers.arguments import refuse_unused
+
 
 def combine_masks(
     query_length,
@@ -37,6 +39,9 @@ def combine_masks(
     Returns:
         Bool, broadcastable to `(batch, heads, query_length, key_length)`, or None.
 
+    Raises:
+        ValueError: for `key_pack` without `query_pack`.
+
     Example:
     ```python
     from keras_transformer.layers import combine_masks
@@ -46,6 +51,8 @@ def combine_masks(
     assert mask.shape == (1, 1, 3, 3) and not bool(mask[0, 0, 0, 1])
     ```
     """
+    if query_pack is None:
+        refuse_unused("the documents of the queries are not given.", key_pack=key_pack)
     parts = []
     if padding is not None:
         parts.append(ops.cast(padding, "bool")[:, None, None, :])

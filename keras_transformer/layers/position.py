@@ -1,4 +1,4 @@
-"""Positions: added to the embeddings, rotated into queries and keys, or biasing the scores."""
+"""Positions: added to the embeddings, or rotated into queries and keys."""
 
 import math
 
@@ -6,13 +6,22 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.embedding import Embedding, look_up
+from keras_transformer.layers.embedding import Embedding
 from keras_transformer.layers.remat import Rematerializable
 
 
 def sequence_positions(inputs):
     """Positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
     return ops.expand_dims(ops.arange(ops.shape(inputs)[1], dtype="int32"), 0)
+
+
+def _for_each_row(table, inputs):
+    """The vectors `(batch or 1, length, dim)` of positions for every row of `inputs`.
+
+    Keras's merging layers take a batch of 1 in one input for the batch of the output.
+    """
+    shape = ops.shape(inputs)
+    return ops.broadcast_to(table, (shape[0], shape[1], table.shape[-1]))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -28,10 +37,10 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`, for its shape and dtype. `hidden_dim` even.
-        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+        positions: optional int `(batch or 1, length)`. Defaults to 0, 1, 2, ...
 
     Returns:
-        Float `(batch or 1, length, hidden_dim)`.
+        Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
 
     Raises:
         ValueError: if `hidden_dim` is odd.
@@ -63,10 +72,11 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
         waves = _angles(positions, _frequencies(dim, self.max_wavelength))
         table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1 if self.interleaved else -2)
         shape = ops.shape(waves)
-        return ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
+        table = ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)
+        return _for_each_row(table, inputs)
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
-        return (positions_shape[0] if positions_shape else 1, *inputs_shape[1:])
+        return inputs_shape
 
     def get_config(self) -> dict:
         return {
@@ -87,11 +97,11 @@ class LearnedPosition(Rematerializable, Embedding):
         **kwargs: as in `keras.layers.Embedding`.
 
     Call arguments:
-        inputs: float `(batch, length, hidden_dim)`, for its length.
-        positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+        inputs: float `(batch, length, hidden_dim)`, for its batch and length.
+        positions: optional int `(batch or 1, length)`. Defaults to 0, 1, 2, ...
 
     Returns:
-        Float `(batch or 1, length, hidden_dim)`.
+        Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
 
     Raises:
         ValueError: if the sequence is longer than `max_sequence_length`.
@@ -101,7 +111,7 @@ class LearnedPosition(Rematerializable, Embedding):
     import numpy as np
     from keras_transformer.layers import LearnedPosition
 
-    assert LearnedPosition(64, 8)(np.zeros((2, 10, 8))).shape == (1, 10, 8)
+    assert LearnedPosition(64, 8)(np.zeros((2, 10, 8))).shape == (2, 10, 8)
     ```
 
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1.
@@ -110,13 +120,18 @@ class LearnedPosition(Rematerializable, Embedding):
     def __init__(self, max_sequence_length: int, hidden_dim: int, offset: int = 0, **kwargs):
         super().__init__(max_sequence_length + offset, hidden_dim, **kwargs)
         self.offset = offset
+        self.supports_masking = True
+
+    def compute_mask(self, inputs, mask=None):
+        return mask  # Of what the vectors are added to: a sum has a mask if all its terms have one.
 
     def call(self, inputs, positions=None):
-        return super().call(self._checked(inputs, positions))
+        return _for_each_row(super().call(self._checked(inputs, positions)), inputs)
 
     def quantized_call(self, inputs, positions=None):
         # Keras calls this one instead of `call` once the layer is quantized.
-        return super().quantized_call(self._checked(inputs, positions))
+        table = super().quantized_call(self._checked(inputs, positions))
+        return _for_each_row(table, inputs)
 
     def _checked(self, inputs, positions):
         """The positions to look up, if there is a vector for each."""
@@ -129,11 +144,11 @@ class LearnedPosition(Rematerializable, Embedding):
         return (sequence_positions(inputs) if positions is None else positions) + self.offset
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
-        return (*(positions_shape or (1, inputs_shape[1])), self.output_dim)
+        return (*inputs_shape[:2], self.output_dim)
 
     def compute_output_spec(self, inputs, positions=None):
-        shape = (1, inputs.shape[1]) if positions is None else positions.shape
-        return keras.KerasTensor((*shape, self.output_dim), dtype=self.compute_dtype)
+        shape = self.compute_output_shape(inputs.shape)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self) -> dict:
         config = super().get_config()
@@ -175,7 +190,7 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
 
     Raises:
         ValueError: if more features are to be rotated than there are, or all of an odd number;
-            for an unknown scaling, or one without `original_length`.
+            for an unknown scaling, one without `original_length`, or a factor without scaling.
 
     Example:
     ```python
@@ -206,6 +221,11 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
             raise ValueError(
                 f"Unknown scaling {scaling!r} of rotary positions. Known are: 'linear', 'llama3', "
                 "'yarn'."
+            )
+        if scaling is None and factor != 1:
+            raise ValueError(
+                f"factor={factor} of rotary positions does nothing without `scaling`: give it, "
+                "'linear', 'llama3' or 'yarn'."
             )
         if scaling in ("llama3", "yarn") and not original_length:
             raise ValueError(f"scaling={scaling!r} of rotary positions needs `original_length`.")
@@ -267,161 +287,6 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class RelativePositionBias(keras.layers.Layer):
-    """A trained bias per head and bucket of distances, added to the attention scores.
-
-    Small distances have a bucket each, larger ones share logarithmically growing buckets.
-
-    Args:
-        num_heads: int.
-        num_buckets: int, number of buckets (of both directions together).
-        max_distance: int, from this distance on all share the last bucket.
-        bidirectional: bool, False for causal attention, where keys never lie ahead.
-        embeddings_initializer: initializer of the biases.
-        **kwargs: as in `keras.layers.Layer`.
-
-    Call arguments:
-        query_positions: int `(batch or 1, query_length)`.
-        key_positions: int `(batch or 1, key_length)`.
-
-    Returns:
-        Float `(batch or 1, num_heads, query_length, key_length)`.
-
-    Raises:
-        ValueError: if there are too few buckets, or `max_distance` lies within the small ones.
-
-    Example:
-    ```python
-    import numpy as np
-    from keras_transformer.layers import RelativePositionBias
-
-    positions = np.arange(5)[None]
-    assert RelativePositionBias(num_heads=2)(positions, positions).shape == (1, 2, 5, 5)
-    ```
-
-    Source: Raffel et al. 2019, "T5", section 2.1.
-    """
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        bidirectional: bool = True,
-        embeddings_initializer="glorot_uniform",
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
-        self.bidirectional = bidirectional
-        self._exact = num_buckets // (4 if bidirectional else 2)  # distances 0, 1, ... alone
-        if self._exact < 1 or max_distance <= self._exact:
-            raise ValueError(
-                f"num_buckets={num_buckets} and max_distance={max_distance} leave no distances "
-                f"to share a bucket. Give at least {4 if bidirectional else 2} buckets, and a "
-                f"`max_distance` above {self._exact}."
-            )
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-
-    def build(self, query_positions_shape=None, key_positions_shape=None):
-        self.embeddings = self.add_weight(
-            name="embeddings",
-            shape=(self.num_buckets, self.num_heads),
-            initializer=self.embeddings_initializer,
-        )
-
-    def call(self, query_positions, key_positions):
-        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
-        bias = look_up(self.embeddings, self._bucket(ops.cast(distance, "int32")))
-        return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
-
-    def _bucket(self, distance):
-        buckets, offset = self.num_buckets, 0
-        if self.bidirectional:
-            buckets //= 2
-            offset = ops.cast(distance > 0, "int32") * buckets
-            distance = ops.abs(distance)
-        else:
-            distance = ops.maximum(-distance, 0)
-        exact = self._exact
-        # The floor of the logarithm decides the bucket: in float32 on every backend.
-        ratio = ops.cast(ops.maximum(distance, 1), "float32") / exact
-        scaled = ops.log(ratio) / math.log(self.max_distance / exact) * (buckets - exact)
-        far = ops.minimum(exact + ops.cast(scaled, "int32"), buckets - 1)
-        return offset + ops.where(distance < exact, distance, far)
-
-    def compute_output_shape(self, query_positions_shape, key_positions_shape):
-        return (
-            query_positions_shape[0],
-            self.num_heads,
-            query_positions_shape[1],
-            key_positions_shape[1],
-        )
-
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "bidirectional": self.bidirectional,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-        }
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class ALiBi(keras.layers.Layer):
-    """A fixed penalty per head, linear in the distance, added to the attention scores.
-
-    Args:
-        num_heads: int. The slopes are a geometric sequence from `2^(-8/num_heads)`.
-        **kwargs: as in `keras.layers.Layer`.
-
-    Call arguments:
-        query_positions: int `(batch or 1, query_length)`.
-        key_positions: int `(batch or 1, key_length)`.
-
-    Returns:
-        Float `(batch or 1, num_heads, query_length, key_length)`.
-
-    Example:
-    ```python
-    import numpy as np
-    from keras_transformer.layers import ALiBi
-
-    positions = np.arange(3)[None]
-    bias = ALiBi(num_heads=8)(positions, positions)
-    assert np.allclose(bias[0, 0, 2], [-1.0, -0.5, 0.0])  # slope 1/2
-    ```
-
-    Source: Press et al. 2021, "Train Short, Test Long", section 3.
-    """
-
-    def __init__(self, num_heads: int, **kwargs):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-
-    def call(self, query_positions, key_positions):
-        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
-        distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
-        slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")
-        return ops.cast(-distance * slopes[:, None, None], self.compute_dtype)
-
-    def compute_output_shape(self, query_positions_shape, key_positions_shape):
-        return (
-            query_positions_shape[0],
-            self.num_heads,
-            query_positions_shape[1],
-            key_positions_shape[1],
-        )
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "num_heads": self.num_heads}
-
-
 def _frequencies(dim: int, base: float) -> np.ndarray:
     """The angle of each pair of features from one position to the next, `(dim / 2,)`."""
     return np.power(base, -np.arange(0, dim, 2, dtype="float64") / dim)
@@ -431,12 +296,3 @@ def _angles(positions, frequencies: np.ndarray):
     """Position times frequency in float32, `(batch, length, dim / 2)`."""
     frequencies = ops.convert_to_tensor(frequencies, dtype="float32")
     return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies
-
-
-def _slopes(num_heads: int) -> list[float]:
-    """The slopes of ALiBi; between powers of two those of the next power fill the gaps."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    if power < num_heads:
-        slopes += _slopes(2 * power)[0::2][: num_heads - power]
-    return slopes

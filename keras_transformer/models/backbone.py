@@ -39,6 +39,11 @@ class Backbone(keras.Model):
 
     All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
 
+    In a functional model a backbone is one layer, and so are its methods `logits`, `pool` and
+    `encode`: each is a call of the backbone that says which `part` of it is meant. So a file of
+    the model has its weights once. (Its sub-layers, called by themselves beside it, would be layers
+    of their own there.)
+
     Args:
         config: `TransformerConfig`.
         dtype: dtype or dtype policy, e.g. `"mixed_bfloat16"`. Defaults to Keras's.
@@ -100,6 +105,8 @@ class Backbone(keras.Model):
             stack.build(states)
 
     def __call__(self, inputs, *args, **kwargs):
+        if "part" in kwargs:
+            return super().__call__(inputs, *args, **kwargs)
         inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
         watched, found = _watched.get()
         if watched is not self:
@@ -112,10 +119,14 @@ class Backbone(keras.Model):
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
 
-    def compute_output_spec(self, inputs, cache=None, first_only=False, training=None):
+    def compute_output_spec(
+        self, inputs, cache=None, first_only=False, part="states", training=None
+    ):
         # Stated, not traced: a length that is not known yet has no place among learned positions.
         if cache is not None:
             return super().compute_output_spec(inputs, cache=cache, training=training)
+        if part != "states":
+            return keras.KerasTensor(self._part_shape(part, inputs), dtype=self.compute_dtype)
         batch, length = inputs[self.id_inputs[-1]].shape
         shape = (batch, 1 if first_only else length, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -125,8 +136,18 @@ class Backbone(keras.Model):
         """The stacks of blocks, in the order of the forward pass."""
         raise NotImplementedError
 
+    def _part_shape(self, part: str, inputs) -> tuple:
+        """The shape of what the method of this name returns for symbolic inputs."""
+        if part == "encode":
+            return (*inputs["token_ids"].shape, self.config.hidden_dim)
+        if part == "pool":
+            return (inputs.shape[0], self.config.hidden_dim)
+        return (*inputs.shape[:-1], self.config.vocabulary_size)
+
     def logits(self, hidden_states):
         """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
+        if isinstance(hidden_states, keras.KerasTensor):
+            return self(hidden_states, part="logits")
         if self.config.scale_logits:
             hidden_states = hidden_states * self.config.hidden_dim**-0.5
         with quick_products(hidden_states):
@@ -218,14 +239,17 @@ class Backbone(keras.Model):
             preset: a bundled name, a local directory, or `"hf://org/name[@revision]"`.
             load_weights: bool, False for fresh weights.
             dtype: dtype or dtype policy of the model, whatever the stored dtype.
-            **config_overrides: values of the config to change, e.g. `dropout=0.0`.
+            **config_overrides: values of the config to change, e.g. `dropout=0.0`. With weights
+                only those that they do not depend on: `dropout`, `attention_dropout`,
+                `initializer_range` and, but for learned positions, `max_sequence_length`.
 
         Returns:
             `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.
 
         Raises:
             ValueError: for an unknown preset (nearest names are suggested), a config or weights
-                that do not fit, or a preset of another kind than `cls`.
+                that do not fit, a value that is not that of the weights, or a preset of another
+                kind than `cls`.
 
         Example:
         ```python

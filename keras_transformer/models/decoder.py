@@ -20,6 +20,7 @@ class Decoder(Backbone):
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
             `(batch, length)`.
         cache: optional `generation.Cache` that the tokens continue.
+        part: str, which computation: `"states"`, or of given states `"logits"`.
 
     Returns:
         The last hidden state, float `(batch, length, hidden_dim)`, and the updated cache when
@@ -54,7 +55,9 @@ class Decoder(Backbone):
     def stacks(self) -> list:
         return [self.decoder]
 
-    def call(self, inputs, cache=None, training: bool = False):
+    def call(self, inputs, cache=None, part: str = "states", training: bool = False):
+        if part != "states":
+            return {"logits": self.logits}[part](inputs)
         return self.decoder(
             self.token_embedding(inputs["token_ids"]),
             padding_mask=inputs.get("padding_mask"),

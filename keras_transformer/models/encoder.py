@@ -23,6 +23,8 @@ class Encoder(Backbone):
             `(batch, length)`.
         first_only: bool, for a classifier: the state of the first token alone. The last block is
             then computed for that token only, which saves most of it.
+        part: str, which computation: `"states"`, or of given states `"pool"` or `"logits"`, as the
+            methods of these names.
 
     Returns:
         The last hidden state, float `(batch, length, hidden_dim)`; of `first_only`
@@ -72,7 +74,9 @@ class Encoder(Backbone):
         if self.pooler is not None:
             self.pooler.build((None, self.config.hidden_dim))
 
-    def call(self, inputs, first_only: bool = False, training: bool = False):
+    def call(self, inputs, first_only: bool = False, part: str = "states", training: bool = False):
+        if part != "states":
+            return {"pool": self.pool, "logits": self.logits}[part](inputs)
         position_ids = inputs.get("position_ids")
         if position_ids is None:
             position_ids = self.positions_of(inputs["token_ids"])
@@ -88,5 +92,7 @@ class Encoder(Backbone):
 
     def pool(self, hidden_states):
         """The state of the first token, `(batch, hidden_dim)`, through the pooler if any."""
+        if isinstance(hidden_states, keras.KerasTensor):
+            return self(hidden_states, part="pool")
         first = hidden_states[:, 0]
         return first if self.pooler is None else self.pooler(first)

@@ -3,6 +3,7 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.models.backbone import Backbone, as_mask
 
 
@@ -26,6 +27,8 @@ class Seq2Seq(Backbone):
             `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
             target token sees the source tokens of its own document.
         cache: optional `generation.Cache` that the decoder tokens continue.
+        part: str, which computation: `"states"`; of given states `"logits"`; or `"encode"`, of a
+            dict of the arguments of that method.
 
     Returns:
         The decoder's last hidden state, float `(batch, target_length, hidden_dim)`, and the
@@ -71,6 +74,11 @@ class Seq2Seq(Backbone):
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
     ):
         """The encoder states, float `(batch, source_length, hidden_dim)`."""
+        if isinstance(token_ids, keras.KerasTensor):
+            inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
+            inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
+            inputs = {name: value for name, value in inputs.items() if value is not None}
+            return self(inputs, part="encode", training=training)
         return self.encoder(
             self.token_embedding(token_ids),
             padding_mask=padding_mask,
@@ -79,10 +87,17 @@ class Seq2Seq(Backbone):
             training=training,
         )
 
-    def call(self, inputs, cache=None, training: bool = False):
+    def call(self, inputs, cache=None, part: str = "states", training: bool = False):
+        if part == "encode":
+            return self.encode(**inputs, training=training)
+        if part != "states":
+            return {"logits": self.logits}[part](inputs)
         encoder_mask = inputs.get("encoder_padding_mask")
         encoder_states = inputs.get("encoder_states")
-        if encoder_states is None and "encoder_token_ids" in inputs:
+        if encoder_states is not None:
+            source = inputs.get("encoder_token_ids")
+            refuse_unused("its `encoder_states` are given.", encoder_token_ids=source)
+        elif "encoder_token_ids" in inputs:
             encoder_states = self.encode(
                 inputs["encoder_token_ids"],
                 encoder_mask,

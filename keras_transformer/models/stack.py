@@ -9,18 +9,18 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
+from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import SegmentEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import (
-    ALiBi,
     LearnedPosition,
-    RelativePositionBias,
     SinusoidalPosition,
     sequence_positions,
 )
+from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
 from keras_transformer.layers.remat import one_piece
 
 _loading = contextvars.ContextVar("loading", default=False)
@@ -75,7 +75,7 @@ def rotary_options(config: TransformerConfig) -> dict | None:
         "factor": config.rotary_factor,
         "min_turns": config.rotary_min_turns,
         "max_turns": config.rotary_max_turns,
-        "original_length": config.rotary_original_length or config.max_sequence_length,
+        "original_length": config.rotary_original_length,
     }
 
 
@@ -233,6 +233,7 @@ class Stack(keras.layers.Layer):
         first_only: bool = False,
         training: bool = False,
     ):
+        self._check_used(segment_ids, position_ids, pack_ids, cache)
         key_positions, key_mask, block_options = position_ids, padding_mask, {}
         if cache is not None:
             length = inputs.shape[1]
@@ -261,6 +262,7 @@ class Stack(keras.layers.Layer):
         if self.position_bias is not None:
             queries = sequence_positions(x) if position_ids is None else position_ids
             bias = self.position_bias(queries, queries if key_positions is None else key_positions)
+        rotated = self.config.position == "rotary" or self.config.window is not None
         layer_caches = []
         for i, block in enumerate(self.order):
             if cache is not None:
@@ -271,7 +273,7 @@ class Stack(keras.layers.Layer):
                 x,
                 mask=key_mask,
                 bias=bias,
-                positions=position_ids,
+                positions=position_ids if rotated else None,
                 pack_ids=pack_ids,
                 training=training,
                 **block_options,
@@ -281,6 +283,16 @@ class Stack(keras.layers.Layer):
                 layer_caches.append(layer_cache)
         x = x if self.final_norm is None else self.final_norm(x)
         return x if cache is None else (x, cache.with_layers(layer_caches, encoder_padding_mask))
+
+    def _check_used(self, segment_ids, position_ids, pack_ids, cache):
+        """ValueError for what would be ignored, and was meant to change the result."""
+        if self.segment_embedding is None:
+            refuse_unused("the model has no segments.", segment_ids=segment_ids)
+        if cache is not None:
+            refuse_unused("the cache counts the positions.", position_ids=position_ids)
+        # Packed rows have positions of their own, whatever the model.
+        if self.config.position == "none" and self.config.window is None and pack_ids is None:
+            refuse_unused("the model has no positions.", position_ids=position_ids)
 
     def _embed(self, x, segment_ids, position_ids, training):
         """The sum of the embeddings, normalized, dropped out, in the width of the blocks."""

@@ -1,11 +1,12 @@
 """Words that are missing."""
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
+from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
@@ -117,14 +118,17 @@ class MaskedLM(TokenPredictor):
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
-        self.activation = get_activation(
-            config.activation if hidden_activation is None else hidden_activation
-        )
+        given = {
+            "hidden_activation": hidden_activation,
+            "normalization_epsilon": normalization_epsilon,
+        }
+        used = self.head_values(config, given)
+        self.activation = get_activation(used["hidden_activation"])
         self.transform_dense = self._dense(config.embedding_dim, "transform")
         with one_piece():
             self.transform_norm = make_normalization(
                 "layer_norm",
-                normalization_epsilon or config.normalization_epsilon,
+                used["normalization_epsilon"],
                 name="transform_norm",
                 dtype=self.dtype_policy,
             )
@@ -279,6 +283,14 @@ class MaskedLM(TokenPredictor):
             filled = left + (piece.strip() or token.strip()) + text[end:]
             fillings.append(Filling(token, token_id, score, filled))
         return fillings
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        epsilon = values.get("normalization_epsilon") or config.normalization_epsilon
+        return {
+            "hidden_activation": values.get("hidden_activation") or config.activation,
+            "normalization_epsilon": epsilon,
+        }
 
     def task_values(self) -> dict:
         names = ("hidden_activation", "normalization_epsilon", "mask_rate")

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_seed, describe
+from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.distribution import DatasetShard
@@ -97,6 +98,11 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
     def task_values(self) -> dict[str, Any]:
         """The values beside the backbone's that make the task again."""
+        return {}
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        """What the weights depend on, of the `values` of the task and of the backbone's config."""
         return {}
 
     @property
@@ -325,11 +331,12 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
             load_weights: bool, False for fresh weights.
             dtype: dtype or dtype policy of the model.
             **options: of the task's constructor, e.g. `num_classes`, or values of the
-                backbone's config to change, e.g. `dropout`.
+                backbone's config to change, e.g. `dropout`. With weights only what they do not
+                depend on, see `Backbone.from_preset`.
 
         Raises:
             ValueError: for an unknown preset (nearest names are suggested), weights that do
-                not fit, or a preset of the wrong kind.
+                not fit or were trained with other values, or a preset of the wrong kind.
         """
         from keras_transformer.checkpoints import load_task
 

@@ -1,10 +1,12 @@
 """Classes of texts or of pairs of texts."""
 
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
 
+from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.feed_forward import get_activation
@@ -81,8 +83,8 @@ class TextClassifier(Classifier):
     ):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
         is_encoder = backbone.config.kind == "encoder"
-        usual = "first" if is_encoder else "last"
-        self.pooling = check_pooling(usual if pooling is None else pooling)
+        given = {"hidden_activation": hidden_activation, "pooling": pooling}
+        self.pooling = check_pooling(self.head_values(backbone.config, given)["pooling"])
         self.first_only = is_encoder and self.pooling == "first"
         self.hidden_activation = hidden_activation
         self.hidden_dense = None
@@ -187,6 +189,14 @@ class TextClassifier(Classifier):
         best = probabilities.argmax(axis=-1)
         names = self.label_names
         return [(names[i], float(row[i])) for i, row in zip(best, probabilities, strict=True)]
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        usual = "first" if config.kind == "encoder" else "last"
+        return {
+            "hidden_activation": values.get("hidden_activation"),
+            "pooling": values.get("pooling") or usual,
+        }
 
     def task_values(self) -> dict:
         names = ("hidden_activation", "pooling")

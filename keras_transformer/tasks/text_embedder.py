@@ -1,9 +1,12 @@
 """Vectors of texts."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_transformer.checking import check_bool, check_int
+from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.inputs import check_max_length, text_rows
@@ -88,6 +91,10 @@ class TextEmbedder(Task):
         max_length = check_max_length(self, options.pop("max_length", self.max_length))
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
         return self._dataset({"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return {"pooling": values.get("pooling", "mean")}
 
     def task_values(self) -> dict:
         names = ("pooling", "normalize", "max_length")

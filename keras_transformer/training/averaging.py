@@ -109,8 +109,8 @@ class LastCheckpoints(keras.callbacks.Callback):
 
     ```python
     import tempfile
-    import keras, numpy as np
     from keras_transformer.training import LastCheckpoints
+    import keras, numpy as np
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -26,8 +26,8 @@ class StopAtNaN(keras.callbacks.Callback):
     Example:
 
     ```python
-    import keras, numpy as np
     from keras_transformer.training import StopAtNaN
+    import keras, numpy as np
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -93,8 +93,8 @@ class BLEUCallback(keras.callbacks.Callback):
     Example:
 
     ```python
-    import keras, numpy as np
     from keras_transformer.training import BLEUCallback
+    import keras, numpy as np
 
     class Echo(keras.Sequential):
         def generate(self, texts):

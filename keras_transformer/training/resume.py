@@ -47,9 +47,9 @@ class ResumableRun(keras.callbacks.Callback):
 
     ```python
     import tempfile
-    import keras
     from keras_transformer.data import BucketedDataset
     from keras_transformer.training import ResumableRun
+    import keras
 
     keras.utils.set_random_seed(1)
     dataset = BucketedDataset(

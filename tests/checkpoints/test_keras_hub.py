@@ -201,3 +201,13 @@ def test_names_of_older_releases(tmp_path, hub):
     theirs = hub.models.Backbone.from_preset(str(tmp_path))
     batch, real = inputs_for("DistilBert", 30)
     assert difference(run(load_backbone(tmp_path), batch), call(theirs, batch), real) <= 2e-5
+
+
+def test_an_argument_of_their_heads_is_refused(tmp_path, hub):
+    """What their `TextClassifier.from_preset` takes, and what changes no shape of their weights."""
+    make_backbone(hub, "Bert", EVEN).save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match=r"activation='gelu_tanh', received 'sigmoid'.*the head"):
+        kt.TextClassifier.from_preset(tmp_path, num_classes=2, activation="sigmoid")
+    with pytest.raises(ValueError, match=r"num_heads=3, received 6: they would give other numbers"):
+        kt.Backbone.from_preset(tmp_path, num_heads=6)
+    assert kt.TextClassifier.from_preset(tmp_path, num_classes=2, dropout=0.3).dropout == 0.3

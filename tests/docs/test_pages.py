@@ -1,6 +1,6 @@
 """The pages for those who come from elsewhere: what they say of the other libraries, and links.
 
-The examples of this library are run by tests/test_docstrings.py. Those of the others, in blocks
+The examples of this library are run by test_alone.py. Those of the others, in blocks
 that begin with `py`, need their packages and a network: here their names are looked up.
 """
 

@@ -2,41 +2,38 @@
 
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import keras_transformer as kt
+from tests.environments import variables
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500
 
 
 @pytest.fixture
-def start(backend, shared_data, tmp_path):
-    """Starts an example in an empty folder."""
+def start(alone, shared_data, tmp_path):
+    """Starts an example in an empty folder, where one backend is installed and nothing names it."""
 
     def start(name, *arguments):
         return subprocess.Popen(
             [
-                sys.executable,
+                str(alone),
                 str(ROOT / "examples" / f"{name}.py"),
                 "--seed=0" if name in ("demo", "generate") else f"--data_dir={shared_data}",
                 *map(str, arguments),
             ],
             cwd=tmp_path,
-            env={
-                **os.environ,
-                "KERAS_BACKEND": backend,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                "PYTHONUNBUFFERED": "1",
-                "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling is most of the time here
-            },
+            env=variables(
+                tmp_path / "home",
+                PYTHONUNBUFFERED="1",
+                JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # compiling is most of the time here
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

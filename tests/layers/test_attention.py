@@ -232,7 +232,8 @@ def test_packed_documents_equal_the_documents_alone():
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
     for options in ({}, {"causal": True}, {"window": 2, "rotary": {"base": 100.0}}):
         layer = attention(**options)
-        packed = numpy(layer(X, pack_ids=packs, positions=positions))
+        given = {"positions": positions} if "window" in options else {}
+        packed = numpy(layer(X, pack_ids=packs, **given))
         for document in (slice(0, 3), slice(3, 5)):
             assert_close(packed[:, document], layer(X[:, document]))
 
@@ -368,14 +369,14 @@ def test_keras_masks_arrive():
     """Also beside other tensors, where Keras looks for another argument's name."""
     ids = np.array([[3, 4, 1, 2, 5], [1, 2, 4, 0, 0]])
     embedding = keras.layers.Embedding(6, DIM, mask_zero=True)
-    layer, positions = attention(), np.tile(np.arange(LENGTH), (BATCH, 1))
+    layer, other = attention(), {"bias": np.zeros((1, 1, LENGTH, LENGTH), "float32")}
     states = embedding(ids)
     expected = numpy(layer(numpy(states), mask=PADDING))
     assert_close(layer(states), expected)
-    assert_close(layer(states, positions=positions), expected)
+    assert_close(layer(states, **other), expected)
     assert_close(layer(X, value=states), layer(X, value=numpy(states), value_mask=PADDING))
     # The mask of the query goes on to the next layer.
-    for output in (layer(states), layer(states, positions=positions), layer(states, value=SOURCE)):
+    for output in (layer(states), layer(states, **other), layer(states, value=SOURCE)):
         mean = keras.layers.GlobalAveragePooling1D()(output)
         assert_close(mean[1], numpy(output)[1, :3].mean(axis=0))
 

@@ -158,10 +158,10 @@ def test_without_dropout_training_changes_nothing():
 def test_keras_masks_arrive_and_go_on():
     ids = np.array([[3, 4, 1, 2, 5], [1, 2, 4, 0, 0]])
     states = keras.layers.Embedding(6, 8, mask_zero=True)(ids)
-    layer, positions = made(), np.tile(np.arange(5), (2, 1))
+    layer, packs = made(), np.zeros((2, 5), "int32")
     expected = numpy(layer(numpy(states), mask=PADDING))
     twice = numpy(layer(expected, mask=PADDING))
-    for options in ({}, {"positions": positions}, {"bias": np.zeros((1, 1, 5, 5), "float32")}):
+    for options in ({}, {"pack_ids": packs}, {"bias": np.zeros((1, 1, 5, 5), "float32")}):
         output = layer(states, **options)
         assert_close(output, expected)
         assert_close(layer(output, **options), twice)

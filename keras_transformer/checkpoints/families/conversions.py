@@ -84,9 +84,7 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
         if config.rotary_scaling in _TURNS:
             low, high = _TURNS[config.rotary_scaling]
             options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
-            options["original_max_position_embeddings"] = (
-                config.rotary_original_length or config.max_sequence_length
-            )
+            options["original_max_position_embeddings"] = config.rotary_original_length
         return {"rope_parameters": options}
 
     return Conversion(read, write)

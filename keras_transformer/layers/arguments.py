@@ -1,0 +1,58 @@
+"""The arguments of a layer's call: by name, and none that it would ignore."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name, those with defaults too.
+
+    For `compute_output_spec`, which Keras gives them as the caller did, by place or by name.
+    """
+    bound = inspect.signature(call).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def refuse_unused(reason: str, **arguments: Any) -> None:
+    """ValueError if one of the arguments is given, since it would be ignored.
+
+    Args:
+        reason: Why it would, and what to do: a sentence for the message.
+        **arguments: By name, None where not given.
+
+    Raises:
+        ValueError: With the names of those that are given.
+
+    Example:
+    ```python
+    from keras_transformer.layers.arguments import refuse_unused
+
+    refuse_unused("there is no cache.", cache_index=None)
+    ```
+    """
+    given = [f"`{name}`" for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(f"{' and '.join(given)} would be ignored: {reason}")
+
+
+def check_positions(layer: Any, positions: Any, key_positions: Any, self_attention: bool) -> None:
+    """ValueError for positions that an attention without a cache has no use for.
+
+    Who keeps a cache gives those of its slots to any layer.
+
+    Args:
+        layer: What has the options `rotary` and `window`.
+        positions: Those of the queries, or None.
+        key_positions: Those of the keys, or None.
+        self_attention: Whether the keys are the queries, and rotated as such.
+    """
+    if layer.window is not None:
+        return
+    if layer.rotary is None:
+        reason = "they are for attention with `rotary` or a `window`."
+        refuse_unused(reason, positions=positions, key_positions=key_positions)
+    elif self_attention:
+        reason = "in self-attention they are for a `window`. Give `positions`."
+        refuse_unused(reason, key_positions=key_positions)

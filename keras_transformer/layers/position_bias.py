@@ -1,0 +1,168 @@
+"""Positions that bias the scores of the attention, learned or fixed."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.embedding import look_up
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RelativePositionBias(keras.layers.Layer):
+    """A trained bias per head and bucket of distances, added to the attention scores.
+
+    Small distances have a bucket each, larger ones share logarithmically growing buckets.
+
+    Args:
+        num_heads: int.
+        num_buckets: int, number of buckets (of both directions together).
+        max_distance: int, from this distance on all share the last bucket.
+        bidirectional: bool, False for causal attention, where keys never lie ahead.
+        embeddings_initializer: initializer of the biases.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query_positions: int `(batch or 1, query_length)`.
+        key_positions: int `(batch or 1, key_length)`.
+
+    Returns:
+        Float `(batch or 1, num_heads, query_length, key_length)`.
+
+    Raises:
+        ValueError: if there are too few buckets, or `max_distance` lies within the small ones.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import RelativePositionBias
+
+    positions = np.arange(5)[None]
+    assert RelativePositionBias(num_heads=2)(positions, positions).shape == (1, 2, 5, 5)
+    ```
+
+    Source: Raffel et al. 2019, "T5", section 2.1.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        embeddings_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self._exact = num_buckets // (4 if bidirectional else 2)  # distances 0, 1, ... alone
+        if self._exact < 1 or max_distance <= self._exact:
+            raise ValueError(
+                f"num_buckets={num_buckets} and max_distance={max_distance} leave no distances "
+                f"to share a bucket. Give at least {4 if bidirectional else 2} buckets, and a "
+                f"`max_distance` above {self._exact}."
+            )
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+
+    def build(self, query_positions_shape=None, key_positions_shape=None):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.num_buckets, self.num_heads),
+            initializer=self.embeddings_initializer,
+        )
+
+    def call(self, query_positions, key_positions):
+        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        bias = look_up(self.embeddings, self._bucket(ops.cast(distance, "int32")))
+        return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
+
+    def _bucket(self, distance):
+        buckets, offset = self.num_buckets, 0
+        if self.bidirectional:
+            buckets //= 2
+            offset = ops.cast(distance > 0, "int32") * buckets
+            distance = ops.abs(distance)
+        else:
+            distance = ops.maximum(-distance, 0)
+        exact = self._exact
+        # The floor of the logarithm decides the bucket: in float32 on every backend.
+        ratio = ops.cast(ops.maximum(distance, 1), "float32") / exact
+        scaled = ops.log(ratio) / math.log(self.max_distance / exact) * (buckets - exact)
+        far = ops.minimum(exact + ops.cast(scaled, "int32"), buckets - 1)
+        return offset + ops.where(distance < exact, distance, far)
+
+    def compute_output_shape(self, query_positions_shape, key_positions_shape):
+        return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "num_buckets": self.num_buckets,
+            "max_distance": self.max_distance,
+            "bidirectional": self.bidirectional,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ALiBi(keras.layers.Layer):
+    """A fixed penalty per head, linear in the distance, added to the attention scores.
+
+    Args:
+        num_heads: int. The slopes are a geometric sequence from `2^(-8/num_heads)`.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query_positions: int `(batch or 1, query_length)`.
+        key_positions: int `(batch or 1, key_length)`.
+
+    Returns:
+        Float `(batch or 1, num_heads, query_length, key_length)`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import ALiBi
+
+    positions = np.arange(3)[None]
+    bias = ALiBi(num_heads=8)(positions, positions)
+    assert np.allclose(bias[0, 0, 2], [-1.0, -0.5, 0.0])  # slope 1/2
+    ```
+
+    Source: Press et al. 2021, "Train Short, Test Long", section 3.
+    """
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def call(self, query_positions, key_positions):
+        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
+        slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")
+        return ops.cast(-distance * slopes[:, None, None], self.compute_dtype)
+
+    def compute_output_shape(self, query_positions_shape, key_positions_shape):
+        return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "num_heads": self.num_heads}
+
+
+def _pairs_shape(queries, num_heads: int, keys) -> tuple:
+    """The shape of a bias of queries `(batch or 1, length)` and keys likewise."""
+    batch = keys[0] if queries[0] == 1 else queries[0]
+    return (batch, num_heads, queries[1], keys[1])
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """The slopes of ALiBi; between powers of two those of the next power fill the gaps."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    if power < num_heads:
+        slopes += _slopes(2 * power)[0::2][: num_heads - power]
+    return slopes

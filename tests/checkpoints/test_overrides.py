@@ -1,0 +1,211 @@
+"""What may be changed of a preset whose weights are loaded: only what they do not depend on."""
+
+import dataclasses
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import load_config, load_weights
+from keras_transformer.config import CHANGEABLE
+from keras_transformer.models import build_backbone
+from tests.checkpoints.conftest import small_backbone
+
+IDS = np.array([[3, 1, 4, 1, 5, 9]])
+MASK = np.array([[1, 1, 1, 1, 0, 0]], bool)
+SIZES = {"hidden_dim": 8, "num_heads": 2, "intermediate_dim": 12, "vocabulary_size": 13}
+ROTARY = {
+    "position": "rotary",
+    "rotary_scaling": "yarn",
+    "rotary_factor": 2.0,
+    "max_sequence_length": 16,
+    "normalize_first": True,
+}
+RELATIVE = {"position": "relative", "relative_num_buckets": 8, "relative_max_distance": 16}
+
+# For each value of the config a model, and what is given in place of what the model has.
+CHANGES = {
+    "kind": ("encoder", {}, "decoder"),
+    "vocabulary_size": ("encoder", {}, 14),
+    "hidden_dim": ("encoder", {}, 16),
+    "num_layers": ("encoder", {}, 1),
+    "num_heads": ("encoder", {}, 4),
+    "intermediate_dim": ("encoder", {}, 8),
+    "num_decoder_layers": ("seq2seq", {}, 1),
+    "num_key_value_heads": ("encoder", {}, 1),
+    "head_dim": ("encoder", {}, 2),
+    "embedding_dim": ("encoder", {}, 4),
+    "embedding_projection": ("encoder", {}, True),
+    "num_layer_groups": ("encoder", {}, 1),
+    "activation": ("encoder", {}, "sigmoid"),
+    "gated": ("encoder", {}, True),
+    "use_bias": ("encoder", {}, False),
+    "attention_bias": ("encoder", {}, False),
+    "attention_output_bias": ("encoder", {}, False),
+    "query_key_norm": ("encoder", {}, True),
+    "parallel_residual": ("encoder", {"normalize_first": True}, True),
+    "normalization": ("encoder", {}, "rms_norm"),
+    "normalization_epsilon": ("encoder", {}, 0.5),
+    "normalize_first": ("encoder", {"final_normalization": False}, True),
+    "embedding_normalization": ("encoder", {}, True),
+    "final_normalization": ("encoder", {}, True),
+    "position": ("encoder", {}, "none"),
+    "max_sequence_length": ("decoder", ROTARY, 64),
+    "position_offset": ("encoder", {"position": "learned", "max_sequence_length": 16}, 1),
+    "position_padding_id": (
+        "encoder",
+        {"position": "learned", "position_offset": 2, "max_sequence_length": 16},
+        1,
+    ),
+    "sinusoidal_interleaved": ("encoder", {}, False),
+    "segment_vocabulary_size": ("encoder", {}, 2),
+    "dropout": ("encoder", {}, 0.5),
+    "attention_dropout": ("encoder", {}, 0.5),
+    "score": ("encoder", {}, "dot"),
+    "window": ("encoder", {}, 2),
+    "tie_embeddings": ("decoder", {}, False),
+    "scale_embedding": ("encoder", {}, True),
+    "scale_logits": ("decoder", {}, True),
+    "output_bias": ("decoder", {}, True),
+    "pooler": ("encoder", {}, True),
+    "initializer_range": ("encoder", {}, 0.5),
+    "rotary_base": ("decoder", ROTARY, 100.0),
+    "rotary_dim": ("decoder", ROTARY, 2),
+    "rotary_scaling": ("decoder", ROTARY, None),
+    "rotary_factor": ("decoder", ROTARY, 4.0),
+    "rotary_min_turns": ("decoder", ROTARY, 0.5),
+    "rotary_max_turns": ("decoder", ROTARY, 8.0),
+    "rotary_original_length": ("decoder", ROTARY, 4),
+    "relative_num_buckets": ("encoder", RELATIVE, 4),
+    "relative_max_distance": ("encoder", RELATIVE, 8),
+}
+
+
+def inputs_of(kind):
+    if kind != "seq2seq":
+        return {"token_ids": IDS, "padding_mask": MASK}
+    return {"encoder_token_ids": IDS, "decoder_token_ids": IDS, "decoder_padding_mask": MASK}
+
+
+def outputs(backbone):
+    states = backbone(inputs_of(backbone.kind))
+    return [keras.ops.convert_to_numpy(x) for x in (states, backbone.logits(states))]
+
+
+def test_every_value_of_the_config_has_a_case():
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(kt.TransformerConfig)}
+    assert set(CHANGES) > CHANGEABLE
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_with_weights_a_value_is_refused_or_changes_no_number(name, tmp_path):
+    kind, values, given = CHANGES[name]
+    backbone = small_backbone(kind, **values)
+    backbone.save_to_preset(tmp_path)
+    mine = getattr(backbone.config, name)
+    assert mine != given
+    if name in CHANGEABLE:
+        changed = kt.Backbone.from_preset(tmp_path, **{name: given})
+        assert changed.config.to_dict() == {**backbone.config.to_dict(), name: given}
+        for ours, theirs in zip(outputs(changed), outputs(backbone), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        return
+    (tmp_path / "model.safetensors").rename(tmp_path / "hidden")  # no work is done before
+    message = f"with {name}={mine!r}, received {given!r}: .*`load_weights=False`.*load_weights`"
+    with pytest.raises(ValueError, match=message):
+        kt.Backbone.from_preset(tmp_path, **{name: given})
+    with pytest.raises(ValueError, match=message):
+        kt.TextClassifier.from_preset(tmp_path, num_classes=2, **{name: given})
+    same = {name: mine}
+    (tmp_path / "hidden").rename(tmp_path / "model.safetensors")
+    again = kt.Backbone.from_preset(tmp_path, **same)
+    assert again.config == backbone.config
+
+
+def test_values_of_any_type_are_refused(tmp_path):
+    backbone = small_backbone(num_heads=1)
+    backbone.save_to_preset(tmp_path)
+    for given in (keras.activations.sigmoid, None, np.zeros(3), ["relu"], "softmax"):
+        with pytest.raises(ValueError, match="activation='relu', received "):
+            kt.Backbone.from_preset(tmp_path, activation=given)
+    with pytest.raises(ValueError, match="num_heads=1, received True"):
+        kt.Backbone.from_preset(tmp_path, num_heads=True)
+    with pytest.raises(ValueError, match="`dropout` must be of type float, received None"):
+        kt.Backbone.from_preset(tmp_path, dropout=None)
+    assert kt.Backbone.from_preset(tmp_path, head_dim=None, normalization_epsilon=1e-6)
+    fresh = kt.Backbone.from_preset(tmp_path, load_weights=False, activation="gelu", num_heads=2)
+    assert (fresh.config.activation, fresh.config.head_dim) == ("gelu", 4)
+
+
+def test_learned_positions_fit_one_length(tmp_path):
+    small_backbone(position="learned", max_sequence_length=16).save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match="position_embedding"):
+        kt.Backbone.from_preset(tmp_path, max_sequence_length=8)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_activation_of_a_head_is_not_that_of_the_blocks(published, tmp_path):
+    llama = {"normalize_first": True, "position": "rotary", "normalization": "rms_norm"}
+    llama |= {"activation": "silu", "gated": True, "use_bias": False}
+    backbone = small_backbone("decoder", **llama)
+    backbone.save_to_preset(tmp_path / "ours")
+    if published:
+        kt.export_to_huggingface(kt.Backbone.from_preset(tmp_path / "ours"), tmp_path / "theirs")
+    folder = tmp_path / ("theirs" if published else "ours")
+    message = (
+        "activation='silu', received 'sigmoid'.*KerasHub's tasks have an argument of this name"
+        ".*`classify` gives probabilities.*`keras.ops.sigmoid`"
+    )
+    with pytest.raises(ValueError, match=message):
+        kt.TextClassifier.from_preset(folder, num_classes=2, activation="sigmoid")
+    with pytest.raises(ValueError, match="num_heads=2, received 4"):
+        kt.CausalLM.from_preset(folder, num_heads=4)
+
+
+def test_the_values_that_a_head_was_trained_with(tmp_path):
+    backbone = small_backbone(activation="gelu")
+    heads = {
+        kt.TextClassifier: (
+            {"labels": ["bad", "good"], "hidden_activation": "tanh"},
+            [{"pooling": "mean"}, {"hidden_activation": "relu"}, {"labels": ["good", "bad"]}],
+            {"pooling": "first", "labels": ["bad", "better"], "dropout": 0.3},
+        ),
+        kt.MaskedLM: (
+            {},
+            [{"hidden_activation": "relu"}, {"normalization_epsilon": 0.1}],
+            {"hidden_activation": "gelu", "mask_rate": 0.3},
+        ),
+        kt.TextEmbedder: (
+            {"pooling": "max"}, [{"pooling": "mean"}], {"pooling": "max", "normalize": False}
+        ),
+    }  # fmt: skip
+    for number, (task, (options, refused, allowed)) in enumerate(heads.items()):
+        folder = tmp_path / str(number)
+        saved = task(backbone, **options)
+        saved.save_to_preset(folder)
+        for changed in refused:
+            (name,) = changed
+            with pytest.raises(ValueError, match=rf"trained .*with .*{name}=.*, received "):
+                task.from_preset(folder, **changed)
+        loaded = task.from_preset(folder, **allowed)
+        for mine, theirs in zip(loaded.head.values(), saved.head.values(), strict=True):
+            mine, theirs = map(keras.ops.convert_to_numpy, (mine, theirs))
+            np.testing.assert_array_equal(mine, theirs)
+    # Of a fresh head everything may be chosen.
+    fresh = kt.TextClassifier.from_preset(tmp_path / "0", num_classes=3, pooling="mean")
+    assert fresh.pooling == "mean"
+
+
+def test_on_purpose_it_is_logged(tmp_path, caplog):
+    backbone = small_backbone(activation="gelu")
+    backbone.save_to_preset(tmp_path)
+    config, _, _ = load_config(tmp_path)
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        load_weights(tmp_path, build_backbone(config.replace(dropout=0.5)))
+        assert not caplog.records
+        load_weights(tmp_path, build_backbone(config.replace(activation="relu", num_heads=4)))
+    (record,) = caplog.records
+    assert "num_heads=2, here 4" in record.getMessage()
+    assert "activation='gelu', here 'relu'" in record.getMessage()

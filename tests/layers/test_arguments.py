@@ -1,0 +1,209 @@
+"""No argument of a layer is ignored: what would have no effect is refused, in a graph too."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import layers
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.slots import Slots
+from keras_transformer.models import Decoder, Encoder, Seq2Seq
+from tests.layers.conftest import assert_close, differs, random
+
+X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
+SOURCE_MASK = np.ones((2, 7), bool)
+POSITIONS = np.arange(10, dtype="int32").reshape(2, 5)
+PACK, SOURCE_PACK = np.zeros((2, 5), "int32"), np.zeros((2, 7), "int32")
+KEYS = np.zeros((2, 7), "int32")
+
+
+def plain(**options):
+    return layers.MultiHeadAttention(2, 4, **options)
+
+
+def rotary():
+    return plain(rotary={})
+
+
+def encoder(**options):
+    return layers.EncoderBlock(2, 12, **options)
+
+
+def decoder(**options):
+    return layers.DecoderBlock(2, 12, **options)
+
+
+def across():
+    return decoder(cross_attention=True)
+
+
+# A layer, what would be ignored, and what the message names.
+UNUSED = {
+    "states": (decoder, {"encoder_states": SOURCE}, "`encoder_states` .*`cross_attention=True`"),
+    "states' mask": (decoder, {"encoder_states_mask": SOURCE_MASK}, "`encoder_states_mask` would"),
+    "states' documents": (
+        decoder,
+        {"encoder_states_pack_ids": SOURCE_PACK, "pack_ids": PACK},
+        "`encoder_states_pack_ids` would",
+    ),
+    "mask without states": (across, {"encoder_states_mask": SOURCE_MASK}, "give `encoder_states`"),
+    "documents of one side": (
+        across,
+        {"encoder_states": SOURCE, "encoder_states_pack_ids": SOURCE_PACK},
+        "`encoder_states_pack_ids` would be ignored: `pack_ids`",
+    ),
+    "index of the decoder": (decoder, {"cache_index": 0}, "`cache` and `cache_index`.*together"),
+    "positions of the decoder": (decoder, {"positions": POSITIONS}, "`positions` would.*`rotary`"),
+    "keys of the decoder": (
+        lambda: decoder(rotary={}),
+        {"positions": POSITIONS, "key_positions": POSITIONS},
+        "`key_positions` would be ignored",
+    ),
+    "positions of the encoder": (encoder, {"positions": POSITIONS}, "`positions` would.*`window`"),
+    "positions": (plain, {"positions": POSITIONS}, "`positions` would be ignored"),
+    "both positions": (
+        plain,
+        {"value": SOURCE, "positions": POSITIONS, "key_positions": KEYS},
+        "`positions` and `key_positions` would be ignored",
+    ),
+    "own keys": (
+        rotary,
+        {"positions": POSITIONS, "key_positions": POSITIONS},
+        "`key_positions` would.*Give `positions`",
+    ),
+    "mask of no value": (plain, {"value_mask": MASK}, "`value_mask` would be ignored: there is no"),
+    "documents of keys": (plain, {"value_pack_ids": PACK}, "`value_pack_ids` would be ignored"),
+    "index": (plain, {"cache_index": 0}, "`cache_index` would.*slot of a `cache`"),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["called", "in a graph"])
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_would_be_ignored_is_refused(name, symbolic):
+    make, arguments, message = UNUSED[name]
+    x = X
+    if symbolic:
+        x = keras.Input((None, 8))
+        arguments = {
+            name: keras.Input((None, *value.shape[2:]), dtype=str(value.dtype))
+            if isinstance(value, np.ndarray)
+            else value
+            for name, value in arguments.items()
+        }
+    with pytest.raises(ValueError, match=message):
+        make()(x, **arguments)
+
+
+def test_arguments_of_another_block():
+    for name in ("encoder_states", "cache", "key_positions", "attention_mask"):
+        with pytest.raises(TypeError, match=name):
+            encoder()(X, **{name: SOURCE})
+
+
+def test_what_is_used_changes_the_result():
+    """The same arguments where they have an effect."""
+    block = across()
+    states = block(X, encoder_states=SOURCE)
+    assert differs(block(X, encoder_states=SOURCE + 1), states)
+    mask = SOURCE_MASK & (np.arange(7) < 3)
+    assert differs(block(X, encoder_states=SOURCE, encoder_states_mask=mask), states)
+    packed = {"pack_ids": PACK, "encoder_states_pack_ids": (np.arange(7) > 2) + SOURCE_PACK}
+    assert differs(block(X, encoder_states=SOURCE, **packed), states)
+    for options in ({"rotary": {}}, {"window": 2}):
+        scattered = POSITIONS * 3 % 7
+        for make in (plain, encoder, decoder):
+            layer = make(**options)
+            assert differs(layer(X, positions=scattered), layer(X))
+
+
+def slots(length):
+    return Slots.make(rows=2, heads=2, slots=length, head_dim=4, dtype="float32")
+
+
+def test_arguments_beside_a_cache():
+    attention = plain()
+    attention(X)
+    with pytest.raises(ValueError, match="`cache_index` would be ignored: `value` is written"):
+        attention(X, value=SOURCE, cache=slots(7), cache_index=2)
+    with pytest.raises(ValueError, match="`key` would be ignored: the keys are those of the cache"):
+        attention(X, key=X, cache=slots(7))
+    block = across()
+    block(X, encoder_states=SOURCE)
+    cache = {"self": slots(5), "cross": None}
+    with pytest.raises(ValueError, match="that holds their keys and values"):
+        block(X, cache=cache, cache_index=0)
+    with pytest.raises(ValueError, match="`cache` and `cache_index`.*go together"):
+        block(X, encoder_states=SOURCE, cache=cache)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("steps", [[5], [2, 3], [1, 1, 1, 1, 1]])
+def test_a_causal_layer_stays_causal_with_a_cache(steps, window):
+    """Also where no mask says which slots are seen."""
+    attention = plain(causal=True, window=window)
+    whole = attention(X)
+    cache, start, parts = slots(6), 0, []
+    for length in steps:
+        part, cache = attention(X[:, start : start + length], cache=cache, cache_index=start)
+        parts.append(part)
+        start += length
+    assert_close(keras.ops.concatenate(parts, axis=1), whole)
+
+
+def test_arguments_by_place_in_a_graph():
+    """In a functional model a third argument is a key or a mask, and not the cache."""
+    x, mask = keras.Input((None, 8)), keras.Input((None,), dtype="bool")
+    for layer, arguments, given in (
+        (plain(), [x, x, x], [X, X, X]),
+        (across(), [x, x, mask], [X, X, MASK]),
+        (encoder(), [x, mask], [X, MASK]),
+    ):
+        model = keras.Model([x, mask], layer(*arguments))
+        assert model.output_shape == (None, None, 8)
+        assert_close(model([X, MASK]), layer(*given))
+
+
+def small(kind, **values):
+    sizes = {"vocabulary_size": 9, "hidden_dim": 8, "num_layers": 1, "num_heads": 2}
+    return TransformerConfig(kind=kind, **sizes, intermediate_dim=12, **values)
+
+
+def test_inputs_that_a_model_has_no_use_for():
+    ids = np.array([[3, 1, 4]])
+    without = Encoder(small("encoder", position="none"))
+    for name in ("segment_ids", "position_ids"):
+        with pytest.raises(ValueError, match=f"`{name}` would be ignored: the model has no"):
+            without({"token_ids": ids, name: ids * 0})
+    packed = {"position_ids": ids * 0, "pack_ids": ids * 0}  # what every packed row has
+    assert without({"token_ids": ids, **packed}).shape == (1, 3, 8)
+    with_both = Encoder(small("encoder", segment_vocabulary_size=2))
+    states = with_both({"token_ids": ids})
+    for name in ("segment_ids", "position_ids"):
+        assert differs(with_both({"token_ids": ids, name: ids * 0 + 1}), states)
+
+
+def test_a_source_beside_its_states():
+    backbone = Seq2Seq(small("seq2seq"))
+    ids = np.array([[3, 1, 4]])
+    given = {"decoder_token_ids": ids, "encoder_states": backbone.encode(ids)}
+    assert_close(backbone(given), backbone({"decoder_token_ids": ids, "encoder_token_ids": ids}))
+    with pytest.raises(ValueError, match="`encoder_token_ids` would be ignored: its"):
+        backbone({**given, "encoder_token_ids": ids})
+
+
+def test_positions_beside_a_cache():
+    from keras_transformer.generation import Cache
+
+    backbone = Decoder(small("decoder"))
+    cache = Cache.create(backbone, rows=1, slots=4)
+    ids = np.array([[3, 1, 4]])
+    with pytest.raises(ValueError, match="`position_ids` would be ignored: the cache counts"):
+        backbone({"token_ids": ids, "position_ids": ids}, cache=cache)
+
+
+def test_options_that_do_nothing_alone():
+    with pytest.raises(ValueError, match="factor=4.0 .* does nothing without `scaling`"):
+        layers.RotaryEmbedding(factor=4.0)
+    with pytest.raises(ValueError, match="`key_pack` would be ignored"):
+        layers.combine_masks(5, 5, key_pack=PACK)
