@@ -10,6 +10,7 @@ from keras import ops
 from safetensors import safe_open
 
 from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
+from keras_transformer.models.turns import changes, reads
 from keras_transformer.training.optimizers import is_before_blocks
 
 _INNER = "/lora_kernel_a"
@@ -24,6 +25,7 @@ class Adaptable:
     # The paths of what adapters stand for in training; None without adapters.
     _frozen: frozenset[str] | None = None
 
+    @changes
     def freeze(self, layers: int, embeddings: bool = True) -> None:
         """Trains the upper part of the backbone only, and the head. Optimizer states start anew.
 
@@ -62,6 +64,7 @@ class Adaptable:
             variable.trainable = not before and id(variable) not in kept
         self._forget_compiled()
 
+    @changes
     def enable_lora(
         self,
         rank: int,
@@ -121,6 +124,7 @@ class Adaptable:
         self._frozen = frozen
         self._forget_compiled()
 
+    @changes
     def merge_lora(self) -> None:
         """Adds what was learned to the kernels: a model as any other, that can be saved so.
 
@@ -141,6 +145,7 @@ class Adaptable:
         self._frozen = None
         self._forget_compiled()
 
+    @reads
     def save_adapter(self, path: str | os.PathLike) -> None:
         """Writes the adapters and the task's head, without the frozen weights, to one file.
 
@@ -154,6 +159,7 @@ class Adaptable:
         alpha = np.float32(self._adapted_layers()[0].lora_alpha)
         save_tensors(path, {**variables, "alpha": alpha})
 
+    @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
         """Adapters and head of a file, on the weights that the task has.
 

@@ -10,6 +10,7 @@ from keras import ops
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
 from keras_transformer.tasks.task import Task, batching, softmax, text_rows
 from keras_transformer.tokenizers import Tokenizer
@@ -198,6 +199,7 @@ class QuestionAnswerer(Task):
         columns = self._columns(*rows_of(encodings, chosen))
         return self._dataset(columns, finish, values=values, **options)
 
+    @reads
     def answer(
         self,
         questions,

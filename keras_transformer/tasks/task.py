@@ -15,13 +15,14 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.stack import kernel_initializer
+from keras_transformer.models.turns import TakesTurns, Turns, changes, reads
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
 
 
-class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
+class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -88,6 +89,10 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
         return None
 
     @property
+    def turns(self) -> Turns:
+        return self.backbone.turns
+
+    @property
     def head(self) -> dict[str, keras.Variable]:
         """The variables that are not the backbone's, by name."""
         inside = {id(variable) for variable in self.backbone.weights}
@@ -95,6 +100,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
     # Keras's verbs.
 
+    @changes
     def fit(
         self,
         x=None,
@@ -153,6 +159,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
                 sample_weight=sample_weight, shuffle=shuffle, **kwargs,
             )  # fmt: skip
 
+    @reads
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
         if is_text(x):
@@ -165,6 +172,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
                 x, y, batch_size=batch_size, sample_weight=sample_weight, **kwargs
             )
 
+    @reads
     def predict(self, x, batch_size=None, **kwargs):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
         if not is_text(x):
@@ -336,6 +344,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
         return load_task(cls, preset, load_weights=load_weights, dtype=dtype, **options)
 
+    @reads
     def save_to_preset(
         self, directory: str | os.PathLike, dtype: str | None = None, **options
     ) -> None:

@@ -8,6 +8,7 @@ import tokenizers
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
 from keras_transformer.tasks.task import batching, softmax, text_rows
@@ -181,6 +182,7 @@ class TokenClassifier(Classifier):
                 names[i] = f"I-{label}" if number else f"B-{label}"
         return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
 
+    @reads
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
 

@@ -13,12 +13,13 @@ import weakref
 import keras
 
 from keras_transformer.data import BucketedDataset
+from keras_transformer.models.state import CompiledWhenItComes, KeepsState, signature_of
 
 # A compilation keeps one core busy, and needs some hundred megabytes.
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-class CompilesAhead:
+class CompilesAhead(KeepsState):
     """A `keras.Model` that compiles its steps on a `BucketedDataset` ahead."""
 
     _coming: BucketedDataset | None = None  # What `fit` or `evaluate` now goes through.
@@ -31,15 +32,14 @@ class CompilesAhead:
         finally:
             self._coming = before
 
-    def _make_function(self, step_function, *args, **kwargs):
-        # Of Keras's trainer on JAX, where a step is of `jax.jit`, unless it is run eagerly.
-        if hasattr(step_function, "lower") and _is_served():
-            step_function = AheadOfTime(step_function, lambda: self._coming)
-        return super()._make_function(step_function, *args, **kwargs)
+    def _compiled_step(self, function):
+        if not _is_served():
+            return super()._compiled_step(function)
+        return AheadOfTime(function, lambda: self._coming)
 
 
-class AheadOfTime:
-    """A function of `(state, data)` whose programs are compiled before they are needed.
+class AheadOfTime(CompiledWhenItComes):
+    """A function of values and data whose programs are compiled before they are needed.
 
     With each call one more shape is traced, which Keras cannot do in several threads, and handed to
     a thread that compiles.
@@ -51,25 +51,27 @@ class AheadOfTime:
     """
 
     def __init__(self, function, coming):
-        self._function = function
+        super().__init__(function)
         self._coming = coming
         self._seen = lambda: None  # A weak reference to the dataset that was looked at last.
         self._pending = {}  # Abstract data by signature, in the order in which it will come.
         self._programs = {}  # Futures of compiled programs by signature.
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "compile")
 
-    def __call__(self, state, data):
-        signature = _signature(data)
+    def program(self, *arguments):
+        *values, data = arguments
+        signature = signature_of(data)
         if signature not in self._programs:
             self._look_ahead()
         for wanted in (signature, next(iter(self._pending), None)):
             if wanted in self._pending:
                 with _no_garbage_collection():
-                    lowered = self._function.lower(state, self._pending.pop(wanted))
+                    lowered = self._function.lower(*values, self._pending[wanted])
                 self._programs[wanted] = self._threads.submit(lowered.compile)
+                del self._pending[wanted]
         if signature not in self._programs:
-            return self._function(state, data)
-        return self._programs[signature].result()(state, data)
+            return super().program(*arguments)
+        return self._programs[signature].result()
 
     def _look_ahead(self):
         import jax
@@ -82,7 +84,7 @@ class AheadOfTime:
             abstract = keras.tree.map_structure(
                 lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch
             )
-            signature = _signature(abstract)
+            signature = signature_of(abstract)
             if signature not in self._programs:
                 self._pending[signature] = abstract
 
@@ -109,11 +111,3 @@ def _is_served() -> bool:
     # A distribution gives the arrays of a batch a layout, which a shape does not tell. On a GPU
     # XLA tries kernels out when it compiles, and would do so beside the training.
     return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
-
-
-def _signature(data) -> tuple:
-    """Structure, shapes and dtypes."""
-    import jax
-
-    leaves, structure = jax.tree.flatten(data)
-    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
