@@ -5,6 +5,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.decoder import Decoder
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.seq2seq import Seq2Seq
+from keras_transformer.models.state import KeepsState
 
 _BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
 
@@ -14,4 +15,4 @@ def build_backbone(config: TransformerConfig, dtype=None, name: str | None = Non
     return _BACKBONES[config.kind](config, dtype=dtype, name=name)
 
 
-__all__ = ["Backbone", "Decoder", "Encoder", "Seq2Seq", "build_backbone"]
+__all__ = ["Backbone", "Decoder", "Encoder", "KeepsState", "Seq2Seq", "build_backbone"]

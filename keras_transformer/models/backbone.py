@@ -16,6 +16,8 @@ from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.products import quick_products
 from keras_transformer.models.inputs import check_inputs, named_inputs
 from keras_transformer.models.stack import Stack, embedding_initializer
+from keras_transformer.models.state import KeepsState
+from keras_transformer.models.turns import TakesTurns, Turns, reads
 
 _watched = contextvars.ContextVar("watched", default=(None, None))
 
@@ -34,7 +36,7 @@ def watch_states(backbone: "Backbone") -> Iterator[list]:
         _watched.reset(token)
 
 
-class Backbone(keras.Model):
+class Backbone(TakesTurns, KeepsState, keras.Model):
     """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
 
     All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
@@ -70,6 +72,7 @@ class Backbone(keras.Model):
         check_config(config)
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
+        self.turns = Turns()
         self.family: str | None = None  # The published family that the weights came from.
         self.token_embedding = TokenEmbedding(
             config.vocabulary_size,
@@ -265,6 +268,7 @@ class Backbone(keras.Model):
             preset, backbone_class=cls, load_weights=load_weights, dtype=dtype, **config_overrides
         )
 
+    @reads
     def save_to_preset(self, directory: str | os.PathLike, dtype: str | None = None) -> None:
         """Writes config and weights into `directory`, which `from_preset` then reads.
 

@@ -11,6 +11,7 @@ from keras import ops
 from keras_transformer.checking import check_bool, check_int, check_number, check_path, shorten
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile, naming
+from keras_transformer.models.turns import changes, reads
 from keras_transformer.scratch import PathLock
 from keras_transformer.training.optimizers import is_before_blocks
 
@@ -26,6 +27,7 @@ class Adaptable:
     # The paths of what adapters stand for in training; None without adapters.
     _frozen: frozenset[str] | None = None
 
+    @changes
     def freeze(self, layers: int, embeddings: bool = True) -> None:
         """Trains the upper part of the backbone only, and the head. Optimizer states start anew.
 
@@ -64,6 +66,7 @@ class Adaptable:
             variable.trainable = not before and id(variable) not in kept
         self._forget_compiled()
 
+    @changes
     def enable_lora(
         self,
         rank: int,
@@ -121,6 +124,7 @@ class Adaptable:
         self._frozen = frozen
         self._forget_compiled()
 
+    @changes
     def merge_lora(self) -> None:
         """Adds what was learned to the kernels: a model as any other, that can be saved so.
 
@@ -141,6 +145,7 @@ class Adaptable:
         self._frozen = None
         self._forget_compiled()
 
+    @reads
     def save_adapter(self, path: str | os.PathLike) -> None:
         """Writes the adapters and the task's head, without the frozen weights, to one file.
 
@@ -164,6 +169,7 @@ class Adaptable:
         finally:
             lock.release()
 
+    @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
         """Adapters and head of a file, on the weights that the task has.
 

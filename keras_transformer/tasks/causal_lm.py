@@ -6,6 +6,7 @@ import numpy as np
 from keras_transformer.checking import check_bool
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.inputs import check_max_length
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
@@ -81,6 +82,7 @@ class CausalLM(LanguageModel):
             **options,
         )
 
+    @reads
     def score(self, texts, per_token: bool = False):
         """How likely the model finds texts.
 

@@ -17,6 +17,7 @@ from keras_transformer.generation.scoring import score_continuations
 from keras_transformer.generation.settings import check_cache_dtype
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
 from keras_transformer.tasks.inputs import text_rows
 from keras_transformer.tasks.token_predictor import TokenPredictor
@@ -84,6 +85,7 @@ class LanguageModel(TokenPredictor):
     def final_states(self, inputs, training: bool = False):
         return self.backbone(inputs, training=training)
 
+    @reads
     def generate(
         self,
         prompts,
@@ -165,7 +167,7 @@ class LanguageModel(TokenPredictor):
             )
         call = GenerationCall(self, rows, options)
         if stream:
-            pieces = call.pieces()
+            pieces = in_pieces(self, "generate", call.pieces())
             return (piece for _, piece in pieces) if single else pieces
         found = call.completions()
         if return_details:

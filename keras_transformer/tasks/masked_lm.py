@@ -13,6 +13,7 @@ from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.pooling import states_at
@@ -204,6 +205,7 @@ class MaskedLM(TokenPredictor):
         """The mask token."""
         return self.tokenizer.id_to_token(require_mask_id(self._require_tokenizer()))
 
+    @reads
     def fill_mask(self, texts, top_k: int = 5, batch_size: int | None = None) -> list:
         """The likeliest tokens in place of each mask token.
 

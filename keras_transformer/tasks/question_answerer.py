@@ -19,6 +19,7 @@ from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
 from keras_transformer.tasks.task import Task, softmax
@@ -203,6 +204,7 @@ class QuestionAnswerer(Task):
         columns = self._columns(*rows_of(encodings, chosen))
         return self._dataset(columns, finish, values=values, **options)
 
+    @reads
     def answer(
         self,
         questions,

@@ -8,6 +8,7 @@ from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.inputs import check_max_length, text_rows
 from keras_transformer.tasks.language_model import LanguageModel, with_end
@@ -177,6 +178,7 @@ class Seq2SeqLM(LanguageModel):
         dataset = BucketedDataset(columns, make_batch, **options)
         return dataset
 
+    @reads
     def score(self, sources, targets, per_token: bool = False):
         """How likely the model finds targets of sources, each with its end.
 

@@ -18,6 +18,7 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import check_positions
 from keras_transformer.models.stack import kernel_initializer
+from keras_transformer.models.turns import TakesTurns, Turns, changes, reads
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tasks.inputs import (
     batching,
@@ -32,7 +33,7 @@ from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
 
 
-class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
+class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -111,6 +112,10 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
         return None
 
     @property
+    def turns(self) -> Turns:
+        return self.backbone.turns
+
+    @property
     def head(self) -> dict[str, keras.Variable]:
         """The variables that are not the backbone's, by name."""
         inside = {id(variable) for variable in self.backbone.weights}
@@ -130,6 +135,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
             check_positions(name, named[name], named[self.backbone.id_inputs[-1]])
         return named
 
+    @changes
     def fit(
         self,
         x=None,
@@ -189,6 +195,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
                 sample_weight=sample_weight, shuffle=shuffle, **kwargs,
             )  # fmt: skip
 
+    @reads
     def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
         kwargs = checked_options(kwargs)
@@ -203,6 +210,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
                 x, y, batch_size=sizes["batch_size"], sample_weight=sample_weight, **kwargs
             )
 
+    @reads
     def predict(self, x, batch_size=None, **kwargs):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
         kwargs = checked_options(kwargs)
@@ -342,6 +350,7 @@ class Task(Adaptable, Mirrored, CompilesAhead, keras.Model):
 
         return load_task(cls, preset, load_weights=load_weights, dtype=dtype, **options)
 
+    @reads
     def save_to_preset(
         self, directory: str | os.PathLike, dtype: str | None = None, **options
     ) -> None:

@@ -11,6 +11,7 @@ from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.encoding import encode_rows
 from keras_transformer.tasks.inputs import check_max_length, text_rows
@@ -174,6 +175,7 @@ class TextClassifier(Classifier):
                 stacklevel=3,
             )
 
+    @reads
     def classify(self, texts, batch_size: int | None = None) -> list[tuple[str, float]]:
         """The likeliest class of each text and its probability.
 

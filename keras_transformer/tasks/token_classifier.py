@@ -10,6 +10,7 @@ from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.weights import check_weights
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
@@ -198,6 +199,7 @@ class TokenClassifier(Classifier):
                 f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
             )
 
+    @reads
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
 

@@ -11,6 +11,8 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.models import build_backbone
 from keras_transformer.models.backbone import watch_states
 from keras_transformer.models.stack import weights_to_be_loaded
+from keras_transformer.models.state import KeepsState
+from keras_transformer.models.turns import TakesTurns, Turns
 from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.steps import KnowsItsSteps
 
@@ -84,7 +86,7 @@ def _outside_blocks(task) -> list[keras.Variable]:
     return [variable for variable in task.weights if id(variable) not in inside]
 
 
-class Distiller(KnowsItsSteps, keras.Model):
+class Distiller(TakesTurns, KnowsItsSteps, KeepsState, keras.Model):
     """Trains a task to say what a larger one says, beside what is right.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
@@ -181,6 +183,10 @@ class Distiller(KnowsItsSteps, keras.Model):
         if isinstance(x, BucketedDataset):
             kwargs["shuffle"] = False  # It shuffles by itself.
         return super().fit(x, y, **kwargs)
+
+    @property
+    def turns(self) -> Turns:
+        return self.student.turns
 
     # The teacher is state that a step reads. `trainable = False` would change it for others.
 

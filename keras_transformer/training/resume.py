@@ -38,7 +38,8 @@ class ResumableRun(keras.callbacks.Callback):
 
     Raises:
         ValueError: `every` out of range or without a `dataset`; from `fit` for a state of another
-            run, with what differs: other sizes, another optimizer, other data.
+            run, with what differs: other sizes, another optimizer, other data, and within an epoch
+            other metrics.
         OSError: from `fit` when the state cannot be written, as on a full disk, and the last one is
             still there; when another process has a run in this directory; when another run of
             this process has begun there since.
@@ -106,6 +107,7 @@ class ResumableRun(keras.callbacks.Callback):
         self.model._initial_epoch = kept["epoch"]  # As Keras's `BackupAndRestore` says it.
 
     def on_epoch_begin(self, epoch, logs=None):
+        self.model._initial_epoch = 0  # Heard already. Another `fit` begins where it is told to.
         resumed, batch, metrics = self._within
         self._epoch, self._first = epoch, batch if epoch == resumed else 0
         if self.dataset is None:
@@ -113,9 +115,7 @@ class ResumableRun(keras.callbacks.Callback):
         self.dataset.epoch = epoch
         self.dataset.first_batch = self._first
         if self._first:
-            for name, variable in _metric_variables(self.model).items():
-                if name in metrics:
-                    variable.assign(metrics[name])
+            self._restore_metrics(metrics)
             # Keras counts on as many batches as the other epochs have.
             self._warnings = warnings.catch_warnings()
             self._warnings.__enter__()
@@ -202,6 +202,20 @@ class ResumableRun(keras.callbacks.Callback):
                 f"The state of the run, {size / 2**20:,.1f} MiB, could not be written to "
                 f"{self.path.parent}: {error}{kept} Make room and start the program again."
             ) from error
+
+    def _restore_metrics(self, kept: dict[str, np.ndarray]):
+        """Those of the epoch's first part. Keras makes some of them in the first step only."""
+        batch = next(self.dataset.examples_of_shapes())
+        self.model._symbolic_build(data_batch=batch)
+        variables = _metric_variables(self.model)
+        if set(variables) != set(kept):
+            then, now = (", ".join(sorted(names)) for names in (kept, variables))
+            raise ValueError(
+                f"The state in {self.path} is within an epoch, of which it has these metrics: "
+                f"{then}; but the model has {now}. Compile it with the metrics that it had."
+            )
+        for name, variable in variables.items():
+            variable.assign(kept[name])
 
     def _refuse_other(self, kept: dict):
         now = json.loads(json.dumps(self._run))

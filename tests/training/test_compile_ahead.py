@@ -30,8 +30,8 @@ def compiled_by(monkeypatch):
     made = []
     original = AheadOfTime.__init__
 
-    def keep(self, *args):
-        original(self, *args)
+    def keep(self, *args, **options):
+        original(self, *args, **options)
         made.append(self)
 
     monkeypatch.setattr(AheadOfTime, "__init__", keep)

@@ -1,0 +1,313 @@
+"""A model's values outlive whatever ends a step: a step is done and kept, or was not begun.
+
+Keras's trainer on JAX takes the values from the variables, gives them to the compiled step, which
+may reuse their memory, and puts the new ones back when an epoch, an evaluation or a prediction is
+over. Whatever is raised before that leaves a model without weights. Here the variables hold the
+values at all times: a step reads them there, and writes there what it changed.
+"""
+
+import contextlib
+import functools
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+
+from keras_transformer.programs import PROGRAMS, Program
+
+_SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Within, Python's handlers of signals are not called; those that came are called at the end.
+
+    So no `KeyboardInterrupt`, or whatever a handler raises, comes between two statements. Python
+    calls handlers in the main thread alone: in others nothing is to be done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list = []
+    handlers = {n: h for n in _SIGNALS if callable(h := signal.getsignal(n))}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda *call: came.append(call))
+        yield
+    finally:
+        _restore(list(handlers.items()), came)
+
+
+def _restore(handlers: list, came: list) -> None:
+    """All of them, also when one that is there again already raises."""
+    try:
+        while handlers:
+            signal.signal(*handlers[-1])
+            handlers.pop()
+    finally:
+        if handlers:
+            _restore(handlers, came)
+        elif came:
+            number, frame = came.pop(0)
+            try:
+                signal.getsignal(number)(number, frame)
+            finally:
+                _restore([], came)
+
+
+class KeepsState:
+    """A `keras.Model` whose weights, optimizer and metrics are those of its last whole step.
+
+    Also when something is raised within `fit`, `evaluate`, `predict` or one of their steps: by a
+    callback, by the data, by the compiler, or by a signal at any moment. For a model of one's own,
+    put it before `keras.Model`.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    from keras_transformer.models import KeepsState
+
+    class Model(KeepsState, keras.Model):
+        pass
+
+    inputs = keras.Input((3,))
+    model = Model(inputs, keras.layers.Dense(2)(inputs))
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_predict_batch_begin(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    try:
+        model.predict(np.ones((4, 3)), verbose=0, callbacks=[Interrupt()])
+    except KeyboardInterrupt:
+        pass
+    assert model.predict(np.ones((4, 3)), verbose=0).shape == (4, 2)
+    ```
+    """
+
+    def make_train_function(self, force: bool = False):
+        if self.train_function is not None and not force:
+            return
+        if keras.backend.backend() == "jax":
+            # The memory of what every step changes is reused for the new values.
+            step = self._whole_step(self.train_step, changed=(0, 2, 3), groups=(0, 1, 2, 3))
+            self.train_function = self._make_function(step)
+            return
+        super().make_train_function(force=True)
+        if keras.backend.backend() == "torch":
+            # The optimizer changes one weight after the other.
+            self.train_function = _until_done(self.train_function)
+
+    def make_test_function(self, force: bool = False):
+        if keras.backend.backend() != "jax":
+            super().make_test_function(force)
+        elif self.test_function is None or force:
+            step = self._whole_step(self.test_step, changed=(), groups=(0, 1, 3))
+            self.test_function = self._make_function(step)
+
+    def make_predict_function(self, force: bool = False):
+        if keras.backend.backend() != "jax":
+            super().make_predict_function(force)
+        elif self.predict_function is None or force:
+
+            def predict_step(state, data):
+                outputs, others = self.predict_step(state, data)
+                return outputs, (state[0], others)
+
+            step = self._whole_step(predict_step, changed=(), groups=(0, 1))
+            self.predict_function = self._make_function(step, concatenate_outputs=True)
+
+    def _make_function(self, step_function, *args, **kwargs):
+        if keras.backend.backend() == "tensorflow" and self.run_eagerly:
+            step_function = _until_done(step_function)
+        return super()._make_function(step_function, *args, **kwargs)
+
+    def _whole_step(self, step: Callable, changed: tuple, groups: tuple) -> "WholeStep":
+        """`step` of Keras's trainer, compiled if the model is.
+
+        Args:
+            step: `(values, data)` to outputs and values.
+            changed: places of the groups of values that are always changed.
+            groups: which of trainable and other variables, those of optimizer and metrics it takes.
+        """
+        if self.run_eagerly or not self.jit_compile:
+            return WholeStep(step, None, ())
+        layout = shardings = None
+        if keras.distribution.distribution() is not None:
+            spec = self._get_state_sharding_spec()
+            shardings = [spec[group] for group in groups]
+            layout = (None, [s if i in changed else None for i, s in enumerate(shardings)])
+
+        def values_and_data(*arguments):
+            *values, data = arguments
+            outputs, new = step(tuple(values), data)
+            # What a step only reads it does not return.
+            new = [
+                list(group) if i in changed else _replaced(group, values[i], shardings, i)
+                for i, group in enumerate(new)
+            ]
+            return outputs, new
+
+        programs = self._step_programs(
+            values_and_data, donate_argnums=changed, out_shardings=layout
+        )
+        return WholeStep(step, programs, changed)
+
+    def _step_programs(self, function, **options) -> "StepPrograms":
+        """The programs of a step, see `StepPrograms`."""
+        return StepPrograms(function, **options)
+
+    # Keras's loops carry a state from step to step. Here it is the variables themselves.
+
+    def _get_jax_state(
+        self,
+        trainable_variables: bool = False,
+        non_trainable_variables: bool = False,
+        optimizer_variables: bool = False,
+        metrics_variables: bool = False,
+        purge_model_variables: bool = False,
+    ) -> tuple["Group", ...]:
+        groups = []
+        if trainable_variables:
+            groups.append(self.trainable_variables)
+        if non_trainable_variables:
+            groups.append(self.non_trainable_variables)
+        if optimizer_variables:
+            groups.append(self.optimizer.variables)
+        if metrics_variables:
+            groups.append(self.metrics_variables)
+        return tuple(map(Group, groups))
+
+    def jax_state_sync(self):
+        self._jax_state_synced = True
+
+
+class Group:
+    """Variables. No list: Keras would take what is in one, kept by a model, for the model's own."""
+
+    def __init__(self, variables: list):
+        self._variables = variables
+
+    def values(self) -> list:
+        # Without the looks at scopes of `.value`: there are hundreds, in each step.
+        return [v.value if v._value is None else v._value for v in self._variables]
+
+    def store(self, values: list) -> None:
+        """None leaves a variable as it is."""
+        for variable, value in zip(self._variables, values, strict=True):
+            if value is not None:
+                variable._value = value
+
+
+class WholeStep:
+    """A step that takes its values from variables, and gives them the new ones, all at once.
+
+    Args:
+        step: of Keras's trainer, `(values, data)` to outputs and values; it is called as it is if
+            there are no `programs`.
+        programs: `StepPrograms` of values and data to outputs and values, with None for a value
+            that stays. None to run `step`.
+        donated: places of the groups of values whose memory the program reuses.
+    """
+
+    def __init__(self, step: Callable, programs, donated: tuple[int, ...]):
+        self._step = step
+        self._programs = programs
+        self._donated = donated
+
+    def __call__(self, groups: tuple[Group, ...], data):
+        values = [group.values() for group in groups]
+        if self._programs is None:
+            outputs, new = self._step(tuple(values), data)
+            with signals_wait():
+                _store(groups, new)
+            return outputs, groups
+        # Traced and compiled before: that may take long, and be interrupted.
+        program = self._programs.program(*values, data)
+        with signals_wait():
+            try:
+                outputs, new = program(*values, data)
+            except BaseException as error:
+                self._raise_if_lost(values, error)
+                raise
+            _store(groups, new)
+        return outputs, groups
+
+    def _raise_if_lost(self, values: list, error: BaseException) -> None:
+        if any(value.is_deleted() for i in self._donated for value in values[i]):
+            raise RuntimeError(
+                "The step failed when the memory of the weights was given to it already, and "
+                "weights and optimizer are lost. Load the model again, or go on from the last "
+                "state that was saved, such as that of `ResumableRun`."
+            ) from error
+
+
+class StepPrograms:
+    """The compiled programs of a step, one for each shape of the data, in `PROGRAMS`.
+
+    Args:
+        function: of values and data, what `jax.jit` compiles.
+        **options: of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable, **options):
+        self._function = function
+        self._options = options
+
+    def program(self, *arguments) -> Callable:
+        """The program for values and data of such shapes, compiled."""
+
+        def make():
+            jitted = self._jitted()
+            jitted.lower(*arguments).compile()  # The call finds again what is compiled here.
+            return Program(jitted, compiled=True)
+
+        return PROGRAMS.get(self, signature_of(arguments[-1]), make)
+
+    def _jitted(self):
+        """A function of `jax.jit` of its own: dropped with it is all that JAX keeps of it."""
+        import jax
+
+        # A program is not to keep the model: then nothing would ever drop it.
+        this = weakref.ref(self)
+        return jax.jit(lambda *arguments: this()._function(*arguments), **self._options)
+
+
+def signature_of(data) -> tuple:
+    """Structure, shapes and dtypes of arrays for a function of `jax.jit`."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(data)
+    return structure, tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
+
+
+def _until_done(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def whole(*args):
+        with signals_wait():
+            return function(*args)
+
+    return whole
+
+
+def _store(groups: tuple[Group, ...], new: list) -> None:
+    for group, values in zip(groups, new, strict=True):
+        group.store(values)
+
+
+def _replaced(new: list, old: list, shardings: list | None, place: int) -> list:
+    """The new values, None for those that are the old ones; laid out as those are."""
+    import jax
+
+    found = [None if value is before else value for value, before in zip(new, old, strict=True)]
+    if shardings is None:
+        return found
+    return [
+        None if value is None else jax.lax.with_sharding_constraint(value, sharding)
+        for value, sharding in zip(found, shardings[place], strict=True)
+    ]

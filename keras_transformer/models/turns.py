@@ -1,0 +1,148 @@
+"""Which calls on a model may overlap when several threads make them.
+
+Calls that read the weights may: each gives what it gives alone. A call that changes them excludes
+all others, and says so at once: to wait for a `fit` of hours would look like a hang. What is called
+within another call of the same thread, as by a callback, belongs to it.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class _Call(NamedTuple):
+    thread: threading.Thread
+    verb: str
+    changes: bool
+
+
+class Turns:
+    """The calls that are under way on some weights."""
+
+    def __init__(self):
+        self._lock = threading.Lock()  # held for a moment only
+        self._calls: dict[object, _Call] = {}
+        self.trainer = threading.RLock()  # held for the time of a `predict` or `fit`
+
+    @contextlib.contextmanager
+    def of(self, verb: str, changes: bool) -> Iterator[None]:
+        """The time of a call. RuntimeError if another thread is in a call that excludes it."""
+        call, key = _Call(threading.current_thread(), verb, changes), object()
+        try:
+            with self._lock:
+                for other in list(self._calls.values()):
+                    if other.thread is not call.thread and (changes or other.changes):
+                        raise RuntimeError(_excluded(call, other))
+                self._calls[key] = call
+            yield
+        finally:
+            self._calls.pop(key, None)
+
+
+def _in_turn(method: Callable, changes: bool) -> Callable:
+    verb = method.__name__
+
+    @functools.wraps(method)
+    def in_turn(self, *args, **kwargs):
+        with self.turns.of(verb, changes):
+            return method(self, *args, **kwargs)
+
+    return in_turn
+
+
+def reads(method: Callable) -> Callable:
+    """A method that reads the weights: it may overlap with others that do."""
+    return _in_turn(method, changes=False)
+
+
+def changes(method: Callable) -> Callable:
+    """A method that changes the weights, or what is trained: no call of another thread overlaps."""
+    return _in_turn(method, changes=True)
+
+
+def in_pieces(model, verb: str, pieces: Iterator) -> Iterator:
+    """What an iterator gives. Only while it makes a piece, it is a call that reads."""
+    while True:
+        with model.turns.of(verb, changes=False):
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+        yield piece
+
+
+class TakesTurns:
+    """A `keras.Model` whose calls several threads may make, see `Turns`.
+
+    Keras keeps on the model what an evaluation or a prediction is at, so those of one model wait
+    for each other.
+    """
+
+    turns: Turns  # of the weights: models that share some share it
+
+    def compile(self, *args, **kwargs):
+        if not self.compiled:  # A model that is being made: nobody else knows it.
+            return super().compile(*args, **kwargs)
+        with self.turns.of("compile", changes=True):
+            return super().compile(*args, **kwargs)
+
+    @changes
+    def fit(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().fit(*args, **kwargs)
+
+    @changes
+    def train_on_batch(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().train_on_batch(*args, **kwargs)
+
+    @reads
+    def evaluate(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().evaluate(*args, **kwargs)
+
+    @reads
+    def test_on_batch(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().test_on_batch(*args, **kwargs)
+
+    @reads
+    def predict(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().predict(*args, **kwargs)
+
+    @reads
+    def predict_on_batch(self, *args, **kwargs):
+        with self.turns.trainer:
+            return super().predict_on_batch(*args, **kwargs)
+
+    @changes
+    def set_weights(self, *args, **kwargs):
+        return super().set_weights(*args, **kwargs)
+
+    @changes
+    def load_weights(self, *args, **kwargs):
+        return super().load_weights(*args, **kwargs)
+
+    @changes
+    def quantize(self, *args, **kwargs):
+        return super().quantize(*args, **kwargs)
+
+    @reads
+    def save(self, *args, **kwargs):
+        return super().save(*args, **kwargs)
+
+    @reads
+    def save_weights(self, *args, **kwargs):
+        return super().save_weights(*args, **kwargs)
+
+
+def _excluded(call: _Call, other: _Call) -> str:
+    changing = call if call.changes else other
+    return (
+        f"`{call.verb}` of {call.thread.name} and `{other.verb}` of {other.thread.name} cannot "
+        f"overlap: `{changing.verb}` changes the model. Call one when the other is done. To use a "
+        "model while it is trained, do it from a callback of `fit`, or with a copy of the model."
+    )

@@ -1,0 +1,365 @@
+"""Whatever is raised, wherever: weights, optimizer and metrics are those of the last whole step."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.models.state import Group, WholeStep, signals_wait
+
+BACKEND = keras.backend.backend()
+KINDS = (ValueError, KeyboardInterrupt, SystemExit, GeneratorExit)
+ROWS, BATCH = 8, 2
+STEPS = ROWS // BATCH
+RNG = np.random.default_rng(0)
+X = {"token_ids": RNG.integers(1, 20, (ROWS, 6)), "padding_mask": np.ones((ROWS, 6), bool)}
+LABELS = RNG.integers(0, 2, ROWS).astype("int32")
+TARGETS = RNG.normal(size=(ROWS, 6, 8)).astype("float32")
+
+
+class Run:
+    """A model, the data that it takes, and its state after each step of an undisturbed run."""
+
+    def __init__(self, model, y):
+        self.model, self.y = model, y
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.first = self.state()
+        self.after = [self.first]
+        watch = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: self.after.append(self.state())
+        )
+        self.fit(0, callbacks=[watch])
+        self.predictions = self.model.predict(X, batch_size=BATCH, verbose=0)
+
+    def variables(self):
+        return [*self.model.variables, *self.model.optimizer.variables]
+
+    def state(self):
+        return [np.array(keras.ops.convert_to_numpy(v)) for v in self.variables()]
+
+    def begin(self):
+        for variable, value in zip(self.variables(), self.first, strict=True):
+            variable.assign(value)
+
+    def fit(self, first, x=None, y=None, **options):
+        rows = {name: array[first * BATCH :] for name, array in X.items()} if x is None else x
+        y = self.y[first * BATCH :] if x is None else y
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **options}
+        return self.model.fit(rows, y, **options)
+
+    def assert_whole(self, done):
+        for found, expected in zip(self.state(), self.after[done], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+    def assert_goes_on(self, done):
+        """The rest of the epoch gives what an undisturbed run has, and so does `predict`."""
+        self.assert_whole(done)
+        if done < STEPS:
+            self.fit(done)
+        for found, expected in zip(self.state(), self.after[-1], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        found = self.model.predict(X, batch_size=BATCH, verbose=0)
+        np.testing.assert_allclose(found, self.predictions, rtol=1e-4, atol=1e-5)
+
+    @property
+    def done(self):
+        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+
+
+def make_backbone():
+    keras.utils.set_random_seed(1)
+    # PyTorch's dropout draws from a generator that is no part of the model.
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=1, num_heads=2,
+        intermediate_dim=8, dropout=0.0 if BACKEND == "torch" else 0.1,
+    )  # fmt: skip
+    return kt.models.Encoder(config)
+
+
+def make_task(**options):
+    task = kt.TextClassifier(make_backbone(), num_classes=2)
+    task.compile(keras.optimizers.Adam(0.01), task.loss, metrics=["accuracy"], **options)
+    return task
+
+
+@pytest.fixture(scope="module")
+def runs():
+    backbone = make_backbone()
+    backbone.compile(keras.optimizers.Adam(0.01), "mse")
+    return {"task": Run(make_task(), LABELS), "backbone": Run(backbone, TARGETS)}
+
+
+@pytest.fixture(params=["task", "backbone"])
+def run(runs, request):
+    runs[request.param].begin()
+    return runs[request.param]
+
+
+@pytest.fixture
+def task_run(runs):
+    runs["task"].begin()
+    return runs["task"]
+
+
+class Raise(keras.callbacks.Callback):
+    """Raises in a hook, when it is called for the second batch, or for another one."""
+
+    def __init__(self, hook, kind, batch=1):
+        super().__init__()
+
+        def raise_it(number=None, logs=None):
+            if "batch" not in hook or number == batch:
+                raise kind("on purpose")
+
+        setattr(self, hook, raise_it)
+
+
+# Where, and how many steps are whole then.
+FIT = {
+    "on_train_begin": 0, "on_epoch_begin": 0, "on_train_batch_begin": 1, "on_train_batch_end": 2,
+    "on_test_begin": STEPS, "on_test_batch_begin": STEPS, "on_test_batch_end": STEPS,
+    "on_test_end": STEPS, "on_epoch_end": STEPS, "on_train_end": STEPS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", FIT)
+def test_in_a_callback_of_fit(run, hook):
+    for kind in KINDS if hook == "on_train_batch_end" else KINDS[:2]:
+        run.begin()
+        with pytest.raises(kind, match="on purpose"):
+            run.fit(0, callbacks=[Raise(hook, kind)], validation_data=(X, run.y))
+        run.assert_whole(FIT[hook])
+    run.assert_goes_on(FIT[hook])
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_in_the_first_step_of_fit(run, hook):
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(0, callbacks=[Raise(hook, KeyboardInterrupt, batch=0)])
+    run.assert_goes_on(int(hook == "on_train_batch_end"))
+
+
+@pytest.mark.parametrize("moment", ["begin", "batch_begin", "batch_end", "end"])
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_in_a_callback_of_evaluate_and_predict(run, verb, moment):
+    hook = f"on_{'test' if verb == 'evaluate' else verb}_{moment}"
+    arguments = (X, run.y) if verb == "evaluate" else (X,)
+    for kind in KINDS if moment == "batch_end" else KINDS[:2]:
+        with pytest.raises(kind, match="on purpose"):
+            getattr(run.model, verb)(
+                *arguments, batch_size=BATCH, verbose=0, callbacks=[Raise(hook, kind)]
+            )
+        run.assert_whole(0)
+    run.assert_goes_on(0)
+
+
+class Broken(keras.utils.PyDataset):
+    """Raises when it is asked for a batch."""
+
+    def __init__(self, y, at):
+        super().__init__()
+        self.y, self.at = y, at
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise ValueError("on purpose")
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return {name: array[rows] for name, array in X.items()}, self.y[rows]
+
+
+def generator(y, at):
+    data = Broken(y, at)
+    for index in range(STEPS):
+        yield data[index]
+
+
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("source", [Broken, generator], ids=["dataset", "generator"])
+def test_in_the_data(run, source, verb):
+    options = {"shuffle": False} if verb == "fit" else {}
+    # On TensorFlow it comes as an error of its own, with this text in it.
+    with pytest.raises(Exception, match="on purpose"):
+        getattr(run.model, verb)(source(run.y, 2), verbose=0, **options)
+    # TensorFlow fetches some batches ahead, so the error may be heard some steps before.
+    assert run.done <= (2 if verb == "fit" else 0)
+    run.assert_goes_on(run.done)
+
+
+def test_in_the_thread_that_prepares_batches(task_run):
+    made = []
+
+    def make_batch(arrays, masks):
+        if threading.current_thread() is not threading.main_thread():
+            made.append(len(made))
+            if len(made) == 2:
+                raise ValueError("on purpose")
+        rows = arrays["row"]
+        return {name: array[rows] for name, array in X.items()}, LABELS[rows]
+
+    data = kt.data.BucketedDataset({"ids": X["token_ids"].tolist()}, make_batch, batch_size=BATCH)
+    with pytest.raises(Exception, match="on purpose"):
+        task_run.fit(0, data, None, batch_size=None)
+    assert task_run.done <= 3
+    task_run.assert_goes_on(task_run.done)
+
+
+@pytest.mark.parametrize("verb", ["train_on_batch", "test_on_batch", "predict_on_batch", "fit"])
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_while_a_step_is_traced_or_compiled(verb, eager):
+    """In the loss, or in the model, the first time: what Python does of a step."""
+    task = make_task(run_eagerly=eager)
+    broken = [True]
+
+    class Layer(type(task.output_dense)):
+        def call(self, *args, **kwargs):
+            if broken:
+                raise KeyboardInterrupt
+            return super().call(*args, **kwargs)
+
+    before = task.get_weights()
+    plain, task.output_dense.__class__ = task.output_dense.__class__, Layer
+    arguments = (X,) if verb == "predict_on_batch" else (X, LABELS)
+    options = {"verbose": 0} if verb == "fit" else {}
+    with pytest.raises(KeyboardInterrupt):
+        getattr(task, verb)(*arguments, **options)
+    for found, expected in zip(task.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    broken.clear()
+    task.output_dense.__class__ = plain
+    getattr(task, verb)(*arguments, **options)
+    other = make_task(run_eagerly=eager)
+    getattr(other, verb)(*arguments, **options)
+    for found, expected in zip(task.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_calls_within_fit_that_fail_and_are_caught(run):
+    model = run.model
+
+    class Try(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            for hook, call in (
+                ("on_test_batch_end", lambda **o: model.evaluate(X, run.y, **o)),
+                ("on_predict_batch_end", lambda **o: model.predict(X, **o)),
+            ):
+                with contextlib.suppress(KeyboardInterrupt):
+                    call(verbose=0, batch_size=BATCH, callbacks=[Raise(hook, KeyboardInterrupt)])
+
+    run.fit(0, callbacks=[Try()])
+    run.assert_goes_on(STEPS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment(task_run, number):
+    """Sent by another thread while steps run: a step is whole, or was not begun."""
+
+    def stop(*_):
+        raise SystemExit("on purpose")
+
+    before = signal.signal(number, stop)
+    moments = random.Random(os.urandom(8))
+    try:
+        for _ in range(8):
+            task_run.begin()
+            delay = moments.uniform(0, 0.03)
+            sender = threading.Timer(delay, os.kill, (os.getpid(), number))
+
+            class Start(keras.callbacks.Callback):
+                def on_train_batch_begin(self, batch, logs=None, sender=sender):
+                    if batch == 0:
+                        sender.start()
+
+            with contextlib.suppress(SystemExit):
+                task_run.fit(0, callbacks=[Start()], epochs=1)
+                sender.join()
+                time.sleep(0.01)
+            sender.join()
+            task_run.assert_whole(task_run.done)
+    finally:
+        signal.signal(number, before)
+    task_run.assert_goes_on(task_run.done)
+
+
+@pytest.mark.backend_independent
+def test_signals_wait_and_are_heard_in_their_order():
+    heard = []
+
+    def handler(number, frame):
+        heard.append(number)
+        if number == signal.SIGUSR1:
+            raise KeyError("the first")
+
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        with pytest.raises(KeyError, match="the first"), signals_wait():
+            for number in numbers:
+                signal.raise_signal(number)
+            with signals_wait():
+                signal.raise_signal(signal.SIGUSR2)
+            assert not heard
+            inside = "reached"
+        assert inside == "reached"
+        assert heard == [signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR2]
+        assert all(signal.getsignal(number) is handler for number in numbers)
+        with pytest.raises(KeyError, match="the body"), signals_wait():
+            raise KeyError("the body")
+        assert all(signal.getsignal(number) is handler for number in numbers)
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+if BACKEND == "jax":
+    import jax
+    import jax.numpy as jnp
+
+    class Program:
+        """A compiled step that gives its first argument's memory away, and what is done behind."""
+
+        def __init__(self, then):
+            self.then = then
+            self.jitted = jax.jit(
+                lambda one, other, data: (data.sum(), [[one[0] + 1], [None]]), donate_argnums=0
+            )
+
+        def program(self, *arguments):
+            def run(*arguments):
+                outputs = self.jitted(*arguments)
+                self.then()
+                return outputs
+
+            return run
+
+    def pair():
+        return [keras.Variable(np.zeros(3, "float32")), keras.Variable(np.ones(3, "float32"))]
+
+    def test_a_signal_behind_the_program_comes_when_its_values_are_kept():
+        one, other = pair()
+        step = WholeStep(None, Program(lambda: signal.raise_signal(signal.SIGINT)), (0,))
+        with pytest.raises(KeyboardInterrupt):
+            step((Group([one]), Group([other])), jnp.ones(2))
+        assert np.asarray(one).tolist() == [1, 1, 1] and np.asarray(other).tolist() == [1, 1, 1]
+
+    def test_an_error_of_the_program_says_what_is_lost():
+        def fail():
+            raise ValueError("out of memory")
+
+        one, other = pair()
+        step = WholeStep(None, Program(fail), (0,))
+        with pytest.raises(RuntimeError, match="weights and optimizer are lost") as error:
+            step((Group([one]), Group([other])), jnp.ones(2))
+        assert "out of memory" in str(error.value.__cause__)
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(one.value)
+        assert np.asarray(other).tolist() == [1, 1, 1]
