@@ -113,13 +113,15 @@ def flops_per_sequence(
 
     Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
+    length = check_int("length", length, at_least=1)
+    target_length = check_int("target_length", target_length, at_least=1, none=True)
     target = check_lengths(config, length, target_length)
     if first_only and config.kind != "encoder":
         raise ValueError(f"`first_only` is of an encoder, received kind={config.kind!r}.")
     blocks = _blocks(config, length, target, first_only)
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
-    check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
+    predicted_tokens = check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
     others = 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
     if config.kind == "encoder":
         others += 2 * predicted_tokens * config.hidden_dim * config.embedding_dim

@@ -246,6 +246,18 @@ def test_tokenizers():
         refused("special_tokens", kt.Tokenizer.train, texts=["a"], special_tokens=value)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="meshes are JAX's")
+def test_meshes():
+    mesh = kt.distribution.device_mesh(data=1, model=1)
+    for value in ("x", 5, NAN, object(), {}):
+        refused("devices", kt.distribution.device_mesh, devices=value)
+        refused("mesh", kt.distribution.layout_map, mesh=value)
+        refused("config", kt.distribution.layout_map, mesh=mesh, config=value)
+    for value in NO_COUNTS:
+        refused("model", kt.distribution.device_mesh, model=value)
+        refused("data", kt.distribution.device_mesh, data=value)
+
+
 def test_bleu():
     bleu = training.BLEU(tokenize="none")
     for value in (None, 5, "a", [5], [b"a"], ["a\ud800"]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checking import check_bool
+from keras_transformer.checking import check_bool, check_int
 from keras_transformer.checkpoints import loading
 from keras_transformer.checkpoints.overrides import changed_config, check_head_values
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
@@ -230,7 +230,9 @@ def _same_classes(saved: dict[str, Any], chosen: dict[str, Any]) -> bool:
     if "num_classes" not in saved:
         return True
     labels = chosen.get("labels")
-    number = chosen.get("num_classes") or (len(labels) if labels else None)
+    number = check_int("num_classes", chosen.get("num_classes"), none=True)
+    if number is None and isinstance(labels, (list, tuple)):
+        number = len(labels)
     return number is None or number == saved["num_classes"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_path, describe, shorten
+from keras_transformer.checking import check_choice, check_path, describe, shorten
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import write_json
@@ -55,6 +55,7 @@ def export_to_huggingface(
     ```
     """
     check_path("directory", directory)
+    check_choice("dtype", dtype, ("float32", "float16"), none=True)
     backbone = getattr(model, "backbone", model)
     if not hasattr(backbone, "config"):
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")

@@ -10,7 +10,7 @@ import re
 
 import keras
 
-from keras_transformer.checking import check_int
+from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
 
 BATCH, MODEL = "batch", "model"
@@ -62,6 +62,8 @@ def device_mesh(
     _require_jax()
     data = check_int("data", data, at_least=1, none=True)
     model = check_int("model", model, at_least=1)
+    if not isinstance(devices, list | tuple | None):
+        raise ValueError(f"`devices` must be a list of devices, received {describe(devices)}.")
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if data is None:
         data = max(1, len(devices) // model)
@@ -117,6 +119,10 @@ def layout_map(
     Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
     """
     _require_jax()
+    if not isinstance(mesh, keras.distribution.DeviceMesh):
+        raise ValueError(f"`mesh` must be a DeviceMesh, received {describe(mesh)}.")
+    if not isinstance(config, TransformerConfig | None):
+        raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
     if MODEL not in mesh.axis_names:
         raise ValueError(
             f"The mesh has the axes {list(mesh.axis_names)}, but the layout needs one named "

@@ -1,6 +1,7 @@
 """A smaller model that learns what a larger one says."""
 
 import contextlib
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -180,6 +181,8 @@ class Distiller(TakesTurns, KnowsItsSteps, KeepsState, keras.Model):
                 "Distiller takes batches: give `fit` what `student.make_dataset(texts, ...)` "
                 f"makes. Received {describe(x)}."
             )
+        if isinstance(x, Mapping):
+            x = self.student._named(x)
         if isinstance(x, BucketedDataset):
             kwargs["shuffle"] = False  # It shuffles by itself.
         return super().fit(x, y, **kwargs)

@@ -33,7 +33,7 @@ def test_bundled_presets_are_listed_by_task():
     assert "minilm_l6_en" in list_presets("text_embedding")
     assert "minilm_l6_en" not in list_presets("text_classification")
     assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
-    with pytest.raises(ValueError, match="no task 'poetry'.*'text_classification'"):
+    with pytest.raises(ValueError, match="`task` must be one of 'masked_lm'.*received 'poetry'"):
         list_presets("poetry")
 
 

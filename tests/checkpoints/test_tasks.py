@@ -93,7 +93,7 @@ def test_without_tokenizer_files(tmp_path, tokenizer):
         ({"num_classes": None, "labels": None}, "num_classes"),
         ({"labels": 3}, "'labels' must be null or a list of strings"),
         ({"labels": ["a"]}, "labels"),
-        ({"dropout": "high"}, "do not fit TextClassifier"),
+        ({"dropout": "high"}, "`dropout` must be a number"),
         ({"class": "os.system"}, r"unknown values \['class'\]"),
     ],
 )

@@ -161,6 +161,8 @@ def test_bad_values():
     )
     none = {"soft_weight": 0, "hard_weight": 0, "cosine_weight": 0}
     check("One of the weights must be above 0", Distiller, student, teacher, **none)
+    arrays = {"token_ids": np.array([[2, 5]]), "labels": np.array([0])}
+    check("takes no 'labels'", Distiller(student, teacher).fit, arrays, np.array([0]))
     check("Distiller takes batches", Distiller(student, teacher).fit, TEXTS, [0] * 6)
     for value in (0, 5, 2.0, True):
         check("`num_layers` must be an integer from 1 to 4, received", smaller, teacher, value)
