@@ -75,7 +75,7 @@ class RelativePositionBias(keras.layers.Layer):
         )
 
     def call(self, query_positions, key_positions):
-        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        distance = _distances(query_positions, key_positions)
         bias = look_up(self.embeddings, self._bucket(ops.cast(distance, "int32")))
         return ops.transpose(ops.cast(bias, self.compute_dtype), (0, 3, 1, 2))
 
@@ -141,7 +141,7 @@ class ALiBi(keras.layers.Layer):
         self.num_heads = num_heads
 
     def call(self, query_positions, key_positions):
-        distance = ops.expand_dims(key_positions, 1) - ops.expand_dims(query_positions, 2)
+        distance = _distances(query_positions, key_positions)
         distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
         slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")
         return ops.cast(-distance * slopes[:, None, None], self.compute_dtype)
@@ -151,6 +151,11 @@ class ALiBi(keras.layers.Layer):
 
     def get_config(self) -> dict:
         return {**super().get_config(), "num_heads": self.num_heads}
+
+
+def _distances(query_positions, key_positions):
+    """Of every key from every query, of integers of any kinds, which TensorFlow does not mix."""
+    return ops.subtract(ops.expand_dims(key_positions, 1), ops.expand_dims(query_positions, 2))
 
 
 def _pairs_shape(queries, num_heads: int, keys) -> tuple:
