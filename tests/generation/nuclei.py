@@ -112,9 +112,6 @@ def main():
     for factor, size, sampler in (
         (2.0, 1, Random(temperature=0.7, top_p=0.9)),
         (1.0, 32, Random(temperature=0.3, top_p=0.5)),
-        (2.0, 8, Random(temperature=0.9, top_k=1)),
-        (2.0, 8, Random(temperature=0.7, min_p=1.0)),
-        (0.3, 16, Random(temperature=0.7, typical_p=0.2)),
     ):
         backbone = sharper(make_backbone("decoder", vocabulary_size=90), factor)
         drawn = draws(backbone, sampler, prompts, 4, batch_size=size, new=6)

@@ -20,7 +20,7 @@ from keras_transformer.generation import (
 )
 from keras_transformer.generation.cutting import sharpened
 from keras_transformer.generation.scheduler import Scheduler
-from tests.generation.common import engine_inputs, make_backbone, make_prompts
+from tests.generation.common import decode, engine_inputs, make_backbone, make_prompts
 
 FLOATS = [
     (Random, "temperature"),
@@ -156,7 +156,14 @@ def test_a_function_that_gives_no_numbers(engine):
         settings = Settings(sampler, Rules(function=spoiled(value)))
         with pytest.raises(FloatingPointError, match="`function` of the rules .* token 2"):
             engine.generate(inputs, settings, 4)
-    assert engine.generate(inputs, settings, 1).tokens.shape[-1] == 1
+
+    def spoils_the_first_row(logits, tokens, counts):
+        bad = ops.logical_and(counts == 1, ops.arange(counts.shape[0]) == 0)[:, None, None]
+        return ops.where(bad, math.nan, logits)
+
+    settings = Settings(Greedy(), Rules(function=spoils_the_first_row))
+    found, _ = decode(engine, inputs, settings, [1, 4])
+    assert found.counts.tolist() == [[1], [4]]
     banned = Settings(Greedy(), Rules(function=spoiled(-math.inf), min_new_tokens=1))
     assert engine.generate(inputs, banned, 2).tokens[0, 0, 1] != 5
     for result in (None, 3.0, "x"):

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_transformer.generation import Random
+from keras_transformer.generation.choosing import draw
+from keras_transformer.generation.compiling import compile_function
 from tests.generation.common import make_backbone, make_prompts
 from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
 
@@ -54,6 +57,46 @@ def chi_square(found, expected, least=5):
     return statistic, freedom
 
 
+def test_equals_what_is_banned_and_what_has_no_number():
+    """What is left of rows with ties, with minus infinity, and with all but one token banned."""
+    low = -1e30
+    rows = [
+        [1.0, 3.0, 3.0, 2.0, 2.0, -np.inf],
+        [low, low, low, -7.0, low, low],
+        [0.0, -0.0, 0.0, -0.0, low, low],
+        [40.0, -40.0, -40.0, -40.0, -40.0, -np.inf],
+    ]
+    samplers = {
+        Random(top_k=1): ["12", "3", "0123", "0"],
+        Random(top_k=3): ["1234", None, "0123", None],
+        Random(top_p=0.3): ["12", "3", "0123", "0"],
+        Random(top_p=1e-300): ["12", "3", "0123", "0"],
+        Random(min_p=1.0): ["12", "3", "0123", "0"],
+        Random(typical_p=0.1): ["12", "3", "0123", "0"],
+        Random(temperature=1e-300): ["12", "3", "0123", "0"],
+        Random(temperature=1e300): ["01234", "3", "0123", "01234"],
+    }
+    compiled = compile_function(lambda logits: [each.filtered(logits) for each in samplers])
+    found = compiled(ops.convert_to_tensor(np.array(rows, "float32")))
+    for (sampler, expected), logits in zip(samplers.items(), found, strict=True):
+        for row, tokens in zip(ops.convert_to_numpy(logits), expected, strict=True):
+            possible = "".join(map(str, np.flatnonzero(row > -1e29)))
+            assert tokens in (None, possible), (sampler, possible)
+            assert not np.isnan(row).any()
+
+
+def test_a_draw_of_nothing():
+    """No token has a chance: then the likeliest of what is given for that."""
+
+    def nothing(scores, numbers):
+        return draw(ops.zeros_like(scores), numbers, instead=scores)
+
+    scores = np.random.default_rng(0).normal(size=(40, 700)).astype("float32")
+    numbers = np.linspace(0, 0.9999, 40).astype("float32")
+    found = compile_function(nothing)(*map(ops.convert_to_tensor, (scores, numbers)))
+    assert ops.convert_to_numpy(found).tolist() == scores.argmax(axis=-1).tolist()
+
+
 def test_with_all_of_the_optimization_that_a_user_has():
     """In a process of its own: the tests tell XLA to optimize less."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -69,4 +112,4 @@ def test_with_all_of_the_optimization_that_a_user_has():
     report = json.loads(result.stdout.splitlines()[-1])
     assert report["flags"] is None
     assert [count for count, _ in report["found"]] == [0] * len(report["found"])
-    assert sum(total for _, total in report["found"]) > 3000
+    assert sum(total for _, total in report["found"]) > 1500
