@@ -105,6 +105,13 @@ HOSTILE = {
         {"decoder": sequence("decoders", [sequence("decoders", TEN[:6])] * 2)},
         "its decoder can make 1,000,000,000,000",
     ),
+    "tokens": (
+        {
+            "model": {**BPE, "vocab": {**BPE["vocab"], "a" * 1500: 3}},
+            "decoder": replace("a", "b" * 20),
+        },
+        "its decoder can make 30,000 characters of a token of 1,500",
+    ),
     "content": (
         {"normalizer": replace("a", "a" * 5000)},
         "have 5,001 characters, of at most 5,000",
