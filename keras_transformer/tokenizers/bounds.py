@@ -24,7 +24,7 @@ _MAX_PARTS = 5_000_000
 MAX_VOCABULARY = 4_000_000
 # Characters of one token, and of what it is decoded to. Published ones have up to some hundred, of
 # spaces or dashes.
-_MAX_TOKEN, _MAX_DECODED = 2_000, 20_000
+MAX_TOKEN, _MAX_DECODED = 2_000, 20_000
 # Of characters that one may become. Those of XLM-RoBERTa and its like become 72.
 _MAX_GROWTH = 256
 _MAX_STEPS, _MAX_PATTERNS, _MAX_RULES, _MAX_WRITTEN = 1_000, 32, 4, 5_000
@@ -166,8 +166,8 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
     tokens += [token.get("content") for token in added or () if isinstance(token, dict)]
     tokens += [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
-    if longest > _MAX_TOKEN:
-        raise Unusable(f"it has a token of {longest:,} characters, of at most {_MAX_TOKEN:,}")
+    if longest > MAX_TOKEN:
+        raise Unusable(f"it has a token of {longest:,} characters, of at most {MAX_TOKEN:,}")
     word = model.get("max_input_chars_per_word")
     if isinstance(word, int) and word > _MAX_WORD:
         raise Unusable(f"'max_input_chars_per_word' is {word}, and may be {_MAX_WORD}")

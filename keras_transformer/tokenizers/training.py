@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
+from keras_transformer.tokenizers.bounds import MAX_TOKEN, MAX_VOCABULARY
 
 KINDS = ("bpe", "wordpiece", "unigram")
 
@@ -135,6 +135,7 @@ def _bpe(size: int, specials: list[str], alphabet: list[str]):
         min_frequency=_MIN_FREQUENCY,
         special_tokens=specials,
         initial_alphabet=alphabet,
+        max_token_length=MAX_TOKEN,  # what is saved is to be loaded again
         show_progress=False,
     )
     return tokenizers.Tokenizer(models.BPE()), trainer

@@ -227,6 +227,16 @@ def test_vocabularies_to_be_learned():
             Tokenizer.train(["a b"] * 2, kind=kind, vocabulary_size=10**12)
 
 
+def test_what_is_learned_can_be_loaded(tmp_path):
+    """A merge doubles a token: of a long line it would become one that no file may have."""
+    tokenizer = Tokenizer.train(["=" * 5000] * 3, vocabulary_size=300)
+    assert max(map(len, tokenizer.get_vocabulary())) <= bounds.MAX_TOKEN
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.from_files(tmp_path)
+    assert loaded.encode("=" * 5000) == tokenizer.encode("=" * 5000)
+    assert loaded.decode(loaded.encode("=" * 5000)) == "=" * 5000
+
+
 # The bound itself.
 
 
