@@ -22,8 +22,9 @@ MAX_FILE = 100 * 2**20
 _MAX_PARTS = 5_000_000
 # Ids beyond this are no row of an embedding; the largest published vocabulary has a million.
 MAX_VOCABULARY = 4_000_000
-# Characters of one token. Published ones have up to some hundred, of spaces or dashes.
-_MAX_TOKEN = 2_000
+# Characters of one token, and of what it is decoded to. Published ones have up to some hundred, of
+# spaces or dashes.
+MAX_TOKEN, _MAX_DECODED = 2_000, 20_000
 # Of characters that one may become. Those of XLM-RoBERTa and its like become 72.
 _MAX_GROWTH = 256
 _MAX_STEPS, _MAX_PATTERNS, _MAX_RULES, _MAX_WRITTEN = 1_000, 32, 4, 5_000
@@ -66,7 +67,7 @@ def bounded(text: str) -> str:
     if not isinstance(values, dict):
         raise Unusable("it holds no object")
     values["padding"] = values["truncation"] = None
-    _check_vocabulary(values)
+    longest = _check_vocabulary(values)
     before = [*_steps(values, "normalizer"), *_steps(values, "pre_tokenizer")]
     for part, steps in (("normalizer", before), ("decoder", list(_steps(values, "decoder")))):
         growth = _growth(steps)
@@ -74,6 +75,11 @@ def bounded(text: str) -> str:
             raise Unusable(
                 f"its {part} can make {growth:,.0f} characters of one, and may make {_MAX_GROWTH}"
             )
+    if growth * longest > _MAX_DECODED:
+        raise Unusable(
+            f"its decoder can make {growth * longest:,.0f} characters of a token of {longest:,}, "
+            f"and may make {_MAX_DECODED:,}"
+        )
     _check_around(list(_steps(values, "post_processor")))
     # In ASCII: what is no text fails there, not on the way.
     return json.dumps(values)
@@ -149,7 +155,8 @@ def try_out(backend: tokenizers.Tokenizer) -> None:
 # The vocabulary
 
 
-def _check_vocabulary(values: dict[str, Any]) -> None:
+def _check_vocabulary(values: dict[str, Any]) -> int:
+    """The characters of the longest token. Takes the dropout out."""
     model, added = values.get("model"), values.get("added_tokens")
     model = model if isinstance(model, dict) else {}
     model.pop("dropout", None)
@@ -159,11 +166,12 @@ def _check_vocabulary(values: dict[str, Any]) -> None:
     tokens += [token.get("content") for token in added or () if isinstance(token, dict)]
     tokens += [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
-    if longest > _MAX_TOKEN:
-        raise Unusable(f"it has a token of {longest:,} characters, of at most {_MAX_TOKEN:,}")
+    if longest > MAX_TOKEN:
+        raise Unusable(f"it has a token of {longest:,} characters, of at most {MAX_TOKEN:,}")
     word = model.get("max_input_chars_per_word")
     if isinstance(word, int) and word > _MAX_WORD:
         raise Unusable(f"'max_input_chars_per_word' is {word}, and may be {_MAX_WORD}")
+    return longest
 
 
 # Steps

@@ -82,7 +82,6 @@ class _Process:
 
     def __init__(self):
         command = [sys.executable, "-I", "-S", "-B", chat_child.__file__, str(MEMORY), *_folders()]
-        self.timed_out = False
         try:
             self._popen = subprocess.Popen(
                 command,
@@ -121,6 +120,7 @@ class _Process:
     def _timed(self, patience, function, *args):
         timer = threading.Timer(patience, self._time_out)
         timer.daemon = True
+        self.timed_out = False
         timer.start()
         try:
             return function(*args)

@@ -7,7 +7,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from keras_transformer.checking import check_bool, check_choice, check_int, check_text, shorten
 from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import MAX_VOCABULARY
+from keras_transformer.tokenizers.bounds import MAX_TOKEN, MAX_VOCABULARY
 
 KINDS = ("bpe", "wordpiece", "unigram")
 
@@ -137,6 +137,7 @@ def _bpe(size: int, specials: list[str], alphabet: list[str]):
         min_frequency=_MIN_FREQUENCY,
         special_tokens=specials,
         initial_alphabet=alphabet,
+        max_token_length=MAX_TOKEN,  # what is saved is to be loaded again
         show_progress=False,
     )
     return tokenizers.Tokenizer(models.BPE()), trainer

@@ -36,7 +36,7 @@ def test_read_json_limits_the_size(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"a": "' + "x" * 1000 + '"}')
     assert read_json(path)["a"] == "x" * 1000
-    with pytest.raises(ValueError, match="1,009 bytes; it may have 1,000"):
+    with pytest.raises(ValueError, match="1,009 bytes; a file of this kind may have 1,000"):
         read_json(path, limit=1000)
 
 

@@ -105,6 +105,13 @@ HOSTILE = {
         {"decoder": sequence("decoders", [sequence("decoders", TEN[:6])] * 2)},
         "its decoder can make 1,000,000,000,000",
     ),
+    "tokens": (
+        {
+            "model": {**BPE, "vocab": {**BPE["vocab"], "a" * 1500: 3}},
+            "decoder": replace("a", "b" * 20),
+        },
+        "its decoder can make 30,000 characters of a token of 1,500",
+    ),
     "content": (
         {"normalizer": replace("a", "a" * 5000)},
         "have 5,001 characters, of at most 5,000",
@@ -218,6 +225,16 @@ def test_vocabularies_to_be_learned():
     for kind in ("bpe", "wordpiece", "unigram"):
         with pytest.raises(ValueError, match=r"may be 4,000,000.*1000000000000"):
             Tokenizer.train(["a b"] * 2, kind=kind, vocabulary_size=10**12)
+
+
+def test_what_is_learned_can_be_loaded(tmp_path):
+    """A merge doubles a token: of a long line it would become one that no file may have."""
+    tokenizer = Tokenizer.train(["=" * 5000] * 3, vocabulary_size=300)
+    assert max(map(len, tokenizer.get_vocabulary())) <= bounds.MAX_TOKEN
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.from_files(tmp_path)
+    assert loaded.encode("=" * 5000) == tokenizer.encode("=" * 5000)
+    assert loaded.decode(loaded.encode("=" * 5000)) == "=" * 5000
 
 
 # The bound itself.
