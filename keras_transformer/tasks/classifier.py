@@ -74,8 +74,8 @@ class Classifier(Task):
                 "`adversarial_norm` is a share of the length of the embeddings, such as 0.1, or 0 "
                 f"for none. Received {adversarial_norm!r}."
             )
-        self.adversarial_norm = adversarial_norm
         super().compile(*args, **kwargs)
+        self.adversarial_norm = adversarial_norm
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss_of = super().compute_loss
