@@ -77,7 +77,7 @@ def test_readers_of_a_classifier(classifier):
         lambda: classifier.tokenizer.encode_batch(two),
     ]
     assert len(calls) == THREADS
-    assert_as_one_after_the_other(calls, rounds=10)
+    assert_as_one_after_the_other(calls, rounds=4)
 
 
 def test_readers_of_a_language_model(lm):
@@ -93,7 +93,7 @@ def test_readers_of_a_language_model(lm):
         lambda: lm.evaluate(TEXTS, verbose=0),
     ]
     assert len(calls) == THREADS
-    assert_as_one_after_the_other(calls, rounds=5)
+    assert_as_one_after_the_other(calls, rounds=4)
 
 
 def test_the_first_calls_of_all_threads(tokenizer):
