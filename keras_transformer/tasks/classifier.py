@@ -71,11 +71,12 @@ class Classifier(Task):
         Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
         Classification", section 3.
         """
-        self.adversarial_norm = check_number(
+        adversarial_norm = check_number(
             "adversarial_norm", adversarial_norm, at_least=0,
             hint="It is a share of the length of the embeddings, such as 0.1, or 0 for none.",
         )  # fmt: skip
         super().compile(*args, **kwargs)
+        self.adversarial_norm = adversarial_norm
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss_of = super().compute_loss

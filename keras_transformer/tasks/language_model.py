@@ -78,9 +78,10 @@ class LanguageModel(TokenPredictor):
                 they are read: faster, for the memory of the model once more.
             **kwargs: as of `keras.Model.compile`.
         """
-        self.sampler = samplers.get(sampler)
-        self.pack_weights = values.flag("pack_weights", pack_weights)
+        sampler = samplers.get(sampler)
+        pack_weights = values.flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)
+        self.sampler, self.pack_weights = sampler, pack_weights
 
     def final_states(self, inputs, training: bool = False):
         return self.backbone(inputs, training=training)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 import weakref
 from pathlib import Path
@@ -243,7 +244,15 @@ def _variables(model) -> dict[str, Any]:
 
 
 def _metric_variables(model) -> dict[str, Any]:
-    return {f"metrics/{i}/{_within_model(v)}": v for i, v in enumerate(model.metrics_variables)}
+    # Keras numbers metrics without a name of their own within a process.
+    paths = [re.sub(r"_\d+(?=/)", "", variable.path) for variable in model.metrics_variables]
+    return dict(
+        zip(
+            (f"metrics/{i}/{path}" for i, path in enumerate(paths)),
+            model.metrics_variables,
+            strict=True,
+        )
+    )
 
 
 def _within_model(variable) -> str:
