@@ -214,17 +214,26 @@ def test_waiting_ends(tmp_path):
         pass
 
 
+FORK = """
+import os, sys, time
+from keras_transformer.scratch import PathLock
+
+lock = PathLock(sys.argv[1])
+assert lock.acquire()
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    os.write(writing, b"y" if lock.held else b"n")
+    time.sleep(600)
+assert os.read(reading, 1) == b"n"
+lock.release()
+free = PathLock(sys.argv[1]).acquire()  # although the other process lives
+os.kill(child, 9)
+assert free
+"""
+
+
 def test_a_forked_process_keeps_no_lock(tmp_path):
-    lock = PathLock(tmp_path / "state")
-    assert lock.acquire()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writing, b"y" if lock.held else b"n")
-        os.close(writing)
-        time.sleep(600)
-    assert os.read(reading, 1) == b"n"
-    lock.release()
-    assert PathLock(tmp_path / "state").acquire()  # although the other process lives
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", FORK, str(tmp_path / "state")]
+    subprocess.run(command, env=environment, check=True, timeout=300)
