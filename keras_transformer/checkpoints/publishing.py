@@ -129,7 +129,7 @@ def current_folder(folder: str | os.PathLike) -> Path:
     return folder
 
 
-def stamp(folder: str | os.PathLike) -> Stamp | None:
+def stamp(folder: str | os.PathLike) -> Stamp:
     """What differs as soon as another preset is in a folder: which files lie there.
 
     A file of a preset is never written to once it is there, it is replaced by another one, which
@@ -140,14 +140,14 @@ def stamp(folder: str | os.PathLike) -> Stamp | None:
         folder: What `current_folder` gave.
 
     Returns:
-        A value to compare, None if there is no such folder.
+        A value to compare, an empty one if there is no such folder.
     """
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:
             files = sorted((e.name, *_identity(e)) for e in entries if _is_part(e.name))
     except OSError:
-        return None
+        return ()
     return (found.st_dev, found.st_ino, *files)
 
 

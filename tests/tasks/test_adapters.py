@@ -6,6 +6,8 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
+from keras_transformer.files import write_safetensors
+from keras_transformer.scratch import PathLock
 
 TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 16
 LABELS = np.array([0, 1, 2] * 16)
@@ -171,3 +173,28 @@ def test_bad_files(tokenizer, tmp_path):
     task.enable_lora(2)
     with pytest.raises(ValueError, match="adapted already"):
         task.enable_lora(2)
+
+
+def test_files_that_cannot_be_written_or_are_foreign(tokenizer, tmp_path):
+    task = make(tokenizer)
+    odd = {"backbone/query/lora_kernel_a": np.zeros(3, "float32"), "alpha": np.ones(1, "float32")}
+    write_safetensors(tmp_path / "odd", odd)
+    with pytest.raises(ValueError, match="odd holds no adapters"):
+        task.load_adapter(tmp_path / "odd")
+    odd["backbone/nothing/lora_kernel_a"] = odd.pop("backbone/query/lora_kernel_a")[:, None]
+    write_safetensors(tmp_path / "odd", odd)
+    with pytest.raises(ValueError, match="odd does not fit this model: `targets` must name"):
+        task.load_adapter(tmp_path / "odd")
+    task.enable_lora(2)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="it is a folder. Name a file"):
+        task.save_adapter(tmp_path / "folder")
+    with pytest.raises(OSError, match="odd/x could not be written"):
+        task.save_adapter(tmp_path / "odd" / "x")
+    lock = PathLock(tmp_path / "adapter")
+    assert lock.acquire()
+    with pytest.raises(OSError, match="is being written by somebody else"):
+        task.save_adapter(tmp_path / "adapter")
+    lock.release()
+    task.save_adapter(tmp_path / "adapter")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "folder", "odd"]

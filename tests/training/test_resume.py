@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.files import SafetensorsFile, write_safetensors
 from keras_transformer.training import LastCheckpoints, ResumableRun
 
 # A translator with dropout, Adam with a schedule, shuffled buckets, saved after every second
@@ -224,3 +226,65 @@ def test_the_checkpoints_kept_are_those_of_the_unbroken_run(tmp_path):
     steps = data.batches_per_epoch
     names = [f"step-{steps * epoch:08d}.safetensors" for epoch in (2, 3, 4)]
     assert [path.name for path in last.paths] == names
+
+
+@pytest.mark.parametrize(
+    "metadata, tensors, message",
+    [
+        (None, {}, "is no state of a run"),
+        ({"run": "[]"}, {}, "is no state of a run"),
+        ({"run": "{"}, {}, "is no state of a run"),
+        ({"run": '{"of": {}, "epoch": 0}'}, {}, "is no state of a run: 'batch'"),
+        ({"run": '{"of": {}, "epoch": "x", "batch": 0}'}, {}, "it names no place in a run"),
+        ("ours", {}, "'model/0/.*' has the shape None there and "),
+        ("ours", {"model": np.zeros(3)}, "has the shape None there"),
+    ],
+)
+def test_a_foreign_state_file(tmp_path, metadata, tensors, message):
+    data, path = make_dataset(), tmp_path / "state.safetensors"
+    if metadata == "ours":
+        make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+        metadata = SafetensorsFile(path).metadata
+    write_safetensors(path, {"x": np.zeros(1), **tensors}, metadata)
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{message}"):
+        make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match="is a folder"):
+        make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+
+
+_HOLD = """
+import sys, time
+from keras_transformer.scratch import PathLock
+assert PathLock(sys.argv[1]).acquire()
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_run_in_a_directory(tmp_path):
+    data, environment = make_dataset(), {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    state = tmp_path / "state.safetensors"
+    other = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(state)], stdout=subprocess.PIPE, env=environment
+    )
+    assert other.stdout.readline() == b"there\n"
+    with pytest.raises(OSError, match="Another process has a run in"):
+        make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
+    other.kill()
+    other.wait()
+    first = ResumableRun(tmp_path, data)
+    make_model().fit(data, verbose=0, callbacks=[first])
+    assert os.listdir(tmp_path) == ["state.safetensors"]
+
+    class Begin(keras.callbacks.Callback):
+        """As a second run that is begun in the same process while the first one goes on."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            second.set_model(self.model)
+            second._take_lock()
+
+    second = ResumableRun(tmp_path, data)
+    with pytest.raises(OSError, match="Another run of this process has begun"):
+        make_model().fit(data, epochs=2, verbose=0, callbacks=[Begin(), first])

@@ -18,6 +18,7 @@ from keras_transformer.checkpoints.families.family import (
     Values,
 )
 from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.lines import (
     EMBEDDING_NORM,
     NAMES,
@@ -160,6 +161,11 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
             task = read_json(path)
             name = registered_class(task)
             arguments["task"] = {"class_name": name, "config": serialized_arguments(task)}
+        elif path_inside(folder, TASK_WEIGHTS_FILE).is_file():
+            raise ValueError(
+                f"{folder} has {TASK_WEIGHTS_FILE}, the weights of a head, without {TASK_FILE}, "
+                "which says of what task. Fetch it too, or remove the weights to load the backbone."
+            )
         return arguments
     except ValueError as error:
         raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
