@@ -190,7 +190,9 @@ class Engine:
             slots = round_size(end + min(max(needed, end // 2), most))
             size = max(size, slots)
         count = int(counts[unfinished].max(initial=0))
-        if count + min(steps * sampler.step_length, remaining) > size:
+        # Rules may be a token ahead of a sampler that begins with candidates.
+        coming = min(steps * sampler.step_length, remaining) + sampler.extra_steps
+        if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
         if (slots, size) == (state.cache.slots, state.size):
             return state

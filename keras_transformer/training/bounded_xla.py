@@ -87,9 +87,10 @@ class BoundedXla:
 
     @contextlib.contextmanager
     def _without_xla(self, name: str):
-        before = self.jit_compile
-        if name in self._as_graph:
-            self.jit_compile = False
+        if name not in self._as_graph:
+            yield
+            return
+        before, self.jit_compile = self.jit_compile, False
         try:
             yield
         finally:

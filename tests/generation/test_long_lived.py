@@ -73,20 +73,20 @@ def live():
 
 
 def test_programs_are_bounded_and_what_comes_back_is_the_same(backbone, greedy, monkeypatch):
-    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 5)
+    monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 3)
     engine, random = Engine(backbone), np.random.default_rng(1)
     settings = Settings(Greedy(), None, (), PAD)
     before, made = live(), PROGRAMS.made
-    for call in range(16):
-        chosen = random.choice(len(PROMPTS), random.integers(1, 10), replace=False).tolist()
+    for call in range(8):
+        chosen = random.choice(len(PROMPTS), random.integers(1, 7), replace=False).tolist()
         limits = random.integers(1, 13, len(chosen)).tolist()
-        found = run(engine, settings, [PROMPTS[i] for i in chosen], limits, [1, 4, 16][call % 3])
+        found = run(engine, settings, [PROMPTS[i] for i in chosen], limits, [4, 16][call % 2])
         expected = [[greedy[i][:limit]] for i, limit in zip(chosen, limits, strict=True)]
         assert found == expected
         assert len(PROGRAMS) <= PROGRAMS.most
         # Nothing is compiled beside them: no operation on its own for each new shape.
-        assert live() <= before + 5 + 4
-    assert PROGRAMS.made > made + 5
+        assert live() <= before + 3 + 4
+    assert PROGRAMS.made > made + 3
 
 
 def test_few_sizes():
@@ -150,12 +150,12 @@ def test_steps_of_keras_are_bounded_and_right(monkeypatch):
         num_heads=2, intermediate_dim=8,
     )  # fmt: skip
     task = kt.TextClassifier(kt.models.Encoder(config), tokenizer, num_classes=2)
-    expected = np.concatenate([task.predict([text], verbose=0) for text in texts])
-    for count in (1, 3, 4, 7, 8):
+    expected = task.predict(texts, verbose=0)
+    for count in (1, 3, 4, 8):
         found = task.predict(texts[:count], verbose=0)
         np.testing.assert_allclose(found, expected[:count], rtol=0, atol=1e-5)
         assert len(PROGRAMS) <= PROGRAMS.most
-    for count in (2, 3, 5):
+    for count in (2, 3):
         task.fit(texts[:count], [0] * count, verbose=0)
         assert len(PROGRAMS) <= PROGRAMS.most
     assert PROGRAMS.lasting <= PROGRAMS.most_lasting
@@ -174,23 +174,24 @@ SAMPLERS = [
 @pytest.mark.parametrize("sampler, rules", SAMPLERS, ids=lambda value: type(value).__name__)
 def test_room_grows_with_what_is_written(backbone, sampler, rules):
     """A limit that nobody reaches takes no more than a small one, alone and among others."""
-    settings = Settings(sampler, rules, tuple(range(3, 24, 2)), PAD)
-    engine = Watched(backbone)
+    ends = tuple(range(3, 24, 3))
+    settings, engine = Settings(sampler, rules, ends, PAD), Watched(backbone)
     small = run(engine, settings, PROMPTS[:3], [60, 60, 5])
+    assert all(row[0][-1] in ends for row in small[:2])  # so that the next call comes to an end
     seen = [engine.sizes, engine.slots, engine.widths]
     engine.sizes, engine.slots, engine.widths = [], [], []
     large = run(engine, settings, PROMPTS[:3], [10**9, 2**40, 5])
     assert large == small
     assert [engine.sizes, engine.slots, engine.widths] == seen
-    assert max(itertools.chain(*seen)) <= 256
+    assert max(itertools.chain(*seen), default=0) <= 256
 
 
 def test_more_tokens_than_there_was_room_for(backbone):
     """Random numbers too go on where they were."""
     settings = Settings(Random(), Rules(frequency_penalty=0.1), (), PAD)
     engine, prompts = Watched(backbone), PROMPTS[:2]
-    grown = run(engine, settings, prompts, [150, 10])
-    assert len(set(engine.sizes)) > 1 and [len(row[0]) for row in grown] == [150, 10]
+    grown = run(engine, settings, prompts, [110, 10])
+    assert len(set(engine.sizes)) > 1 and [len(row[0]) for row in grown] == [110, 10]
     short = run(engine, settings, prompts, [40, 10])
     assert [row[0][:40] for row in grown] == [row[0] for row in short]
 
