@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.samplers import Limits
 
 # Finite, so that no sum, difference or softmax of scores is NaN. Worse than `beam_search` marks
@@ -107,7 +108,7 @@ def allowed(automaton, place, size: int, limits: Limits):
     """The tokens that an automaton allows next.
 
     Args:
-        automaton: `TokenAutomaton`.
+        automaton: `TokenAutomaton` or `AutomatonTables`.
         place: int `(rows, branches)`, its states; nothing is allowed in state -1.
         size: int, of the vocabulary, which may be larger than the automaton's.
         limits: `Limits`.
@@ -116,21 +117,13 @@ def allowed(automaton, place, size: int, limits: Limits):
         Bool `(rows, branches, size)`. An end id is allowed in accepting states and where nothing
         else is; without end ids, the pad id is allowed where nothing else is.
     """
-    classes, known = np.zeros((size,), "int32"), np.zeros((size,), "bool")
-    count = min(size, len(automaton.token_classes))
-    classes[:count], known[:count] = automaton.token_classes[:count], True
-    known[[token for token in limits.end_ids if token < size]] = False
-    # Of the tokens that there are: a class may have none but an end id.
-    table = np.asarray(automaton.transitions, "int32")
-    stuck = (table[:, np.unique(classes[known])] < 0).all(axis=1)
-    ends = np.logical_or(automaton.accepting, stuck) if limits.end_ids else stuck
-
+    tables = _tables(automaton, size, limits)
     state = ops.maximum(place, 0)
-    following = ops.take(constant(table), state, axis=0)
-    following = ops.take(following, constant(classes), axis=-1)
-    tokens = ops.logical_and(following >= 0, constant(known)[None, None])
-    can_end = ops.take(constant(ends), state, axis=0)[..., None]
-    ending = ops.logical_and(can_end, mask_of(limits.end_ids or (limits.pad_id,), size))
+    following = ops.take(tables.transitions, state, axis=0)
+    following = ops.take(following, tables.token_classes, axis=-1)
+    tokens = ops.logical_and(following >= 0, tables.inner[None, None])
+    can_end = ops.take(tables.accepting, state, axis=0)[..., None]
+    ending = ops.logical_and(can_end, tables.ends[None, None])
     return ops.logical_and(ops.logical_or(tokens, ending), (place >= 0)[..., None])
 
 
@@ -139,13 +132,22 @@ def follow(automaton, place, tokens):
 
     -1 after a token that is not allowed, but for states that no token leads out of: they stay.
     """
-    table = np.asarray(automaton.transitions, "int32")
-    classes = np.asarray(automaton.token_classes, "int32")
-    stuck = (table < 0).all(axis=1)
+    tables = _tables(automaton)
+    states, classes = tables.transitions.shape
     state = ops.maximum(place, 0)
-    token_class = ops.take(constant(classes), ops.minimum(tokens, len(classes) - 1), axis=0)
-    flat = constant(table.reshape(-1))
-    following = ops.take(flat, state * table.shape[1] + token_class, axis=0)
-    following = ops.where(tokens < len(classes), following, -1)
-    following = ops.where(ops.take(constant(stuck), state, axis=0), state, following)
+    count = tables.token_classes.shape[0]
+    token_class = ops.take(tables.token_classes, ops.minimum(tokens, count - 1), axis=0)
+    flat = ops.reshape(tables.transitions, (states * classes,))
+    following = ops.take(flat, state * classes + token_class, axis=0)
+    following = ops.where(tokens < count, following, -1)
+    following = ops.where(ops.take(tables.last, state, axis=0), state, following)
     return ops.where(place >= 0, following, -1)
+
+
+def _tables(automaton, size: int | None = None, limits: Limits | None = None) -> AutomatonTables:
+    """The tables, as constants if they are not given to what is compiled."""
+    if isinstance(automaton, AutomatonTables):
+        return automaton
+    size = len(automaton.token_classes) if size is None else size
+    ends = ((), 0) if limits is None else (limits.end_ids, limits.pad_id)
+    return AutomatonTables(*map(constant, AutomatonTables.make(automaton, size, *ends)))

@@ -66,6 +66,7 @@ class BeamSearch(Sampler):
 
     streams: ClassVar[bool] = False
     ranks_log_probabilities: ClassVar[bool] = True
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "ended_tokens": -1}
 
     def __post_init__(self):
         for name in ("num_beams", "num_groups"):
@@ -182,6 +183,9 @@ class BeamSearch(Sampler):
             finished,
         )
         return new, ops.take_along_axis(parents, open_, axis=1)
+
+    def grow(self, state: tuple[BeamState, ...], extra: int, pad_id: int):
+        return tuple(super(BeamSearch, self).grow(group, extra, pad_id) for group in state)
 
     def next_tokens(self, state: tuple[BeamState, ...]):
         return ops.concatenate([_last(group) for group in state], axis=1)

@@ -50,7 +50,9 @@ def broken(logits):
 
     By their sum, which nothing of the kind gets through; XLA's maximum may pass over NaN.
     """
-    return ops.logical_not(ops.sum(logits, axis=-1) < float("inf"))
+    total = ops.sum(logits, axis=-1)
+    # Not `not total < inf`: of that TensorFlow's graphs make `total >= inf`, which NaN is not.
+    return ops.logical_or(ops.isnan(total), total == float("inf"))
 
 
 def log_sum(logits):

@@ -5,8 +5,37 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
+from keras_transformer.programs import PROGRAMS, Program
 
-def compile_function(function: Callable, *models: keras.Model, donate: tuple[int, ...] = ()):
+
+class CompiledFunction:
+    """A function that is compiled for each set of shapes, see `compile_function`.
+
+    The programs are in `PROGRAMS`, which drops those that were not used for long, and all of them
+    with this object.
+    """
+
+    def __init__(self, make: Callable[[], Program], models: Sequence[keras.Model], with_values):
+        self._make = make
+        self._models = models
+        self._with_values = with_values
+
+    def __call__(self, *args):
+        weights = weights_of(self._models)
+        shapes = tuple(
+            None if x is None else (tuple(x.shape), x.dtype) for x in keras.tree.flatten(args)
+        )
+        # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
+        key = (shapes, hash(tuple(map(id, weights))))
+        program = PROGRAMS.get(self, key, self._make)
+        if self._with_values:
+            return program([variable.value for variable in weights], *args)
+        return program(*args)
+
+
+def compile_function(
+    function: Callable, *models: keras.Model, donate: tuple[int, ...] = (), loops: bool = False
+):
     """`function` compiled, with the present weights of `models` at each call.
 
     Args:
@@ -15,6 +44,8 @@ def compile_function(function: Callable, *models: keras.Model, donate: tuple[int
         *models: built Keras models.
         donate: places of arguments that the caller does not use again: their memory is reused for
             the results where the backend can (JAX).
+        loops: bool, whether most of its time is in a loop of steps: then TensorFlow gives it to
+            XLA, for as long as there is room for programs that can never be given back.
 
     Returns:
         A callable of the same signature. On PyTorch it runs as it is, without gradients.
@@ -26,22 +57,28 @@ def compile_function(function: Callable, *models: keras.Model, donate: tuple[int
     if backend == "jax":
         import jax
 
-        def pure(values, *args):
-            mapping = list(zip(weights_of(models), values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                return function(*args)
+        def make():
+            # Of a function of its own: dropped with it is all that JAX keeps of it.
+            def pure(values, *args):
+                mapping = list(zip(weights_of(models), values, strict=True))
+                with keras.StatelessScope(state_mapping=mapping):
+                    return function(*args)
 
-        compiled = jax.jit(pure, donate_argnums=tuple(1 + place for place in donate))
-        return lambda *args: compiled([variable.value for variable in weights_of(models)], *args)
+            return Program(jax.jit(pure, donate_argnums=tuple(1 + place for place in donate)))
+
+        return CompiledFunction(make, models, with_values=True)
     if backend == "tensorflow":
         import tensorflow as tf
 
-        @tf.function(jit_compile=True, autograph=False)
-        def traced(weights, *args):
-            return function(*args)
+        def make():
+            # TensorFlow never gives back a program of XLA; a graph, it does.
+            lasting = loops and PROGRAMS.may_last()
+            traced = tf.function(
+                lambda *args: function(*args), jit_compile=lasting or None, autograph=False
+            )
+            return Program(traced, lasting=lasting)
 
-        # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
-        return lambda *args: traced(hash(tuple(map(id, weights_of(models)))), *args)
+        return CompiledFunction(make, models, with_values=False)
     if backend == "torch":
         import torch
 
@@ -52,7 +89,9 @@ def compile_function(function: Callable, *models: keras.Model, donate: tuple[int
     )
 
 
-def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack: bool = False):
+def compile_loop(
+    condition: Callable, body: Callable, then: Callable, *models: keras.Model, pack: bool = False
+):
     """`while condition(state, *args): state = body(state, *args)`, compiled.
 
     On JAX and TensorFlow the loop is one program. On PyTorch the body is traced once for each
@@ -61,12 +100,13 @@ def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack
     Args:
         condition: to a bool scalar tensor.
         body: to the next state, of the same structure and shapes.
+        then: what is returned of the last state and `*args`.
         *models: built Keras models.
         pack: PyTorch on a CPU: keep a second copy of the weights in the order that the products
             read them in. Faster, and takes the memory of the weights once more.
 
     Returns:
-        A callable `(state, *args) -> state`. The state given is not to be used again.
+        A callable of `(state, *args)`. The state given is not to be used again.
     """
     if keras.backend.backend() == "torch":
         import torch
@@ -80,7 +120,7 @@ def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack
             weights = step.weights_key()
             while bool(condition(state, *args)):
                 state = step(weights, state, *args)
-            return state
+            return then(state, *args)
 
         return run
 
@@ -99,15 +139,26 @@ def compile_loop(condition: Callable, body: Callable, *models: keras.Model, pack
             tensors = [ops.reshape(x, shape) for x, shape in zip(carried, shapes, strict=True)]
             return keras.tree.pack_sequence_as(state, tensors)
 
-        return widen(
-            ops.while_loop(
-                lambda *carried: condition(widen(carried), *args),
-                lambda *carried: narrow(body(widen(carried), *args)),
-                narrow(state),
-            )
+        last = ops.while_loop(
+            lambda *carried: condition(widen(carried), *args),
+            lambda *carried: narrow(body(widen(carried), *args)),
+            narrow(state),
         )
+        return then(widen(last), *args)
 
-    return compile_function(loop, *models, donate=(0,))
+    return compile_function(loop, *models, donate=(0,), loops=True)
+
+
+def to_tensor(array):
+    """A NumPy array as a tensor. On JAX `ops.convert_to_tensor` compiles a program for each shape.
+
+    The array is not to be changed as long as the tensor is used.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.device_put(array)
+    return ops.convert_to_tensor(array)
 
 
 def weights_of(models: Sequence[keras.Model]) -> list:

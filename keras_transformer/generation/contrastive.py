@@ -53,6 +53,7 @@ class Contrastive(Sampler):
 
     reads_prompt: ClassVar[bool] = True
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
 
     def __post_init__(self):
         k, alpha = self.top_k, self.penalty_alpha

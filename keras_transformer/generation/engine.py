@@ -1,77 +1,22 @@
 """The decode engine: the whole prompt at once, then token by token in a compiled loop."""
 
-import functools
-from typing import Any, NamedTuple
+import threading
+import weakref
+from collections import OrderedDict
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.cache import Cache, join_padded
-from keras_transformer.generation.choosing import broken, log_sum
-from keras_transformer.generation.compiling import compile_function, compile_loop
-from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
+from keras_transformer.generation.automaton_tables import AutomatonTables
+from keras_transformer.generation.cache import Cache
+from keras_transformer.generation.compiling import to_tensor
+from keras_transformer.generation.passes import DecodeState, Settings, make_functions
+from keras_transformer.generation.samplers import Outputs
+from keras_transformer.generation.sizes import MOST_NEW_TOKENS, most_steps, of_width, round_size
 
-# Shapes come from this ladder, so that inputs of similar sizes share compiled functions.
-_LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-# So many samplers, rules and ends are kept compiled: a request may bring a constraint of its own.
-_MOST_COMPILED = 32
-
-
-def round_up(size: int) -> int:
-    """The next size of the ladder; above it, multiples of 512."""
-    for step in _LADDER:
-        if size <= step:
-            return step
-    return -(-size // 512) * 512
-
-
-def round_slots(slots: int) -> int:
-    """Slots of a cache: multiples that keep what is read beyond the filled part small."""
-    multiple = 32 if slots <= 512 else 128 if slots <= 2048 else 512
-    return -(-slots // multiple) * multiple
-
-
-def steps_of(sampler: Sampler, remaining: int) -> int:
-    """Steps in one call of the loop, at most `remaining`, rounded up.
-
-    So many that a call costs little beside them, and so few that the cache starts small and an
-    interruption is heard soon.
-    """
-    return min(
-        round_up(remaining), 16 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
-    )
-
-
-class DecodeState(NamedTuple):
-    """What goes from one step to the next. All but the last two have a row for each prompt."""
-
-    sampled: Any  # the sampler's state
-    ruled: Any  # the state of the rules
-    not_a_number: Any  # int (rows,), the first token with logits NaN or infinite, or -1
-    cache: Cache
-    steps: Any  # int scalar, steps made in the loop under way
-
-
-class Settings(NamedTuple):
-    """What a compiled function is made for.
-
-    Fields:
-        sampler: `Sampler`.
-        rules: `Rules` or None, what changes the logits before the sampler sees them.
-        end_ids: tuple of ints, a row ends with any of these ids.
-        pad_id: int.
-        cache_dtype: see `Cache.create`.
-        pack_weights: bool, see `compile_loop`.
-    """
-
-    sampler: Sampler
-    rules: Any = None
-    end_ids: tuple[int, ...] = ()
-    pad_id: int = 0
-    cache_dtype: str | None = None
-    pack_weights: bool = False
+# The functions of so many samplers, rules and ends are kept.
+_MOST_SETTINGS = 32
 
 
 class Engine:
@@ -105,8 +50,11 @@ class Engine:
 
     def __init__(self, backbone):
         self.backbone = backbone
-        self._compiled: dict = {}
+        self._lock = threading.RLock()
+        self._compiled: OrderedDict = OrderedDict()
         self._lengths: dict[int, set[int]] = {}
+        # What a constraint is to the device, for as long as there is the constraint.
+        self._tables: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def generate(
         self,
@@ -125,17 +73,19 @@ class Engine:
                 `Limits`.
 
         Returns:
-            `Outputs` of NumPy arrays; rows end with an end id or with pads.
+            `Outputs` of NumPy arrays; rows end with an end id or with pads. They are
+            `max_new_tokens` long, or less if that was not needed.
         """
         rows = len(next(iter(inputs.values())))
-        limit = np.full((rows,), max_new_tokens, "int32")
+        limit = np.full((rows,), min(max_new_tokens, MOST_NEW_TOKENS), "int32")
         uniforms = np.zeros((rows, 0), "float32") if uniforms is None else uniforms
-        steps, size = steps_of(settings.sampler, max_new_tokens), max_new_tokens
-        state = self.prefill(inputs, settings, limit, uniforms, size, steps)
+        steps = most_steps(settings.sampler)
+        state = self.prefill(inputs, settings, limit, uniforms, None, steps)
         while not self.finished(state, settings, limit).all():
             state = self.make_room(state, settings, steps)
             state = self.extend(state, settings, limit, uniforms, steps, rows)
-        return self.outputs(state, settings)
+        found = self.outputs(state, settings)
+        return found._replace(tokens=found.tokens[..., :max_new_tokens])
 
     def prefill(
         self,
@@ -143,7 +93,7 @@ class Engine:
         settings: Settings,
         max_new_tokens: np.ndarray,
         uniforms: np.ndarray,
-        size: int,
+        size: int | None,
         steps: int,
         prefix: Cache | None = None,
         copies: int = 1,
@@ -154,19 +104,22 @@ class Engine:
             inputs: the backbone's inputs, `prompts` rows, padded on the right.
             settings: `Settings`.
             max_new_tokens: int32 `(prompts * copies,)`.
-            uniforms: float32 `(prompts * copies, size * draws)`, see `Limits`.
-            size: int, room for new tokens.
+            uniforms: float32 `(prompts * copies, count)`, see `Limits`; those of the first token
+                are needed.
+            size: int, room for new tokens, None for as much as the cache has.
             steps: int, room in the cache for so many steps.
             prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
             copies: int, rows of each prompt, one after the other.
         """
-        inputs = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
+        inputs = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
         length = self.backbone.prompt_tokens(inputs)[0].shape[1]
         slots = (0 if prefix is None else prefix.slots) + length
-        slots = round_slots(slots + settings.sampler.slots_per_step * (steps + 1))
-        sizes = ops.zeros((0, size, slots, copies), "int8")  # static for every compiler
-        function = self._functions(settings)["prefill"]
-        return function(inputs, *_tensors(max_new_tokens, uniforms), sizes, prefix)
+        slots = round_size(slots + settings.sampler.slots_per_step * steps)
+        size = slots if size is None else size
+        limits = _tensors(max_new_tokens, of_width(uniforms, size * settings.sampler.draws))
+        function, tables = self._functions(settings)["prefill"], self._tables_of(settings)
+        state, report = function(inputs, *limits, tables, _sizes(size, slots, copies), prefix)
+        return state._replace(report=report)
 
     def padded_length(self, rows: int, length: int, longest: int | None) -> int:
         """To how many tokens to pad so many prompts, the longest of which has `length`.
@@ -175,15 +128,17 @@ class Engine:
         a lot of padding.
         """
         near = max(64, 2 * length)
-        known = [n for n in self._lengths.setdefault(rows, set()) if length <= n <= near]
-        length = min(known, default=round_up(length))
-        length = length if longest is None else min(length, longest)
-        self._lengths[rows].add(length)
+        with self._lock:
+            lengths = self._lengths.setdefault(rows, set())
+            known = [n for n in lengths if length <= n <= near]
+            length = min(known, default=round_size(length))
+            length = length if longest is None else min(length, longest)
+            lengths.add(length)
         return length
 
     def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
         """The cache of tokens that many prompts begin with: one row without room for more."""
-        tokens = ops.convert_to_tensor(np.asarray([ids], "int32"))
+        tokens = to_tensor(np.asarray([ids], "int32"))
         return self._functions(settings)["prefix"](tokens)
 
     def extend(
@@ -196,42 +151,62 @@ class Engine:
         enough: int,
     ) -> DecodeState:
         """At most `steps` more steps, fewer if `enough` rows are finished before."""
-        numbers = (ops.convert_to_tensor(x, dtype="int32") for x in (steps, enough))
-        state = state._replace(steps=ops.zeros((), "int32"))
-        limits = _tensors(max_new_tokens, uniforms)
-        return self._functions(settings)["extend"](state, *limits, *numbers)
+        limits = _tensors(max_new_tokens, of_width(uniforms, state.size * settings.sampler.draws))
+        numbers = (to_tensor(np.array(x, "int32")) for x in (steps, enough))
+        state = state._replace(steps=to_tensor(np.zeros((), "int32")), report=())
+        function, tables = self._functions(settings)["extend"], self._tables_of(settings)
+        state, report = function(state, *limits, tables, *numbers)
+        return state._replace(report=report)
 
-    def make_room(
-        self, state: DecodeState, settings: Settings, steps: int, remaining: int | None = None
-    ) -> DecodeState:
-        """The state with slots for `steps` more steps, of `remaining` in all.
+    def make_room(self, state: DecodeState, settings: Settings, steps: int) -> DecodeState:
+        """The state with slots and room for the tokens of `steps` more steps.
 
         Slots that nothing sees any more are given back first: padding, dead branches, rejected
         tokens, what has left the window of a model that has one.
         """
-        needed = steps * settings.sampler.slots_per_step
-        end = int(state.cache.end)
-        if end + needed <= state.cache.slots:
+        sampler, report = settings.sampler, state.report
+        unfinished = ~ops.convert_to_numpy(report.finished)
+        counts, remaining = (ops.convert_to_numpy(x) for x in (report.counts, report.remaining))
+        remaining = int(remaining[unfinished].max(initial=0))
+        needed, end = steps * sampler.slots_per_step, int(state.cache.end)
+        if end + needed > state.cache.slots:
+            used = int(ops.convert_to_numpy(report.used).max())
+            if used <= 0.75 * end:
+                cache = self._functions(settings)["compact"](state.cache)
+                state, end = state._replace(cache=cache), used
+        slots, size = state.cache.slots, state.size
+        if end + needed > slots:
+            # Half as many again, so that it is seldom; but not for steps that will not come.
+            most = max(needed, (remaining + sampler.extra_steps) * sampler.slots_per_step)
+            slots = round_size(end + min(max(needed, end // 2), most))
+            size = max(size, slots)
+        count = int(counts[unfinished].max(initial=0))
+        # Rules may be a token ahead of a sampler that begins with candidates.
+        coming = min(steps * sampler.step_length, remaining) + sampler.extra_steps
+        if count + coming > size:
+            size = round_size(count + max(steps * sampler.step_length, count // 2))
+        if (slots, size) == (state.cache.slots, state.size):
             return state
-        used = int(self._functions(settings)["count_used"](state.cache))
-        if used <= 0.75 * end:
-            cache = self._functions(settings)["compact"](state.cache)
-            state, end = state._replace(cache=cache), used
-        if end + needed <= state.cache.slots:
-            return state
-        # Half as many again, so that it is seldom; but not for steps that will not come.
-        slots = round_slots(end + max(needed, end // 2))
-        if remaining is not None:
-            remaining = max(remaining, steps) * settings.sampler.slots_per_step
-            slots = min(slots, round_slots(end + remaining))
-        return state._replace(cache=state.cache.grow(slots))
+        extra = size - state.size
+        grown = self._functions(settings)["grow"](state._replace(report=()), _sizes(extra, slots))
+        tokens = ops.convert_to_numpy(report.found.tokens)
+        tokens = np.pad(tokens, ((0, 0), (0, 0), (0, extra)), constant_values=settings.pad_id)
+        report = report._replace(found=report.found._replace(tokens=tokens))
+        return grown._replace(report=report)
 
     def replace_rows(
         self, state: DecodeState, settings: Settings, kept: np.ndarray, new: DecodeState
     ) -> DecodeState:
         """The rows `kept`, int `(count,)`, and behind them those of `new`."""
-        kept = ops.convert_to_tensor(kept, dtype="int32")
-        return self._functions(settings)["replace"](state, kept, new)
+        reports = [keras.tree.map_structure(_to_numpy, x.report) for x in (state, new)]
+        order = np.concatenate([kept, len(reports[0].counts) + np.arange(len(reports[1].counts))])
+        function = self._functions(settings)["replace"]
+        old, new = (x._replace(report=()) for x in (state, new))
+        joined = function(old, new, to_tensor(order.astype("int32")))
+        report = keras.tree.map_structure(
+            lambda x, y: None if x is None else _joined(x, y)[order], *reports
+        )
+        return joined._replace(report=report)
 
     def finished(self, state: DecodeState, settings: Settings, max_new_tokens) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""
@@ -244,155 +219,72 @@ class Engine:
                 f"({self.backbone.compute_dtype}). Check the weights, or load with "
                 'dtype="float32".'
             )
-        limits = Limits(settings.end_ids, settings.pad_id, *_tensors(max_new_tokens, None))
-        return ops.convert_to_numpy(settings.sampler.finished(state.sampled, limits))
+        finished = ops.convert_to_numpy(state.report.finished)
+        return np.logical_or(finished, np.asarray(max_new_tokens) <= 0)
 
     def counts(self, state: DecodeState, settings: Settings) -> np.ndarray:
         """Int `(rows,)`, the tokens that each row has so far."""
-        return ops.convert_to_numpy(settings.sampler.counts(state.sampled))
+        return ops.convert_to_numpy(state.report.counts)
 
     def outputs(self, state: DecodeState, settings: Settings) -> Outputs:
         """What has been found so far, as NumPy arrays."""
-        found = settings.sampler.outputs(state.sampled)
-        return Outputs(*(x if x is None else ops.convert_to_numpy(x) for x in found))
+        return Outputs(*map(_to_numpy, state.report.found))
 
     def compiled_once(self, key, make):
-        """What `make` gave for this key the first time."""
-        if key not in self._compiled:
-            if len(self._compiled) >= _MOST_COMPILED:  # the oldest goes
-                del self._compiled[next(iter(self._compiled))]
-            self._compiled[key] = make()
-        return self._compiled[key]
+        """What `make` gave for this key the first time; the ones not used for long are dropped."""
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled[key] = make()
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > _MOST_SETTINGS:
+                self._compiled.popitem(last=False)
+            return self._compiled[key]
 
     def _functions(self, settings: Settings) -> dict:
+        if settings.rules is not None:
+            settings = settings._replace(rules=settings.rules.of_any_automaton)
+
         def make():
             settings.sampler.check(self.backbone, settings.rules)
-            return self._compile(settings)
+            return make_functions(self.backbone, settings)
 
         return self.compiled_once(settings, make)
 
-    def _compile(self, settings: Settings) -> dict:
-        backbone, sampler, rules = self.backbone, settings.sampler, settings.rules
-        models = (backbone, *sampler.models)  # all write the same slots, each with its own layers
-        own = len(backbone.decoder.order)
-        windows = [model.config.window for model in models]
-        window = None if None in windows else max(windows)
-
-        def limits_of(max_new_tokens, uniforms):
-            return Limits(settings.end_ids, settings.pad_id, max_new_tokens, uniforms)
-
-        def choose(state, hidden, limits):
-            """The next tokens from states `(rows, branches or step_length, hidden_dim)`."""
-            logits = ops.cast(backbone.logits(hidden), "float32")
-            count = sampler.counts(state.sampled)
-            first_broken = ops.logical_and(ops.any(broken(logits), axis=-1), state.not_a_number < 0)
-            ruled, options = state.ruled, {}
-            if sampler.ranks_log_probabilities:
-                # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
-                options["log_sum"] = log_sum(logits)
-            if rules is not None:
-                if options:
-                    logits = logits - options["log_sum"][..., None]
-                    options["log_sum"] = ops.zeros_like(options["log_sum"])
-                logits = rules.apply(logits, ruled, limits)
-            sampled, kept = sampler.advance(state.sampled, logits, hidden, limits, **options)
-            if rules is not None:
-                ruled = rules.advance(ruled, kept, sampler.next_tokens(sampled))
-            cache = state.cache
-            if kept is not None and sampler.step_length > 1:
-                cache = cache.keep_first(kept, sampler.step_length)
-            elif kept is not None:
-                cache = cache.continue_from(kept)
-            not_a_number = ops.where(first_broken, count, state.not_a_number)
-            return DecodeState(sampled, ruled, not_a_number, cache, state.steps + 1)
-
-        def new_cache(rows, slots):
-            caches = [Cache.create(model, rows, slots, settings.cache_dtype) for model in models]
-            return functools.reduce(Cache.join, caches)
-
-        def read(inputs, cache):
-            """The backbone's states of the prompts, and the cache after all models read them."""
-            first, states, caches = 0, [], []
-            for model in models:
-                last = first + len(model.decoder.order)
-                hidden, after = model(inputs, cache=cache.part(first, last))
-                states.append(hidden)
-                caches.append(after)
-                first = last
-            return states[0], functools.reduce(Cache.join, caches)
-
-        def prefill(inputs, max_new_tokens, uniforms, sizes, prefix):
-            limits = limits_of(max_new_tokens, uniforms)
-            _, size, slots, copies = sizes.shape
-            tokens, mask = backbone.prompt_tokens(inputs)
-            rows = tokens.shape[0]
-            if prefix is None:
-                cache = new_cache(rows, slots)
-            else:
-                cache = prefix.take_rows(ops.zeros((rows,), "int32")).grow(slots)
-                cache = cache.continue_at(prefix.slots)
-            hidden, cache = read(inputs, cache)
-            prompt = Prompt(tokens, mask, hidden)
-            if copies > 1:
-                each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
-                prompt = Prompt(*(ops.take(x, each, axis=0) for x in prompt))
-                cache, rows = cache.take_rows(each), rows * copies
-            last = ops.sum(ops.cast(prompt.mask, "int32"), axis=1) - 1
-            hidden = ops.take_along_axis(prompt.hidden, last[:, None, None], axis=1)
-            sizes_of_rules = (sampler.branches, size, backbone.config.vocabulary_size)
-            state = DecodeState(
-                sampler.start(rows, size, limits, prompt),
-                () if rules is None else rules.start(*sizes_of_rules, prompt, limits),
-                ops.full((rows,), -1, "int32"),
-                cache.branch(sampler.branches).as_tensors(),
-                ops.zeros((), "int32"),
-            )
-            return choose(state, ops.repeat(hidden, sampler.branches, axis=1), limits)
-
-        def prefix(tokens):
-            return read({"token_ids": tokens}, new_cache(1, tokens.shape[1]))[1]
-
-        def unfinished(state, max_new_tokens, uniforms, steps, enough):
-            limits = limits_of(max_new_tokens, uniforms)
-            finished = ops.cast(sampler.finished(state.sampled, limits), "int32")
-            return ops.logical_and(state.steps < steps, ops.sum(finished) < enough)
-
-        def step(state, max_new_tokens, uniforms, steps, enough):
-            limits = limits_of(max_new_tokens, uniforms)
-            sampled, others = sampler.propose(state.sampled, state.cache.part(own), limits)
-            inputs = backbone.step_inputs(sampler.next_tokens(sampled))
-            hidden, cache = backbone(inputs, cache=state.cache.part(0, own))
-            state = state._replace(sampled=sampled, cache=cache.join(others))
-            return choose(state, hidden, limits)
-
-        def count_used(cache):
-            return ops.max(ops.sum(ops.cast(cache.in_use(window), "int32"), axis=1))
-
-        def replace(state, rows, new):
-            joined = join_rows(take_rows(tuple(state[:3]), rows), tuple(new[:3]))
-            cache = state.cache.take_rows(rows).append(new.cache)
-            return DecodeState(*joined, cache, state.steps)
-
-        return {
-            "prefill": compile_function(prefill, *models),
-            "prefix": compile_function(prefix, *models),
-            "extend": compile_loop(unfinished, step, *models, pack=settings.pack_weights),
-            "count_used": compile_function(count_used),
-            "compact": compile_function(lambda cache: cache.compact(window), donate=(0,)),
-            "replace": compile_function(replace),
-        }
-
-
-def take_rows(structure, rows):
-    """Of every tensor the rows `rows`, int `(count,)`."""
-    return keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), structure)
-
-
-def join_rows(first, second):
-    """The rows of both, tensor by tensor."""
-    return keras.tree.map_structure(join_padded, first, second)
+    def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
+        """The automaton of the rules, as tensors; `()` without one."""
+        automaton = None if settings.rules is None else settings.rules.automaton
+        if automaton is None:
+            return ()
+        key = (settings.end_ids, settings.pad_id)
+        with self._lock:
+            made = self._tables.setdefault(automaton, {})
+            if key not in made:
+                size = self.backbone.config.vocabulary_size
+                tables = AutomatonTables.make(automaton, size, *key)
+                made[key] = AutomatonTables(*map(to_tensor, tables))
+            return made[key]
 
 
 def _tensors(max_new_tokens, uniforms) -> tuple:
-    limit = ops.convert_to_tensor(max_new_tokens, dtype="int32")
-    return limit, None if uniforms is None else ops.convert_to_tensor(uniforms, dtype="float32")
+    # Copies: the limits of rows that leave are set to 0.
+    return to_tensor(np.array(max_new_tokens, "int32")), to_tensor(np.array(uniforms, "float32"))
+
+
+def _sizes(*sizes: int):
+    """A tensor without numbers: its shape is what every compiler knows."""
+    return to_tensor(np.zeros((0, *sizes, *[1] * (3 - len(sizes))), "int8"))
+
+
+def _to_numpy(tensor):
+    return None if tensor is None else ops.convert_to_numpy(tensor)
+
+
+def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The rows of both, padded with zeros to the larger of each size."""
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+
+    def pad(array):
+        more = [size - old for size, old in zip(sizes, array.shape[1:], strict=True)]
+        return np.pad(array, [(0, 0), *((0, extra) for extra in more)])
+
+    return np.concatenate([pad(first), pad(second)])

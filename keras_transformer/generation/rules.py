@@ -9,8 +9,9 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.generation import banning, rule_values
+from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.banning import BANNED
-from keras_transformer.generation.samplers import Limits, Prompt, put_at
+from keras_transformer.generation.samplers import Limits, Prompt, put_at, with_room
 
 # How much worse a branch becomes that goes on although all it could choose is banned. Far more
 # than a sampler's scores differ, and far less than what marks a hypothesis that there is not.
@@ -116,6 +117,15 @@ class Rules:
         words = any(len(word) > 1 for word in self.bad_words)
         return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0 or words
 
+    @property
+    def of_any_automaton(self) -> "Rules":
+        """Equal for rules that differ in their automaton alone: they share compiled functions."""
+        return self if self.automaton is None else self.with_automaton(AutomatonTables())
+
+    def with_automaton(self, automaton) -> "Rules":
+        """The rules with another automaton, a `TokenAutomaton` or `AutomatonTables`."""
+        return dataclasses.replace(self, automaton=automaton)
+
     def check(self, vocabulary_size: int) -> None:
         """ValueError if the rules name tokens that a model does not have."""
         for name, ids in (
@@ -220,6 +230,11 @@ class Rules:
             place = banning.follow(self.automaton, place, tokens)
         lengths = state.prompt_lengths
         return RulesState(state.count + 1, seen, used, recent, history, lengths, new, place)
+
+    @staticmethod
+    def grow(state: RulesState, extra: int, pad_id: int) -> RulesState:
+        """The state with room for `extra` more new tokens."""
+        return with_room(state, {"history": -1, "tokens": -1}, extra, pad_id)
 
     def _penalized(self, logits, state: RulesState):
         if self.repetition_penalty != 1:

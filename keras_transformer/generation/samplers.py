@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 from typing import Any, ClassVar, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.generation.choosing import argmax
@@ -75,6 +76,8 @@ class Sampler(abc.ABC):
     models: tuple = ()  # further models, which read what the backbone reads
     ranks_log_probabilities: ClassVar[bool] = False  # whether rules change those and not logits
     extra_steps: ClassVar[int] = 0  # steps beyond the number of new tokens
+    # The fields of the state that have a place for each new token, and on which axis.
+    sized: ClassVar[dict[str, int]] = {"tokens": -1}
 
     @property
     def slots_per_step(self) -> int:
@@ -129,6 +132,10 @@ class Sampler(abc.ABC):
     @abc.abstractmethod
     def next_tokens(self, state):
         """The tokens to go on with, int `(rows, branches)` or `(rows, step_length)`."""
+
+    def grow(self, state, extra: int, pad_id: int):
+        """The state with room for `extra` more new tokens."""
+        return with_room(state, self.sized, extra, pad_id)
 
     @abc.abstractmethod
     def counts(self, state):
@@ -213,6 +220,27 @@ def put_at(tokens, places, values, where):
     here = ops.logical_and(columns[None] == places[:, None], where[:, None])
     here = ops.reshape(here, (here.shape[0], *[1] * (len(tokens.shape) - 2), here.shape[1]))
     return ops.where(here, values[..., None], tokens)
+
+
+def with_room(state, sized: dict[str, int], extra: int, pad_id: int):
+    """A state with some fields longer.
+
+    Args:
+        state: NamedTuple.
+        sized: the axis of each of these fields that gets longer; `()` stays.
+        extra: int, how much longer.
+        pad_id: int, what ids are filled up with; floats are with 0.
+    """
+    longer = {}
+    for name, axis in sized.items():
+        tensor = getattr(state, name)
+        if isinstance(tensor, tuple):
+            continue
+        widths = [(0, 0)] * len(tensor.shape)
+        widths[axis] = (0, extra)
+        floats = "float" in keras.backend.standardize_dtype(tensor.dtype)
+        longer[name] = ops.pad(tensor, widths, constant_values=0 if floats else pad_id)
+    return state._replace(**longer)
 
 
 def is_end(tokens, limits: Limits):

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.generation.engine import DecodeState, Engine, Settings, round_up, steps_of
+from keras_transformer.generation.engine import DecodeState, Engine, Settings
 from keras_transformer.generation.samplers import Outputs
+from keras_transformer.generation.sizes import MOST_NEW_TOKENS, most_steps, round_size, round_up
 
 # A prefix is computed once for all prompts if it has at least so many tokens.
 _SHORTEST_PREFIX = 16
@@ -99,8 +100,8 @@ class Scheduler:
             max_new_tokens: int for each prompt.
             steps: int, to be told of each row's `Progress` after at most so many steps.
         """
-        self._prompts, self._limits, self._stopped = prompts, max_new_tokens, set()
-        self._size = round_up(max(max_new_tokens))
+        self._prompts, self._stopped = prompts, set()
+        self._limits = [min(limit, MOST_NEW_TOKENS) for limit in max_new_tokens]
         self._prefix, self._shared = None, 0
         if self.share_prefix:
             self._read_prefix()
@@ -143,18 +144,26 @@ class Scheduler:
                 yield Progress(*owner, tokens)
 
     def _extend(self, batch: "_Batch", waiting: bool, free: int, steps: int | None) -> None:
-        rows = len(batch.owners)
+        rows, sampler = len(batch.owners), self.settings.sampler
         counts = self.engine.counts(batch.state, self.settings)
-        remaining = int(max(batch.limits - counts)) + self.settings.sampler.extra_steps
-        now = steps_of(self.settings.sampler, remaining)
+        remaining = int(max(batch.limits - counts)) + sampler.extra_steps
+        now = min(remaining, most_steps(sampler))
         now = now if steps is None else min(now, steps)
-        batch.state = self.engine.make_room(
-            batch.state, self.settings, now, None if waiting else remaining
-        )
+        batch.state = self.engine.make_room(batch.state, self.settings, now)
+        self._draw(batch, batch.state.size * sampler.draws)
         enough = min(rows, max(free + 1, rows // 4)) if waiting else rows
         batch.state = self.engine.extend(
             batch.state, self.settings, batch.limits, batch.uniforms, now, enough
         )
+
+    def _draw(self, batch: "_Batch", width: int) -> None:
+        """Random numbers for `width` columns, if there are fewer: as many as tokens fit."""
+        if batch.uniforms.shape[1] >= width:
+            return
+        batch.uniforms = np.zeros((len(batch.owners), width), "float32")
+        for row, owner in enumerate(batch.owners):
+            if owner is not None:
+                batch.uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
 
     def _start(self, chosen: list[int]) -> "_Batch":
         """A batch of the prompts `chosen`, in a number of rows from the ladder."""
@@ -163,12 +172,6 @@ class Scheduler:
         limits = np.zeros((len(filled) * self.copies,), "int32")
         limits[: len(owners)] = [self._limits[i] for i, _ in owners]
         owners += [None] * (len(limits) - len(owners))
-        width = self._size * self.settings.sampler.draws
-        uniforms = np.zeros((len(limits), width), "float32")
-        if width:
-            for row, owner in enumerate(owners):
-                if owner is not None:
-                    uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
         rows = [self._prompts[i][self._shared :] for i in filled]
         longest = None if self.longest is None else self.longest - self._shared
         length = self.engine.padded_length(len(rows), max(map(len, rows)), longest)
@@ -177,18 +180,19 @@ class Scheduler:
         for row, prompt in enumerate(rows):
             ids[row, : len(prompt)] = prompt
             mask[row, : len(prompt)] = True
-        first = steps_of(self.settings.sampler, int(limits.max()))
-        state = self.engine.prefill(
+        batch = _Batch(None, owners, limits)
+        self._draw(batch, self.settings.sampler.draws)
+        batch.state = self.engine.prefill(
             self.make_inputs(ids, mask),
             self.settings,
             limits,
-            uniforms,
-            self._size,
-            first,
+            batch.uniforms,
+            None,
+            most_steps(self.settings.sampler),
             self._prefix,
             self.copies,
         )
-        return _Batch(state, owners, limits, uniforms)
+        return batch
 
     def _refill(self, batch: "_Batch", queue: deque, free: int) -> "_Batch":
         """The batch with waiting prompts in the place of finished ones, as many rows as before."""
@@ -199,12 +203,9 @@ class Scheduler:
         kept = sorted(range(len(batch.owners)), key=lambda row: batch.owners[row] is None)
         kept = np.asarray(kept[: len(batch.owners) - len(new.owners)], "int32")
         state = self.engine.replace_rows(batch.state, self.settings, kept, new.state)
-        return _Batch(
-            state,
-            [batch.owners[row] for row in kept] + new.owners,
-            np.concatenate([batch.limits[kept], new.limits]),
-            np.concatenate([batch.uniforms[kept], new.uniforms]),
-        )
+        owners = [batch.owners[row] for row in kept] + new.owners
+        limits = np.concatenate([batch.limits[kept], new.limits])
+        return _Batch(state, owners, limits)
 
     def _read_prefix(self) -> None:
         """Computes what all prompts begin with, if that pays."""
@@ -218,7 +219,8 @@ class Scheduler:
         same = 0
         while same < longest and first[same] == last[same]:
             same += 1
-        shared = max((s for s in range(_SHORTEST_PREFIX, same + 1) if round_up(s) == s), default=0)
+        lengths = range(_SHORTEST_PREFIX, same + 1)
+        shared = max((length for length in lengths if round_size(length) == length), default=0)
         if shared:
             self._shared = shared
             self._prefix = self.engine.read_prefix(list(first[:shared]), self.settings)
@@ -227,11 +229,11 @@ class Scheduler:
 class _Batch:
     """The running batch: its state, and whose row is whose."""
 
-    def __init__(self, state: DecodeState, owners: list, limits: np.ndarray, uniforms: np.ndarray):
+    def __init__(self, state: DecodeState | None, owners: list, limits: np.ndarray):
         self.state = state
         self.owners = owners  # (prompt, sample) of each row, None for a free one
         self.limits = limits  # of new tokens, 0 for a free row
-        self.uniforms = uniforms
+        self.uniforms = np.zeros((len(owners), 0), "float32")
 
 
 def row_uniforms(seed: int, owner: tuple[int, int], copies: int, size: int) -> np.ndarray:

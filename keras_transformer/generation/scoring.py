@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.compiling import compile_function
-from keras_transformer.generation.engine import Engine, round_up
+from keras_transformer.generation.compiling import compile_function, to_tensor
+from keras_transformer.generation.engine import Engine
+from keras_transformer.generation.sizes import round_size, round_up
 
 # So many logits are made at a time, in rows times length: they are the largest tensor.
 _TOKENS = 1024
@@ -31,7 +32,7 @@ def score_continuations(
     results: list = [np.zeros((0,), "float32")] * len(pairs)
     order = sorted((i for i, (_, new) in enumerate(pairs) if new), key=lambda i: _length(pairs[i]))
     while order:
-        count = max(1, _TOKENS // round_up(_length(pairs[order[-1]])))
+        count = max(1, _TOKENS // round_size(_length(pairs[order[-1]])))
         chosen, order = order[-count:], order[:-count]
         filled = chosen + chosen[:1] * (min(round_up(len(chosen)), count) - len(chosen))
         inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
@@ -41,8 +42,8 @@ def score_continuations(
         targets = np.full((len(filled), width), pad_id, "int32")
         for row, i in enumerate(filled):
             targets[row, first[row] : first[row] + len(pairs[i][1])] = pairs[i][1]
-        tensors = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-        scores = ops.convert_to_numpy(compiled(tensors, ops.convert_to_tensor(targets)))
+        tensors = {name: to_tensor(x) for name, x in inputs.items()}
+        scores = ops.convert_to_numpy(compiled(tensors, to_tensor(targets)))
         for row, i in enumerate(chosen):
             results[i] = scores[row, first[row] : first[row] + len(pairs[i][1])]
     return results
@@ -50,7 +51,7 @@ def score_continuations(
 
 def pad_rows(rows: Sequence[list[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows as one array, padded on the right to a length of the ladder, and their mask."""
-    ids = np.full((len(rows), round_up(max(map(len, rows)))), pad_id, "int32")
+    ids = np.full((len(rows), round_size(max(map(len, rows)))), pad_id, "int32")
     mask = np.zeros(ids.shape, "bool")
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from keras import ops
 
@@ -78,6 +78,8 @@ class Speculative(Sampler):
     num_draft_tokens: int = 4
     max_ngram: int = 3
     temperature: float = 0.0
+
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "text": -1}
 
     def __post_init__(self):
         for name in ("num_draft_tokens", "max_ngram"):

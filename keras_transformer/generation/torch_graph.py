@@ -8,6 +8,7 @@ memory on every processor; the library that `torch.matmul` calls does so on Inte
 """
 
 import operator
+import weakref
 from collections.abc import Callable
 
 import keras
@@ -16,6 +17,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+from keras_transformer.programs import PROGRAMS, TRACING
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (
@@ -41,8 +44,9 @@ class TracedFunction:
         self.function = function
         self.models = models
         self.pack = pack
-        self._traced: dict = {}
-        self._packed: dict = {}  # one copy of a weight for all traces
+        self._weights_key: tuple = ()
+        # One copy of a weight for all traces, for as long as one of them has it.
+        self._packed: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
     def weights_key(self) -> tuple:
         """What changes when the models' weights are others, and packed ones when their values."""
@@ -57,9 +61,11 @@ class TracedFunction:
             tuple((x.shape, x.stride(), x.dtype, x.device) for x in leaves),
             weights_key,
         )
-        if key not in self._traced:
-            self._traced[key] = self._trace(leaves, structure)
-        run, result = self._traced[key]
+        if weights_key != self._weights_key:
+            with TRACING:  # traces of weights that are no more
+                PROGRAMS.forget(self)
+                self._weights_key = weights_key
+        run, result = PROGRAMS.get(self, key, lambda: self._trace(leaves, structure))
         return pytree.tree_unflatten(run(*leaves), result)
 
     def _trace(self, leaves: list, structure):
@@ -107,9 +113,11 @@ class TracedFunction:
         if not self.pack:
             return weight
         key = (weight.data_ptr(), weight.shape, weight._version)
-        if key not in self._packed:
-            self._packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        return self._packed[key]
+        packed = self._packed.get(key)
+        if packed is None:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+            self._packed[key] = packed
+        return packed
 
 
 def _suits(weight: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The command lines of the benchmarks, and the operations that they count."""
 
 import importlib
+import json
 import subprocess
 import sys
 
@@ -69,3 +70,18 @@ def test_operations_of_the_translator_are_those_that_torch_counts(benchmark_modu
             model(*translation.torch_batch(*batch)[:4])
     counted = counter.get_total_flops()
     assert translation.forward_flops(batches, layers=2) == pytest.approx(counted, rel=1e-6)
+
+
+def test_soak_says_how_and_draws(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "soak.py")]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert "python benchmarks/soak.py --calls=2000 --log=jax.jsonl" in done.stdout
+    pytest.importorskip("matplotlib")
+    lines = [{"backend": "jax", "call": i, "megabytes": 900, "programs": i} for i in (1, 2)]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
+    done = subprocess.run(
+        [*command, f"--logs={tmp_path}/log", f"--plot={tmp_path}/soak.svg"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "programs alive" in (tmp_path / "soak.svg").read_text() or done.stderr == ""

@@ -1,7 +1,7 @@
 """What the tests of generation share: small models with clear margins, and uncached logits."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -131,6 +131,8 @@ class Recording(Greedy):
     """Greedy; its scores are the logits of each token that was chosen, zeros for the others."""
 
     vocabulary_size: int = 24
+
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "logits": 1}
 
     def start(self, rows, size, limits, prompt):
         logits = ops.zeros((rows, size, self.vocabulary_size), "float32")

@@ -1,0 +1,67 @@
+"""A constraint as arrays that a compiled function takes: another constraint is no other program."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The sizes of tables are powers of two from here on, so that few shapes occur.
+_SMALLEST = 16
+
+
+class AutomatonTables(NamedTuple):
+    """What steps of decoding need of a `TokenAutomaton`, for a vocabulary and its ends.
+
+    Fields:
+        transitions: int32 `(states, classes)`, the next state, -1 for a token that is not allowed.
+        token_classes: int32 `(vocabulary_size,)`; tokens that the automaton does not have are of a
+            class that leads nowhere.
+        accepting: bool `(states,)`, where a text may end.
+        inner: bool `(vocabulary_size,)`, the tokens that are the automaton's and no ends.
+        ends: bool `(vocabulary_size,)`, the tokens that end a text.
+        last: bool `(states,)`, the states that no token leads out of.
+    """
+
+    transitions: Any = None
+    token_classes: Any = None
+    accepting: Any = None
+    inner: Any = None
+    ends: Any = None
+    last: Any = None
+
+    @classmethod
+    def make(cls, automaton, size: int, end_ids, pad_id: int) -> "AutomatonTables":
+        """The tables of a `TokenAutomaton`, NumPy arrays.
+
+        Args:
+            automaton: `TokenAutomaton`, or what is such tables already.
+            size: int, of the vocabulary, which may be larger than the automaton's.
+            end_ids: ints. They are allowed in accepting states and where nothing else is.
+            pad_id: int, without end ids allowed where nothing else is.
+        """
+        if isinstance(automaton, cls):
+            return automaton
+        table = np.asarray(automaton.transitions, "int32")
+        states, dead = table.shape
+        count = min(size, len(automaton.token_classes))
+        classes, inner = np.full((size,), dead, "int32"), np.zeros((size,), "bool")
+        classes[:count], inner[:count] = automaton.token_classes[:count], True
+        inner[[token for token in end_ids if token < size]] = False
+        # Of the tokens that there are: a class may have none but an end id.
+        stuck = (table[:, np.unique(classes[inner])] < 0).all(axis=1)
+        ends = np.zeros((size,), "bool")
+        ends[[token for token in end_ids or (pad_id,) if token < size]] = True
+        padded = np.full((_rounded(states), _rounded(dead + 1)), -1, "int32")
+        padded[:states, :dead] = table
+        more = (0, len(padded) - states)
+        return cls(
+            padded,
+            classes,
+            np.pad(np.logical_or(automaton.accepting, stuck) if end_ids else stuck, more),
+            inner,
+            ends,
+            np.pad((table < 0).all(axis=1), more),
+        )
+
+
+def _rounded(size: int) -> int:
+    return max(_SMALLEST, 1 << (size - 1).bit_length())
