@@ -75,7 +75,15 @@ def test_the_history_is_what_it_is_without(tokenizer, compiled_by, monkeypatch, 
         np.testing.assert_array_equal(values, without[name], name)
 
 
-def test_each_shape_is_compiled_once_and_ahead(tokenizer, compiled_by):
+def test_each_shape_is_compiled_once_and_ahead(tokenizer, compiled_by, monkeypatch):
+    ahead = []
+    original = AheadOfTime._compile_ahead
+
+    def count(self, values, signature):
+        ahead.append(signature)
+        original(self, values, signature)
+
+    monkeypatch.setattr(AheadOfTime, "_compile_ahead", count)
     task = classifier(tokenizer)
     data = data_of(task)
     shapes = {data[place][0]["token_ids"].shape for place in range(len(data))}
@@ -86,7 +94,7 @@ def test_each_shape_is_compiled_once_and_ahead(tokenizer, compiled_by):
         return
     (step,) = compiled_by
     assert len(PROGRAMS.keys(step)) == len(shapes) and not step._pending
-    assert step._function._cache_size() == 0  # nothing was compiled at the moment of its use
+    assert len(set(ahead)) == len(ahead) == len(shapes)  # none when it was needed already
     # Data of other shapes: more programs, and again ahead.
     other = data_of(task, [text * 2 for text in TEXTS[:5]], LABELS[:5], batch_size=3)
     fit(task, other)
