@@ -109,6 +109,15 @@ def task_run(runs):
     return runs["task"]
 
 
+# Known and not repaired: Keras's step on TensorFlow fetches its batch itself.
+COUNTS_AHEAD = pytest.mark.xfail(
+    BACKEND == "tensorflow", reason="a step without data counts itself, and draws random numbers"
+)
+FIRST_TRACE = pytest.mark.xfail(
+    BACKEND == "tensorflow", reason="a first trace that was stopped needs compile() once more"
+)
+
+
 class Raise(keras.callbacks.Callback):
     """Raises in a hook, when it is called for the second batch, or for another one."""
 
@@ -184,7 +193,7 @@ def generator(y, at):
         yield data[index]
 
 
-@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("verb", [pytest.param("fit", marks=COUNTS_AHEAD), "evaluate", "predict"])
 @pytest.mark.parametrize("source", [Broken, generator], ids=["dataset", "generator"])
 def test_in_the_data(run, source, verb):
     options = {"shuffle": False} if verb == "fit" else {}
@@ -196,6 +205,7 @@ def test_in_the_data(run, source, verb):
     run.assert_goes_on(run.done)
 
 
+@COUNTS_AHEAD
 def test_in_the_thread_that_prepares_batches(task_run):
     made = []
 
@@ -219,6 +229,7 @@ def test_in_the_thread_that_prepares_batches(task_run):
 STEPWISE = ["train_on_batch", "test_on_batch", "predict_on_batch"]
 
 
+@FIRST_TRACE
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize(
     ("verb", "eager"), [(v, False) for v in (*STEPWISE, "fit")] + [(v, True) for v in STEPWISE]
