@@ -22,11 +22,11 @@ from keras_transformer.checking import (
 pytestmark = pytest.mark.backend_independent
 
 NO_INTEGERS = [
-    "8", 8.0, 1.5, True, np.True_, None, b"8", [], [8], object(), float("nan"), np.array([8]),
+    "8", 8.0, 1.5, True, np.True_, None, b"8", [], [8], len, float("nan"), np.array([8]),
     np.float32(8), np.array(8.0),
 ]  # fmt: skip
 NO_NUMBERS = [
-    "8", True, np.True_, None, b"8", [], [8.0], object(), float("nan"), float("inf"), 1j,
+    "8", True, np.True_, None, b"8", [], [8.0], len, float("nan"), float("inf"), 1j,
     np.array([0.5]), np.float32("nan"), np.array(-np.inf), 10**400, decimal.Decimal(1),
 ]  # fmt: skip
 

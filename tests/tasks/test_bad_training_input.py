@@ -264,7 +264,7 @@ def test_mask_positions(masked):
         ([True, False, True], r"`y\[0\]` must be the number of a class, received True"),
         ([0, 1, 2**64], r"Labels must be from 0 to 2, but `y\[2\]` is 18446744073709551616"),
         ([0, 1, 3], r"Labels must be from 0 to 2, but `y\[2\]` is 3. Give `num_classes`"),
-        ([0, 1, object()], r"`y\[2\]` must be the number of a class, received <object"),
+        ([0, 1, len], r"`y\[2\]` must be the number of a class, received <built-in"),
         (np.zeros((3, 1), int), r"`y` must be one label a text, 3 in all, received shape \(3, 1\)"),
         (np.zeros((3, 3)), r"`y` must be one label a text, 3 in all, received shape \(3, 3\)"),
         ([0, 1], r"`y` must be one label a text, 3 in all, received shape \(2,\)"),
