@@ -215,7 +215,7 @@ def edit(folder, **values):
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"vocabulary_size": 10**12}, r"\(13, 8\), the config says \(1000000000000, 8\)"),
+        ({"vocabulary_size": 2_000_000_000}, r"\(13, 8\), the config says \(2000000000, 8\)"),
         ({"max_sequence_length": 10**9}, "the config says"),
         ({"intermediate_dim": 10**9}, "the config says"),
         ({"hidden_dim": 10**9}, "the config says"),

@@ -89,7 +89,7 @@ def test_saving_refuses_what_could_not_be_loaded(tmp_path):
         save_tensors(path, {"w": np.array([np.nan])})
     with pytest.raises(ValueError, match="'w' .* holds NaN or infinity, as float16"):
         save_tensors(path, {"w": np.array([1e6])}, dtype="float16")
-    with pytest.raises(ValueError, match="dtype='int8'"):
+    with pytest.raises(ValueError, match="received 'int8'"):
         save_tensors(path, arrays(), dtype="int8")
     assert not list(tmp_path.iterdir())
 

@@ -226,7 +226,7 @@ def test_a_cache_of_fewer_bytes(lm, cache_dtype):
         ({"stop": 9999}, "`stop` holds ids from 9999"),
         ({"rules": {"min_new_tokens": 1}}, "`rules` must be a .*Rules, received dict"),
         ({"cache_dtype": "int4"}, "`cache_dtype` must be one of"),
-        ({"seed": -1}, "`seed` must be an integer from 0 on"),
+        ({"seed": -1}, "`seed` must be an integer of at least 0"),
         ({"stream": True, "return_details": True}, "`stream=True` gives pieces of text"),
         ({"rules": Rules(bad_words=[[9999]])}, "`bad_words` has the id 9999"),
     ],
