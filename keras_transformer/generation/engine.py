@@ -15,7 +15,7 @@ from keras_transformer.generation.compiling import to_tensor
 from keras_transformer.generation.passes import DecodeState, make_functions
 from keras_transformer.generation.samplers import Outputs
 from keras_transformer.generation.settings import Settings
-from keras_transformer.generation.sizes import MOST_NEW_TOKENS, most_steps, of_width, round_size
+from keras_transformer.generation.sizes import most_steps, of_width, round_size
 
 # The functions of so many samplers, rules and ends are kept.
 _MOST_SETTINGS = 32
@@ -80,7 +80,7 @@ class Engine:
         """
         rows = len(next(iter(inputs.values())))
         max_new_tokens = values.integer("max_new_tokens", max_new_tokens, 1)
-        limit = np.full((rows,), min(max_new_tokens, MOST_NEW_TOKENS), "int32")
+        limit = np.full((rows,), max_new_tokens, "int32")
         width = max_new_tokens * settings.sampler.draws
         uniforms = np.zeros((rows, 0), "float32") if uniforms is None else np.asarray(uniforms)
         if width and (uniforms.ndim != 2 or len(uniforms) != rows or uniforms.shape[1] < width):
@@ -140,10 +140,10 @@ class Engine:
         with self._lock:
             lengths = self._lengths.setdefault(rows, set())
             known = [n for n in lengths if length <= n <= near]
-            length = min(known, default=round_size(length))
-            length = length if longest is None else min(length, longest)
-            lengths.add(length)
-        return length
+            padded = min(known, default=round_size(length))
+            padded = padded if longest is None else max(length, min(padded, longest))
+            lengths.add(padded)
+        return padded
 
     def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
         """The cache of tokens that many prompts begin with: one row without room for more."""

@@ -9,7 +9,7 @@ import numpy as np
 from keras_transformer.generation import values
 from keras_transformer.generation.engine import DecodeState, Engine, Settings
 from keras_transformer.generation.samplers import Outputs
-from keras_transformer.generation.sizes import MOST_NEW_TOKENS, most_steps, round_size, round_up
+from keras_transformer.generation.sizes import most_steps, round_size, round_up
 
 # A prefix is computed once for all prompts if it has at least so many tokens.
 _SHORTEST_PREFIX = 16
@@ -123,8 +123,7 @@ class Scheduler:
         return self._run(prompts, max_new_tokens, steps)
 
     def _run(self, prompts, max_new_tokens, steps) -> Iterator[Finished | Progress]:
-        self._prompts, self._stopped = prompts, set()
-        self._limits = [min(limit, MOST_NEW_TOKENS) for limit in max_new_tokens]
+        self._prompts, self._limits, self._stopped = prompts, max_new_tokens, set()
         self._prefix, self._shared = None, 0
         if self.share_prefix:
             self._read_prefix()
@@ -196,7 +195,10 @@ class Scheduler:
         limits[: len(owners)] = [self._limits[i] for i, _ in owners]
         owners += [None] * (len(limits) - len(owners))
         rows = [self._prompts[i][self._shared :] for i in filled]
-        longest = None if self.longest is None else self.longest - self._shared
+        models = (model.config for model in self.settings.sampler.models)
+        most = [config.max_sequence_length for config in models if config.position == "learned"]
+        most += [] if self.longest is None else [self.longest]
+        longest = min(most) - self._shared if most else None
         length = self.engine.padded_length(len(rows), max(map(len, rows)), longest)
         ids = np.full((len(rows), length), self.settings.pad_id, "int32")
         mask = np.zeros((len(rows), length), "bool")

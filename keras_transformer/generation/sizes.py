@@ -9,9 +9,6 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Tokens of a prompt, slots of a cache, room for new tokens: up to here, then see `round_size`.
 _SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
-# More new tokens than any text has, and few enough to count on with int32.
-MOST_NEW_TOKENS = 2**30
-
 
 def round_up(rows: int) -> int:
     """The next number of rows; above the ladder, multiples of 512."""

@@ -180,7 +180,7 @@ def test_room_grows_with_what_is_written(backbone, sampler, rules):
     assert all(row[0][-1] in ends for row in small[:2])  # so that the next call comes to an end
     seen = [engine.sizes, engine.slots, engine.widths]
     engine.sizes, engine.slots, engine.widths = [], [], []
-    large = run(engine, settings, PROMPTS[:3], [10**9, 2**40, 5])
+    large = run(engine, settings, PROMPTS[:3], [10**9, 2**30, 5])
     assert large == small
     assert [engine.sizes, engine.slots, engine.widths] == seen
     assert max(itertools.chain(*seen), default=0) <= 256

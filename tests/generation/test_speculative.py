@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import CausalLM
-from keras_transformer.generation import Engine, Greedy, Settings, Speculative
+from keras_transformer.generation import Engine, Greedy, Rules, Settings, Speculative
 from keras_transformer.generation.lookup import look_up
 from keras_transformer.generation.scheduler import Scheduler
 from tests.generation.common import (
@@ -288,7 +288,7 @@ def test_drafts_that_do_not_fit(engine):
         decode(engine, other, [[3, 4]], [5])
     with pytest.raises(ValueError, match="kind='seq2seq', but the model .* has 'decoder'"):
         decode(engine, Speculative(make_backbone("seq2seq")), [[3, 4]], [5])
-    settings = Settings(Speculative(), rules="any")
+    settings = Settings(Speculative(), rules=Rules(repetition_penalty=2.0))
     with pytest.raises(ValueError, match="Rules that change the logits do not go with"):
         engine.generate({"token_ids": np.array([[3, 4]])}, settings, 5)
 
