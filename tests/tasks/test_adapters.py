@@ -183,7 +183,7 @@ def test_files_that_cannot_be_written_or_are_foreign(tokenizer, tmp_path):
         task.load_adapter(tmp_path / "odd")
     odd["backbone/nothing/lora_kernel_a"] = odd.pop("backbone/query/lora_kernel_a")[:, None]
     write_safetensors(tmp_path / "odd", odd)
-    with pytest.raises(ValueError, match="odd does not fit this model: `targets` must name"):
+    with pytest.raises(ValueError, match="odd does not fit this model: `targets` must be a list"):
         task.load_adapter(tmp_path / "odd")
     task.enable_lora(2)
     (tmp_path / "folder").mkdir()

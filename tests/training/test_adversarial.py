@@ -178,5 +178,5 @@ def test_token_classifier_on_strings():
 
 @pytest.mark.parametrize("norm", [-0.1, float("nan"), float("inf"), "0.1"])
 def test_bad_norm(norm):
-    with pytest.raises(ValueError, match="such as 0.1, or 0 for none. Received"):
+    with pytest.raises(ValueError, match="`adversarial_norm` must be a number of at least 0"):
         a_classifier().compile(adversarial_norm=norm)
