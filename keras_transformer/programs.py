@@ -11,10 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import keras
+
 # So many programs are kept at most, and so many of them lasting ones. On JAX a process has some
 # twenty more, of operations that run by themselves when models are made.
-MOST_PROGRAMS = 48
-MOST_LASTING = 24
+MOST_PROGRAMS = 48 if keras.backend.backend() == "jax" else 60
+MOST_LASTING = 36
 
 # Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
 # are at in objects that all threads share.

@@ -118,7 +118,7 @@ def test_bad_values():
     with pytest.raises(ValueError, match="`pooling` must be one of 'mean', 'first'.*received 'm'"):
         embedder(pooling="m")
     for length in (0, 513, "5", 2.0):
-        with pytest.raises(ValueError, match="`max_length` must be an integer from 1 to 512 or None"):
+        with pytest.raises(ValueError, match="`max_length` must be an integer from 1 to 512"):
             embedder(max_length=length)
     with pytest.raises(ValueError, match="TextEmbedder has no labels: use `predict`"):
         embedder().evaluate(ENGLISH, [0] * 4)
