@@ -68,9 +68,9 @@ class KeepsState:
     Example:
 
     ```python
+    from keras_transformer.models import KeepsState
     import keras
     import numpy as np
-    from keras_transformer.models import KeepsState
 
     class Model(KeepsState, keras.Model):
         pass

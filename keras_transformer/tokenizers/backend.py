@@ -20,9 +20,10 @@ def refusing(message: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Its own failures are plain `Exception`s, TypeErrors and OverflowErrors of conversion,
-        # or panics of its Rust code, which are no `Exception`s.
-        known = type(error) is Exception or isinstance(error, (Unusable, TypeError, OverflowError))
+        # Its own failures are plain `Exception`s, errors of conversion, or panics of its Rust code,
+        # which are no `Exception`s.
+        of_conversion = (TypeError, OverflowError, UnicodeError)
+        known = type(error) is Exception or isinstance(error, (Unusable, *of_conversion))
         if not known and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{message}: {error}") from None
