@@ -279,7 +279,7 @@ def test_broken_templates_of_a_folder(tmp_path):
         Tokenizer.from_files(tmp_path)
     path = tmp_path / "chat_template.jinja"
     path.write_bytes(b"a" * (MAX_TEMPLATE + 1))
-    with pytest.raises(ValueError, match=r"chat_template.jinja' has 1,048,577 bytes"):
+    with pytest.raises(ValueError, match=r"chat_template.jinja has 1,048,577 bytes"):
         Tokenizer.from_files(tmp_path)
     path.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="not UTF-8"):

@@ -206,7 +206,7 @@ def test_marian_alone(tmp_path):
         ours.encode_batch_with_offsets(["a"])
     with pytest.raises(ValueError, match="does not support Marian"):
         ours.to_tensorflow()
-    with pytest.raises(ValueError, match=r"texts\[1\] must be a string"):
+    with pytest.raises(ValueError, match=r"`texts\[1\]` must be a string"):
         ours.encode_targets(["a", 1])
     # Without its config it is the files that tell.
     for name in ("config.json", "tokenizer_config.json"):
