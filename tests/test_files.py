@@ -70,7 +70,7 @@ def test_what_is_no_file_is_named(tmp_path, kind, message):
 def test_a_file_of_bounded_size(tmp_path):
     write_text(tmp_path / "x", "12345")
     assert read_file(tmp_path / "x", 5) == b"12345"
-    with pytest.raises(ValueError, match="has 5 bytes; it may have 4"):
+    with pytest.raises(ValueError, match="has 5 bytes; a file of this kind may have 4"):
         read_file(tmp_path / "x", 4)
     with pytest.raises(FileNotFoundError, match="There is no file"):
         read_file(tmp_path / "y", 4)
