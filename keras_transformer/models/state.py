@@ -63,7 +63,8 @@ class KeepsState:
 
     Also when something is raised within `fit`, `evaluate`, `predict` or one of their steps: by a
     callback, by the data, by the compiler, or by a signal at any moment. For a model of one's own,
-    put it before `keras.Model`.
+    put it before `keras.Model`; on TensorFlow such a model is to be built before `predict`. An
+    operation that fails there within a step compiled without XLA may leave it half done.
 
     Example:
 

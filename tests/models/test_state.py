@@ -384,3 +384,22 @@ if BACKEND == "jax":
         with pytest.raises(RuntimeError, match="deleted"):
             np.asarray(one.value)
         assert np.asarray(other).tolist() == [1, 1, 1]
+
+
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+
+    def test_an_operation_that_fails_outside_of_xla_leaves_the_weights():
+        """And what gradients change beside them. The step may have counted itself already."""
+        task = make_task(jit_compile=False)
+        task.train_on_batch(X, LABELS)
+        kept = [*task.trainable_variables, *task.optimizer.variables[2:]]
+        before = [np.array(variable) for variable in kept]
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            task.train_on_batch(X, LABELS + 2)
+        for variable, value in zip(kept, before, strict=True):
+            np.testing.assert_array_equal(np.array(variable), value)
+        assert int(task.optimizer.iterations) in (1, 2)
+        # It goes on.
+        assert np.isfinite(task.train_on_batch(X, LABELS)[0])
+        assert any((np.array(v) != b).any() for v, b in zip(kept, before, strict=True))
