@@ -63,7 +63,8 @@ class KeepsState:
 
     Also when something is raised within `fit`, `evaluate`, `predict` or one of their steps: by a
     callback, by the data, by the compiler, or by a signal at any moment. For a model of one's own,
-    put it before `keras.Model`.
+    put it before `keras.Model`; on TensorFlow such a model is to be built before `predict`. An
+    operation that fails there within a step compiled without XLA may leave it half done.
 
     Example:
 
@@ -123,9 +124,26 @@ class KeepsState:
             self.predict_function = self._make_function(step, concatenate_outputs=True)
 
     def _make_function(self, step_function, *args, **kwargs):
-        if keras.backend.backend() == "tensorflow" and self.run_eagerly:
-            step_function = _until_done(step_function)
+        if keras.backend.backend() == "tensorflow":
+            whole = _until_done if self.run_eagerly else _behind_its_data
+            step_function = whole(step_function)
         return super()._make_function(step_function, *args, **kwargs)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """On TensorFlow, the variables of optimizer and metrics exist before a step is traced.
+
+        What is made while a function is traced has no value if the trace is stopped.
+        """
+        if self._distribute_strategy is not None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+            return
+        if iterator is not None:
+            # The shapes are known, and no batch is taken out of a generator.
+            data_batch = keras.tree.map_structure(
+                lambda spec: spec if hasattr(spec, "dtype") else None,  # None is an Optional there.
+                iterator._distributed_dataset.element_spec,
+            )
+        self._symbolic_build(data_batch=data_batch)
 
     def _whole_step(self, step: Callable, changed: tuple, groups: tuple) -> "WholeStep":
         """`step` of Keras's trainer, compiled if the model is.
@@ -291,6 +309,23 @@ def _until_done(function: Callable) -> Callable:
     def whole(*args):
         with signals_wait():
             return function(*args)
+
+    return whole
+
+
+def _behind_its_data(step: Callable) -> Callable:
+    """`step` of TensorFlow, no operation of which runs before its batch is there.
+
+    What needs no data, such as to count the step and to draw random numbers, would else run beside
+    the fetching of the batch, and be done when that fails or finds no more.
+    """
+    import tensorflow as tf
+
+    @functools.wraps(step)
+    def whole(data):
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        with tf.control_dependencies([leaf for leaf in leaves if tf.is_tensor(leaf)]):
+            return step(data)
 
     return whole
 
