@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 # Before a backend is imported. Compiling is most of the time: XLA optimizes less, which halves it.
@@ -12,6 +13,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes side by side would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    # They ignore Ctrl-C, and so would the processes that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import keras
 import pytest
