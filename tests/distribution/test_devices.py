@@ -138,7 +138,7 @@ def test_errors_name_the_number(eight):
     errors = eight["errors"]
     assert "needs 16 devices, but there are 8: cpu:0, cpu:1" in errors["devices"]
     assert "device_count=16" in errors["devices"]
-    assert "`data` must be an integer of at least 1, received 0" in errors["zero"]
+    assert "`data` must be an integer of at least 1 or None, received 0" in errors["zero"]
     assert "`model` must be an integer of at least 1, received 2.0" in errors["float"]
     assert "model=8 parts, which does not divide num_key_value_heads=4" in errors["key heads"]
     assert "can be cut into 1, 2, 4 parts" in errors["key heads"]
