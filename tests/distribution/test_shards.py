@@ -66,7 +66,7 @@ def test_epochs_go_on():
     "arguments, message",
     [
         (([1, 2], 0, 2), "must be a keras.utils.PyDataset, received list"),
-        ((None, 2, 2), "received index=2, count=2"),
+        ((None, 2, 2), "`index` must be an integer from 0 to 1, received 2"),
         ((None, 1, None), "Give `index` and `count`, or neither; received index=1, count=None"),
     ],
 )
