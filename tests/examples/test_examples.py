@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import keras
 import pytest
 
 import keras_transformer as kt
@@ -58,6 +59,7 @@ def run(start):
 @pytest.fixture(scope="module")
 def presets(tmp_path_factory):
     """A folder with one model of each kind; they know nothing, but are fast."""
+    keras.utils.set_random_seed(0)  # the same whatever other tests drew before
     folder = tmp_path_factory.mktemp("presets")
     tokenizer = kt.Tokenizer.train(["a man rides a bike ."] * 2, vocabulary_size=300)
     sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
