@@ -4,8 +4,10 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
-# In two starts, since TensorFlow gives back the memory of compiled programs only when it ends.
-TESTS ?= tests/generation "tests --ignore=tests/generation"
+# In several starts, since TensorFlow gives back the memory of compiled programs only when it ends.
+TESTS ?= tests/generation tests/tasks "tests/models tests/layers tests/training" \
+	"tests --ignore=tests/generation --ignore=tests/tasks --ignore=tests/models \
+	--ignore=tests/layers --ignore=tests/training"
 # Files in two processes: most of the time goes into compiling, which takes one core.
 PYTEST_ARGS ?= -q -n 2 --dist loadfile --durations 10
 
