@@ -36,7 +36,8 @@ def start(alone, shared_data, tmp_path):
                 JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # compiling is most of the time here
             ),
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            # Apart: what a backend logs may come in the middle of a line of the example.
+            stderr=(tmp_path / "stderr.txt").open("a"),
             text=True,
         )
 
@@ -44,14 +45,15 @@ def start(alone, shared_data, tmp_path):
 
 
 @pytest.fixture
-def run(start):
-    """Runs an example to its end: what it printed."""
+def run(start, tmp_path):
+    """Runs an example to its end: what it printed, or said when it failed as it should."""
 
     def run(name, *arguments, code=0):
         process = start(name, *arguments)
         printed, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == code, printed
-        return printed
+        said = (tmp_path / "stderr.txt").read_text()
+        assert process.returncode == code, printed + said
+        return printed + said if code else printed
 
     return run
 
