@@ -13,10 +13,11 @@ from typing import Any
 
 import keras
 
-# So many programs are kept at most, and so many of them lasting ones. On JAX a process has some
-# twenty more, of operations that run by themselves when models are made.
-MOST_PROGRAMS = 48 if keras.backend.backend() == "jax" else 60
+# So many programs are in memory at most, of them so many that last. On JAX each operation that runs
+# by itself is a program too, such as when a model is made: they count, and leave room for so many.
+MOST_PROGRAMS = 60
 MOST_LASTING = 36
+LEAST_PROGRAMS = 24
 
 # Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
 # are at in objects that all threads share.
@@ -34,15 +35,15 @@ class Program:
 
     def __init__(self, function: Callable, compiled: bool = False, lasting: bool = False):
         self.lasting = lasting
+        self.compiled = compiled
         self._function = function
-        self._compiled = compiled
 
     def __call__(self, *args):
-        if not self._compiled:
+        if not self.compiled:
             with TRACING:
-                if not self._compiled:
+                if not self.compiled:
                     result = self._function(*args)
-                    self._compiled = True
+                    self.compiled = True
                     return result
         return self._function(*args)
 
@@ -54,7 +55,7 @@ class Programs:
     used takes its programs with it.
 
     Args:
-        most: int, programs that are kept.
+        most: int, programs in memory; on JAX with those that are not of this store.
         most_lasting: int, of how many it may ever be said that they last, see `may_last`.
 
     Example:
@@ -147,7 +148,8 @@ class Programs:
         return len(self._kept) - lasting + self._lasting
 
     def _make_room(self) -> None:
-        while len(self) > self.most:
+        most = max(min(self.most, LEAST_PROGRAMS), self.most - self._others())
+        while len(self) > most:
             oldest = (
                 place
                 for place, program in list(self._kept.items())[:-1]
@@ -157,6 +159,15 @@ class Programs:
             if place is None:
                 return
             self._kept.pop(place, None)
+
+    def _others(self) -> int:
+        """Programs of the process that are not in the store, of those that can be counted."""
+        if keras.backend.backend() != "jax":
+            return 0
+        import jax
+
+        mine = sum(getattr(program, "compiled", True) for program in list(self._kept.values()))
+        return max(0, len(jax.local_devices()[0].client.live_executables()) - mine)
 
     def _forget(self, owner: int) -> None:
         # May come from the garbage collector at any place in this thread.

@@ -13,9 +13,9 @@ from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.compiling import to_tensor
 from keras_transformer.generation.passes import DecodeState, make_functions
-from keras_transformer.generation.samplers import Outputs
+from keras_transformer.generation.samplers import Outputs, Sampler
 from keras_transformer.generation.settings import Settings
-from keras_transformer.generation.sizes import most_steps, of_width, round_size
+from keras_transformer.sizes import Sizes, round_size, round_up
 
 # The functions of so many samplers, rules and ends are kept.
 _MOST_SETTINGS = 32
@@ -54,7 +54,6 @@ class Engine:
         self.backbone = backbone
         self._lock = threading.RLock()
         self._compiled: OrderedDict = OrderedDict()
-        self._lengths: dict[int, set[int]] = {}
         # What a constraint is to the device, for as long as there is the constraint.
         self._tables: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -89,7 +88,7 @@ class Engine:
                 f"received {uniforms.shape}."
             )
         steps = most_steps(settings.sampler)
-        state = self.prefill(inputs, settings, limit, uniforms, None, steps)
+        state = self.prefill(inputs, settings, limit, uniforms, steps)
         while not self.finished(state, settings, limit).all():
             state = self.make_room(state, settings, steps)
             state = self.extend(state, settings, limit, uniforms, steps, rows)
@@ -102,10 +101,10 @@ class Engine:
         settings: Settings,
         max_new_tokens: np.ndarray,
         uniforms: np.ndarray,
-        size: int | None,
         steps: int,
         prefix: Cache | None = None,
         copies: int = 1,
+        slots: int = 0,
     ) -> DecodeState:
         """The state after the prompts and the first new token.
 
@@ -115,35 +114,36 @@ class Engine:
             max_new_tokens: int32 `(prompts * copies,)`.
             uniforms: float32 `(prompts * copies, count)`, see `Limits`; those of the first token
                 are needed.
-            size: int, room for new tokens, None for as much as the cache has.
             steps: int, room in the cache for so many steps.
             prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
             copies: int, rows of each prompt, one after the other.
+            slots: int, room in the cache at least.
         """
         inputs = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
         length = self.backbone.prompt_tokens(inputs)[0].shape[1]
-        slots = (0 if prefix is None else prefix.slots) + length
-        slots = round_size(slots + settings.sampler.slots_per_step * steps)
-        size = slots if size is None else size
-        limits = _tensors(max_new_tokens, of_width(uniforms, size * settings.sampler.draws))
+        needed = (0 if prefix is None else prefix.slots) + length
+        needed += settings.sampler.slots_per_step * steps
+        slots = self._slots(settings, len(max_new_tokens), max(slots, needed))
+        limits = _tensors(max_new_tokens, _of_width(uniforms, slots * settings.sampler.draws))
         function, tables = self._functions(settings)["prefill"], self._tables_of(settings)
-        state, report = function(inputs, *limits, tables, _sizes(size, slots, copies), prefix)
+        state, report = function(inputs, *limits, tables, _shape(slots, copies), prefix)
         return state._replace(report=report)
 
-    def padded_length(self, rows: int, length: int, longest: int | None) -> int:
-        """To how many tokens to pad so many prompts, the longest of which has `length`.
+    def padded_prompts(
+        self, settings: Settings, rows: int, length: int, most: tuple[int | None, int | None]
+    ) -> tuple[int, int]:
+        """To how many rows and tokens to pad so many prompts, the longest of which has `length`.
 
-        To a length that was compiled before if it is not much longer: a second of compiling buys
-        a lot of padding.
+        Args:
+            settings: `Settings`.
+            rows: int, prompts.
+            length: int, tokens.
+            most: the most rows and tokens, each an int or None.
         """
-        near = max(64, 2 * length)
-        with self._lock:
-            lengths = self._lengths.setdefault(rows, set())
-            known = [n for n in lengths if length <= n <= near]
-            padded = min(known, default=round_size(length))
-            padded = padded if longest is None else max(length, min(padded, longest))
-            lengths.add(padded)
-        return padded
+        padded = (round_up(rows), round_size(length))
+        pairs = zip((rows, length), padded, most, strict=True)
+        wanted = tuple(x if m is None else max(n, min(x, m)) for n, x, m in pairs)
+        return self._sizes(settings).choose(wanted, most, group="prompts")
 
     def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
         """The cache of tokens that many prompts begin with: one row without room for more."""
@@ -160,7 +160,7 @@ class Engine:
         enough: int,
     ) -> DecodeState:
         """At most `steps` more steps, fewer if `enough` rows are finished before."""
-        limits = _tensors(max_new_tokens, of_width(uniforms, state.size * settings.sampler.draws))
+        limits = _tensors(max_new_tokens, _of_width(uniforms, state.size * settings.sampler.draws))
         numbers = (to_tensor(np.array(x, "int32")) for x in (steps, enough))
         state = state._replace(steps=to_tensor(np.zeros((), "int32")), report=())
         function, tables = self._functions(settings)["extend"], self._tables_of(settings)
@@ -187,7 +187,7 @@ class Engine:
         if end + needed > slots:
             # Half as many again, so that it is seldom; but not for steps that will not come.
             most = max(needed, (remaining + sampler.extra_steps) * sampler.slots_per_step)
-            slots = round_size(end + min(max(needed, end // 2), most))
+            slots = self._slots(settings, len(counts), end + min(max(needed, end // 2), most))
             size = max(size, slots)
         count = int(counts[unfinished].max(initial=0))
         # Rules may be a token ahead of a sampler that begins with candidates.
@@ -197,7 +197,7 @@ class Engine:
         if (slots, size) == (state.cache.slots, state.size):
             return state
         extra = size - state.size
-        grown = self._functions(settings)["grow"](state._replace(report=()), _sizes(extra, slots))
+        grown = self._functions(settings)["grow"](state._replace(report=()), _shape(extra, slots))
         tokens = ops.convert_to_numpy(report.found.tokens)
         tokens = np.pad(tokens, ((0, 0), (0, 0), (0, extra)), constant_values=settings.pad_id)
         report = report._replace(found=report.found._replace(tokens=tokens))
@@ -266,6 +266,15 @@ class Engine:
 
         return self.compiled_once(settings, make)
 
+    def _sizes(self, settings: Settings) -> Sizes:
+        return self._functions(settings)["sizes"]
+
+    def _slots(self, settings: Settings, rows: int, needed: int) -> int:
+        """Slots of a cache with room for `needed`: up to twice as many if there is a program."""
+        wanted = round_size(needed)
+        most = max(256, 2 * wanted)  # memory
+        return self._sizes(settings).choose((wanted,), (most,), group=("slots", rows))[0]
+
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""
         automaton = None if settings.rules is None else settings.rules.automaton
@@ -286,9 +295,26 @@ def _tensors(max_new_tokens, uniforms) -> tuple:
     return to_tensor(np.array(max_new_tokens, "int32")), to_tensor(np.array(uniforms, "float32"))
 
 
-def _sizes(*sizes: int):
+def most_steps(sampler: Sampler) -> int:
+    """Steps in one call of the loop.
+
+    So many that a call costs little beside them, and so few that the cache starts small and an
+    interruption is heard soon.
+    """
+    return 16 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
+
+
+def _of_width(uniforms: np.ndarray, width: int) -> np.ndarray:
+    """Random numbers `(rows, count)` cut or filled up to `width` columns."""
+    count = uniforms.shape[1]
+    if count >= width:
+        return uniforms[:, :width]
+    return np.pad(uniforms, ((0, 0), (0, width - count)))
+
+
+def _shape(*sizes: int):
     """A tensor without numbers: its shape is what every compiler knows."""
-    return to_tensor(np.zeros((0, *sizes, *[1] * (3 - len(sizes))), "int8"))
+    return to_tensor(np.zeros((0, *sizes), "int8"))
 
 
 def _to_numpy(tensor):

@@ -11,6 +11,7 @@ from keras_transformer.generation.choosing import broken, log_sum
 from keras_transformer.generation.compiling import compile_function, compile_loop
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt
 from keras_transformer.generation.settings import Settings
+from keras_transformer.sizes import Sizes
 
 
 class Report(NamedTuple):
@@ -46,6 +47,9 @@ def make_functions(backbone, settings: Settings) -> dict:
     Args:
         backbone: a `Decoder` or `Seq2Seq`.
         settings: `Settings`, whose rules may be of any automaton.
+
+    Returns:
+        The functions by name, and as `"sizes"` the `Sizes` that they were compiled for.
     """
     sampler, general = settings.sampler, settings.rules
     models = (backbone, *sampler.models)  # all write the same slots, each with its own layers
@@ -110,9 +114,9 @@ def make_functions(backbone, settings: Settings) -> dict:
             first = last
         return states[0], functools.reduce(Cache.join, caches)
 
-    def prefill(inputs, max_new_tokens, uniforms, tables, sizes, prefix):
+    def prefill(inputs, max_new_tokens, uniforms, tables, shape, prefix):
         limits, rules = limits_of(max_new_tokens, uniforms), rules_of(tables)
-        _, size, slots, copies = sizes.shape
+        _, slots, copies = shape.shape
         tokens, mask = backbone.prompt_tokens(inputs)
         rows = tokens.shape[0]
         if prefix is None:
@@ -128,9 +132,9 @@ def make_functions(backbone, settings: Settings) -> dict:
             cache, rows = cache.take_rows(each), rows * copies
         last = ops.sum(ops.cast(prompt.mask, "int32"), axis=1) - 1
         hidden = ops.take_along_axis(prompt.hidden, last[:, None, None], axis=1)
-        sizes_of_rules = (sampler.branches, size, backbone.config.vocabulary_size)
+        sizes_of_rules = (sampler.branches, slots, backbone.config.vocabulary_size)
         state = DecodeState(
-            sampler.start(rows, size, limits, prompt),
+            sampler.start(rows, slots, limits, prompt),
             () if rules is None else rules.start(*sizes_of_rules, prompt, limits),
             ops.full((rows,), -1, "int32"),
             ops.full((rows,), -1, "int32"),
@@ -156,8 +160,8 @@ def make_functions(backbone, settings: Settings) -> dict:
         state = state._replace(sampled=sampled, cache=cache.join(others))
         return choose(state, hidden, limits, rules_of(tables))
 
-    def grow(state, sizes):
-        _, extra, slots, _ = sizes.shape
+    def grow(state, shape):
+        _, extra, slots = shape.shape
         sampled, ruled = state.sampled, state.ruled
         if extra:
             sampled = sampler.grow(sampled, extra, settings.pad_id)
@@ -176,6 +180,7 @@ def make_functions(backbone, settings: Settings) -> dict:
         "grow": compile_function(grow),
         "compact": compile_function(lambda cache: cache.compact(window), donate=(0,)),
         "replace": compile_function(replace),
+        "sizes": Sizes(),
     }
 
 

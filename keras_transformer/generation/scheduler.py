@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.generation import values
-from keras_transformer.generation.engine import DecodeState, Engine, Settings
+from keras_transformer.generation.engine import DecodeState, Engine, Settings, most_steps
 from keras_transformer.generation.samplers import Outputs
-from keras_transformer.generation.sizes import most_steps, round_size, round_up
+from keras_transformer.sizes import round_size, round_up
 
 # A prefix is computed once for all prompts if it has at least so many tokens.
 _SHORTEST_PREFIX = 16
@@ -187,19 +187,26 @@ class Scheduler:
             if owner is not None:
                 batch.uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
 
-    def _start(self, chosen: list[int]) -> "_Batch":
-        """A batch of the prompts `chosen`, in a number of rows from the ladder."""
+    def _start(self, chosen: list[int], most: int | None = None, slots: int = 0) -> "_Batch":
+        """A batch of the prompts `chosen`, filled up to at most `most` prompts."""
+        models = (model.config for model in self.settings.sampler.models)
+        longest = [config.max_sequence_length for config in models if config.position == "learned"]
+        longest += [] if self.longest is None else [self.longest]
+        prompts, length = self.engine.padded_prompts(
+            self.settings,
+            len(chosen),
+            max(len(self._prompts[i]) for i in chosen) - self._shared,
+            (
+                round_up(self.batch_size) if most is None else most,
+                min(longest) - self._shared if longest else None,
+            ),
+        )
         owners: list = [(i, copy) for i in chosen for copy in range(self.copies)]
-        filled = chosen + chosen[:1] * (round_up(len(chosen)) - len(chosen))
+        filled = chosen + chosen[:1] * (prompts - len(chosen))
         limits = np.zeros((len(filled) * self.copies,), "int32")
         limits[: len(owners)] = [self._limits[i] for i, _ in owners]
         owners += [None] * (len(limits) - len(owners))
         rows = [self._prompts[i][self._shared :] for i in filled]
-        models = (model.config for model in self.settings.sampler.models)
-        most = [config.max_sequence_length for config in models if config.position == "learned"]
-        most += [] if self.longest is None else [self.longest]
-        longest = min(most) - self._shared if most else None
-        length = self.engine.padded_length(len(rows), max(map(len, rows)), longest)
         ids = np.full((len(rows), length), self.settings.pad_id, "int32")
         mask = np.zeros((len(rows), length), "bool")
         for row, prompt in enumerate(rows):
@@ -212,10 +219,10 @@ class Scheduler:
             self.settings,
             limits,
             batch.uniforms,
-            None,
             most_steps(self.settings.sampler),
             self._prefix,
             self.copies,
+            slots,
         )
         return batch
 
@@ -224,7 +231,7 @@ class Scheduler:
         places = free // self.copies
         while round_up(places) > places:  # as many prompts as a step of the ladder has
             places -= 1
-        new = self._start(self._next(queue, places))
+        new = self._start(self._next(queue, places), places, batch.state.cache.slots)
         kept = sorted(range(len(batch.owners)), key=lambda row: batch.owners[row] is None)
         kept = np.asarray(kept[: len(batch.owners) - len(new.owners)], "int32")
         state = self.engine.replace_rows(batch.state, self.settings, kept, new.state)

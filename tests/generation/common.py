@@ -100,15 +100,16 @@ def until(tokens, limit, end_ids=()):
     return tokens[: ends[0] + 1] if ends else tokens
 
 
-def decode(engine, inputs, settings, limits, size=16, steps=8):
+def decode(engine, inputs, settings, limits, steps=8):
     """`Engine.generate` with a limit for each row; also the last state."""
     limits = np.asarray(limits, "int32")
     uniforms = np.zeros((len(limits), 0), "float32")
-    state = engine.prefill(inputs, settings, limits, uniforms, size, steps)
+    state = engine.prefill(inputs, settings, limits, uniforms, steps)
     while not engine.finished(state, settings, limits).all():
         state = engine.make_room(state, settings, steps)
         state = engine.extend(state, settings, limits, uniforms, steps, len(limits))
-    return engine.outputs(state, settings), state
+    found = engine.outputs(state, settings)
+    return found._replace(tokens=found.tokens[..., : max(limits)]), state
 
 
 def found_tokens(outputs):

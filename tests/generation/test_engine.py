@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
-from keras_transformer.generation.sizes import round_size, round_up
+from keras_transformer.sizes import round_size, round_up
 from tests.generation.common import (
     END,
     PAD,
@@ -199,11 +199,11 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     backbone = make_backbone("decoder", position="rotary", window=8, num_layers=2)
     engine, prompts = Engine(backbone), make_prompts([40, 3, 17])
     inputs, settings = engine_inputs(backbone, prompts), Settings(Recording(), None, (), PAD)
-    found, state = decode(engine, inputs, settings, [100] * 3, size=100, steps=16)
+    found, state = decode(engine, inputs, settings, [100] * 3, steps=16)
     new = found.tokens[:, 0]
     np.testing.assert_array_equal(found.counts[:, 0], 100)
     np.testing.assert_allclose(
-        found.scores, uncached_logits(backbone, prompts, new), rtol=0, atol=1e-4
+        found.scores[:, :100], uncached_logits(backbone, prompts, new), rtol=0, atol=1e-4
     )
     # Room for the prompt and the first steps was enough for all 100.
     assert state.cache.slots == round_size(40 + 17) == 64
@@ -218,10 +218,10 @@ def test_padding_is_given_back_before_the_cache_grows():
     engine, prompts = Engine(backbone), make_prompts([30, 2, 3])
     inputs, settings = engine_inputs(backbone, prompts[:2]), Settings(Recording(), None, (), PAD)
     limits, uniforms = np.array([1, 40], "int32"), np.zeros((2, 0), "float32")
-    state = engine.prefill(inputs, settings, limits, uniforms, 40, 8)
+    state = engine.prefill(inputs, settings, limits, uniforms, 8)
     assert state.cache.slots == 64
     inputs = engine_inputs(backbone, prompts[2:])
-    new = engine.prefill(inputs, settings, limits[1:], uniforms[1:], 40, 8)
+    new = engine.prefill(inputs, settings, limits[1:], uniforms[1:], 8)
     state = engine.replace_rows(state, settings, np.array([1]), new)
     limits = np.array([40, 40], "int32")
     while not engine.finished(state, settings, limits).all():
@@ -229,8 +229,8 @@ def test_padding_is_given_back_before_the_cache_grows():
         state = engine.extend(state, settings, limits, uniforms, 8, 2)
     assert state.cache.slots == 64 and int(state.cache.end) < 64
     found = engine.outputs(state, settings)
-    expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0])
-    np.testing.assert_allclose(found.scores, expected, rtol=0, atol=1e-4)
+    expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0, :40])
+    np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
@@ -239,8 +239,8 @@ def test_beams_are_the_same_past_compactions(kind):
     backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, seed=3)
     engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([5, 2, 8]))
     settings = Settings(BeamSearch(4, length_penalty=0.8), None, (END,), PAD)
-    few, state = decode(engine, inputs, settings, [40, 33, 40], size=40, steps=4)
-    many, whole = decode(engine, inputs, settings, [40, 33, 40], size=40, steps=64)
+    few, state = decode(engine, inputs, settings, [40, 33, 40], steps=4)
+    many, whole = decode(engine, inputs, settings, [40, 33, 40], steps=64)
     assert found_tokens(few) == found_tokens(many)
     np.testing.assert_allclose(few.scores, many.scores, rtol=0, atol=1e-4)
     assert int(state.cache.end) < int(whole.cache.end)  # which is never compacted

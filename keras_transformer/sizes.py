@@ -1,0 +1,99 @@
+"""The sizes that programs are compiled for: few, so that different calls share them."""
+
+import math
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable
+
+# Rows are few: one more is a large part of the work.
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Tokens of a prompt, slots of a cache, room for new tokens: up to here, then see `round_size`.
+_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+
+# A size at hand may be so many times the work of the one that is wanted, and always up to so much.
+_MOST_WASTE = 4
+_LITTLE_WORK = 64
+# Wanted so often among the last ones, a size is worth a program of its own.
+_OFTEN, _LAST = 5, 16
+_MOST_KNOWN = 12
+
+
+def round_up(rows: int) -> int:
+    """The next number of rows; above the ladder, multiples of 512."""
+    for step in _ROWS:
+        if rows <= step:
+            return step
+    return -(-rows // 512) * 512
+
+
+def round_size(size: int) -> int:
+    """The next number of tokens or slots; above the ladder, four steps to each power of two."""
+    for step in _SIZES:
+        if size <= step:
+            return step
+    quarter = 1 << ((size - 1).bit_length() - 3)
+    return -(-size // quarter) * quarter
+
+
+class Sizes:
+    """Sizes that there are programs for, and take what fits until its own size is wanted often.
+
+    A second of compiling buys a lot of padding. So what comes for the first time is padded to a
+    size at hand, of up to four times the work. What comes often, in a steady load, gets its own.
+
+    Example:
+    ```python
+    from keras_transformer.sizes import Sizes
+
+    sizes = Sizes()
+    assert sizes.choose((8, 64)) == (8, 64)  # rows and tokens; nothing is at hand
+    assert [sizes.choose((4, 32)) for _ in range(5)] == [(8, 64)] * 4 + [(4, 32)]
+    ```
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._known: dict[Hashable, OrderedDict] = {}
+        self._last: dict[Hashable, deque] = {}
+
+    def choose(
+        self,
+        wanted: tuple[int, ...],
+        most: tuple[int | None, ...] | None = None,
+        group: Hashable = (),
+        times: int = 1,
+    ) -> tuple[int, ...]:
+        """The size to pad to.
+
+        Args:
+            wanted: such as rows and tokens; the product is taken for the work.
+            most: the largest allowed of each, None for any. Defaults to any.
+            group: what else tells programs apart: sizes of other groups are not at hand.
+            times: int, how often it is wanted now.
+
+        Returns:
+            As `wanted`, none smaller.
+        """
+        most = most or (None,) * len(wanted)
+        with self._lock:
+            known = self._known.setdefault(group, OrderedDict())
+            last = self._last.setdefault(group, deque(maxlen=_LAST))
+            last.extend([wanted] * min(times, _LAST))
+            work = max(_MOST_WASTE * math.prod(wanted), _LITTLE_WORK)
+            fitting = [
+                size
+                for size in known
+                if math.prod(size) <= work
+                and all(
+                    need <= has and (limit is None or has <= limit)
+                    for need, has, limit in zip(wanted, size, most, strict=True)
+                )
+            ]
+            size = min(fitting, key=math.prod, default=wanted)
+            if Counter(last)[wanted] >= _OFTEN:
+                size = wanted
+            known[size] = None
+            known.move_to_end(size)
+            if len(known) > _MOST_KNOWN:
+                known.popitem(last=False)
+            return size
