@@ -12,9 +12,9 @@ _SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 # A size at hand may be so many times the work of the one that is wanted, and always up to so much.
 _MOST_WASTE = 4
-_LITTLE_WORK = 64
+_LITTLE_WORK = 256
 # Wanted so often among the last ones, a size is worth a program of its own.
-_OFTEN, _LAST = 5, 16
+OFTEN, _LAST = 5, 16
 _MOST_KNOWN = 12
 
 
@@ -56,6 +56,9 @@ class Sizes:
         self._known: dict[Hashable, OrderedDict] = {}
         self._last: dict[Hashable, deque] = {}
 
+    def __reduce__(self):
+        return Sizes, ()  # A copy has no programs.
+
     def choose(
         self,
         wanted: tuple[int, ...],
@@ -90,7 +93,7 @@ class Sizes:
                 )
             ]
             size = min(fitting, key=math.prod, default=wanted)
-            if Counter(last)[wanted] >= _OFTEN:
+            if Counter(last)[wanted] >= OFTEN:
                 size = wanted
             known[size] = None
             known.move_to_end(size)

@@ -6,6 +6,7 @@ backend, and no TensorFlow is needed.
 
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
@@ -16,6 +17,7 @@ from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buck
 from keras_transformer.data.packing import pack_rows
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.token_rows import TokenRows
+from keras_transformer.sizes import OFTEN, Sizes, round_size, round_up
 
 _LONGEST_PACK = 2**24  # Positions; more would be a mistake, and take the memory.
 
@@ -64,6 +66,8 @@ class BucketedDataset(keras.utils.PyDataset):
             token is of, -1 for padding, and `"position_ids"`, its place in that row; for paired
             columns also `"paired_pack_ids"` and `"paired_position_ids"`. All int32
             `(batch, pack_length)`. Rows stay together in all epochs.
+        sizes: `Sizes`, to predict with: batches are padded to those at hand, the last row of a
+            batch again and again until it has the rows. `restore_order` drops what is too much.
         shuffle: new batches in a new order each epoch. If not, rows come sorted by length;
             `order` and `restore_order` lead back to the order given.
         seed: int that, with the epoch, determines the shuffling.
@@ -111,6 +115,7 @@ class BucketedDataset(keras.utils.PyDataset):
         multiple: int | None = None,
         max_length: int | tuple[int, int] | None = None,
         pack_length: int | None = None,
+        sizes: Sizes | None = None,
         shuffle: bool = False,
         seed: int = 0,
     ):
@@ -175,6 +180,7 @@ class BucketedDataset(keras.utils.PyDataset):
         by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
         self._members = [by_length[places[by_length] == place] for place in occupied]
 
+        self._sizes = sizes
         self._epoch = 0
         self.first_batch = 0
         self._composed = (None, None)
@@ -256,8 +262,7 @@ class BucketedDataset(keras.utils.PyDataset):
     @property
     def padding_share(self) -> float:
         """Padded positions divided by all positions of an epoch, from 0 to 1."""
-        batches = self._batches()
-        positions = sum(len(rows) * sum(self._shapes[bucket]) for bucket, rows in batches)
+        positions = sum(len(rows) * sum(shape) for shape, rows in self._batches())
         return 1.0 - self.tokens_per_epoch / positions
 
     @property
@@ -283,7 +288,7 @@ class BucketedDataset(keras.utils.PyDataset):
         order = self.order
         if len(outputs) != len(order):
             raise ValueError(f"Expected {len(order)} outputs, one a row, got {len(outputs)}.")
-        position = np.argsort(order)
+        _, position = np.unique(order, return_index=True)
         if isinstance(outputs, list):
             return [outputs[i] for i in position]
         return np.asarray(outputs)[position]
@@ -334,16 +339,16 @@ class BucketedDataset(keras.utils.PyDataset):
     def examples_of_shapes(self) -> Iterator:
         """One batch of each shape that an epoch has, in the order in which they come first."""
         seen = set()
-        for bucket, rows in self._batches():
-            if (bucket, len(rows)) not in seen:
-                seen.add((bucket, len(rows)))
-                yield self._make(bucket, rows)
+        for shape, rows in self._batches():
+            if (shape, len(rows)) not in seen:
+                seen.add((shape, len(rows)))
+                yield self._make(shape, rows)
 
-    def _make(self, bucket, rows):
+    def _make(self, shape, rows):
         arrays = {"row": rows, **{name: value[rows] for name, value in self._values.items()}}
         masks = {}
         for i, (side, length, real) in enumerate(
-            zip(self._sides, self._shapes[bucket], self._lengths[rows].T, strict=True)
+            zip(self._sides, shape, self._lengths[rows].T, strict=True)
         ):
             mask = np.arange(length) < real[:, None]
             if self._packs is None:
@@ -396,11 +401,13 @@ class BucketedDataset(keras.utils.PyDataset):
         self._last_fetched = index
 
     def _batches(self):
-        """This epoch's batches: a list of (bucket number, row indices)."""
+        """This epoch's batches: a list of (lengths, row indices)."""
         epoch, batches = self._composed
         if epoch != self._epoch:
             epoch = self._epoch
             batches = self._compose(epoch)
+            if self._sizes is not None:
+                batches = _padded_to_sizes(batches, self._sizes)
             self._composed = (epoch, batches)
         return batches
 
@@ -408,25 +415,49 @@ class BucketedDataset(keras.utils.PyDataset):
         rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
         batches = []
         waiting = np.empty(0, "int64")
-        for bucket, members in enumerate(self._members):
+        for bucket, (shape, members) in enumerate(zip(self._shapes, self._members, strict=True)):
             if rng is not None:
                 members = rng.permutation(members)
             rows = np.concatenate([waiting, members])
             size = self._batch_rows[bucket]
             last = bucket == len(self._members) - 1
             full = len(rows) if last else len(rows) // size * size
-            batches += [(bucket, rows[i : min(i + size, full)]) for i in range(0, full, size)]
+            batches += [(shape, rows[i : min(i + size, full)]) for i in range(0, full, size)]
             waiting = rows[full:]
-        if len(batches) < 3:
-            return batches
-        # Shortest shape first, longest (or the one smaller batch) second. On TensorFlow Keras
-        # derives the tensor signature of all batches from the first two; any dimension that
-        # is equal in these two would be taken as fixed. The longest shape being early also
-        # shows at once whether it fits the memory.
-        first, *middle, last = batches
-        if rng is not None:
-            middle = [middle[i] for i in rng.permutation(len(middle))]
-        return [first, last, *middle]
+        return _longest_second(batches, rng)
+
+
+def _longest_second(batches: list, rng=None) -> list:
+    """Shortest shape first, longest (or the one smaller batch) second, then the others.
+
+    On TensorFlow Keras derives the tensor signature of all batches from the first two; any
+    dimension that is equal in these two would be taken as fixed. The longest shape being early
+    also shows at once whether it fits the memory.
+    """
+    if len(batches) < 3:
+        return batches
+    first, *middle, last = batches
+    if rng is not None:
+        middle = [middle[i] for i in rng.permutation(len(middle))]
+    return [first, last, *middle]
+
+
+def _padded_to_sizes(batches: list, sizes: Sizes) -> list:
+    """The batches with as many rows and tokens as a size at hand has."""
+    # Of more than two batches all have the same rows: see `_longest_second`.
+    fixed = max(len(rows) for _, rows in batches) if len(batches) > 2 else None
+    wanted = [(fixed or round_up(len(rows)), *shape) for shape, rows in batches]
+    chosen = {}
+    for (count, *shape), times in Counter(wanted).items():
+        # A length of its own is for many batches.
+        lengths = shape if times >= OFTEN else map(round_size, shape)
+        most = (fixed, *[None] * len(shape))
+        chosen[count, *shape] = sizes.choose((count, *lengths), most, times=times)
+    padded = []
+    for size, (_, rows) in zip(wanted, batches, strict=True):
+        count, *shape = chosen[size]
+        padded.append((tuple(shape), np.pad(rows, (0, count - len(rows)), mode="edge")))
+    return _longest_second(sorted(padded, key=lambda batch: batch[0]))
 
 
 def _checksum(*arrays: np.ndarray) -> int:

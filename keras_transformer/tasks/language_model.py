@@ -20,6 +20,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
 from keras_transformer.tasks.inputs import text_rows
+from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
@@ -40,7 +41,7 @@ class LanguageModel(TokenPredictor):
         name: str.
     """
 
-    predict_options: ClassVar = {"max_buckets": 1}
+    predict_options: ClassVar = PER_TOKEN
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
 
     def __init__(

@@ -18,7 +18,7 @@ from keras_transformer.tasks.encoding import encode_rows, text_columns
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
-from keras_transformer.tasks.task import softmax
+from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (
@@ -99,7 +99,7 @@ class MaskedLM(TokenPredictor):
 
     backbone_kinds = ("encoder",)
     further_inputs = ("mask_positions",)
-    predict_options: ClassVar = {"max_buckets": 1, "masked": False}
+    predict_options: ClassVar = {**PER_TOKEN, "masked": False}
 
     def __init__(
         self,
@@ -255,6 +255,7 @@ class MaskedLM(TokenPredictor):
             self._columns([e.ids for e in encodings], [e.type_ids for e in encodings]),
             finish,
             values={"mask_positions": positions},
+            sizes=self._sizes,
             **batching(batch_size),
         )
         results = []

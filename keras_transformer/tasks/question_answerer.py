@@ -22,7 +22,7 @@ from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
-from keras_transformer.tasks.task import Task, softmax
+from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -137,7 +137,7 @@ class QuestionAnswerer(Task):
 
     backbone_kinds = ("encoder",)
     needs_labels = True
-    predict_options: ClassVar = {"max_buckets": 1}
+    predict_options: ClassVar = PER_TOKEN
 
     def __init__(
         self,
@@ -247,7 +247,9 @@ class QuestionAnswerer(Task):
         questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
         encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, self.backbone.config.max_sequence_length)
-        dataset = self._dataset(self._columns(*rows_of(encodings, chosen)), **batching(batch_size))
+        dataset = self._dataset(
+            self._columns(*rows_of(encodings, chosen)), sizes=self._sizes, **batching(batch_size)
+        )
         found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
         no_answer = np.ones(len(encodings))
         for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):

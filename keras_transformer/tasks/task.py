@@ -19,6 +19,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import check_positions
 from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.models.turns import TakesTurns, Turns, changes, reads
+from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tasks.inputs import (
     batching,
@@ -31,6 +32,8 @@ from keras_transformer.tasks.inputs import (
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
+
+PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
 class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
@@ -50,8 +53,8 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
     needs_labels = False  # Whether `fit` on strings needs `y`.
     further_inputs: tuple[str, ...] = ()  # Arrays that it takes beside its backbone's.
-    # What `predict` adds to the options of `make_dataset`. Outputs for each token need
-    # `max_buckets=1`: those of all batches are put in one array, so all get the longest length.
+    # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
+    # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
@@ -79,6 +82,8 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         super().__init__(name=name, dtype=backbone.dtype_policy)
         self.backbone = backbone
         self.tokenizer = tokenizer
+        # What texts are padded to that are not learned from, where shapes are compiled.
+        self._sizes = None if keras.backend.backend() == "torch" else Sizes()
 
     # What a subclass says of itself.
 
@@ -220,7 +225,8 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             return super().predict(x, batch_size=sizes["batch_size"], **kwargs)
         if isinstance(x, str):
             raise ValueError("Give a list of strings: predict([text]), not predict(text).")
-        dataset = self.make_dataset(x, **self.predict_options, **sizes)
+        options = {"sizes": self._sizes, **self.predict_options}
+        dataset = self.make_dataset(x, **options, **sizes)
         return dataset.restore_order(super().predict(dataset, **kwargs))
 
     def _validation(self, data, options: dict):

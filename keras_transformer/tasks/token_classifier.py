@@ -14,7 +14,7 @@ from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
 from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
-from keras_transformer.tasks.task import softmax
+from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
 
@@ -93,7 +93,7 @@ class TokenClassifier(Classifier):
     """
 
     backbone_kinds = ("encoder",)
-    predict_options: ClassVar = {"max_buckets": 1}
+    predict_options: ClassVar = PER_TOKEN
 
     def __init__(
         self,
@@ -220,7 +220,9 @@ class TokenClassifier(Classifier):
         encodings = self._require_tokenizer().encode_batch_with_offsets(rows)
         limit = self.backbone.config.max_sequence_length
         chosen = [(i, w) for i, e in enumerate(encodings) for w in windows(e, 0, limit)]
-        dataset = self._dataset(self._columns(*rows_of(encodings, chosen)), **batching(batch_size))
+        dataset = self._dataset(
+            self._columns(*rows_of(encodings, chosen)), sizes=self._sizes, **batching(batch_size)
+        )
         probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
         margins = [np.full(len(e), -1) for e in encodings]
         for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):

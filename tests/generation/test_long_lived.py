@@ -208,3 +208,31 @@ def test_threads_share_an_engine(backbone, sampler, monkeypatch):
         together = [future.result(timeout=300) for future in futures]
     monkeypatch.undo()
     assert together == [run(engine, settings, *job) for job in jobs]
+
+
+def test_predictions_are_the_same_at_sizes_at_hand():
+    """Few programs for texts of any length and number, one at a time and many."""
+    texts = ["never dull " * count for count in range(1, 41)]
+    tokenizer = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=30)
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=8, num_layers=1,
+        num_heads=2, intermediate_dim=8, max_sequence_length=50,
+    )  # fmt: skip
+    task = kt.TextClassifier(kt.models.Encoder(config), tokenizer, num_classes=2)
+    expected = np.concatenate(
+        [task.predict_on_batch(task.make_dataset([text])[0][0]) for text in texts]
+    )
+    made = PROGRAMS.made
+    for count in (40, 1, 2, 3, 7, 33, 34, 35):
+        chosen = np.random.default_rng(count).permutation(40)[:count]
+        found = task.predict([texts[i] for i in chosen], batch_size=8, verbose=0)
+        np.testing.assert_allclose(found, expected[chosen], rtol=0, atol=1e-5)
+    for i in range(40):
+        found = task.classify([texts[i]])
+        assert abs(found[0][1] - max(_softmax(expected[i]))) < 1e-5
+    assert PROGRAMS.made <= made + 10
+
+
+def _softmax(logits):
+    exponentials = np.exp(logits - logits.max())
+    return exponentials / exponentials.sum()
