@@ -14,13 +14,7 @@ from tests.checkpoints.families import CONFIGS
 # Values that change what is generated: the end, the beams, what may come twice.
 SAID = {"num_beams": 2, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "max_length": 12}
 PROMPT = [5, 6, 7, 8]
-PRESETS = {
-    "bart": "bart_base_en",
-    "marian": "opus_mt_en_de",
-    "t5": "t5_small_multi",
-    "gpt2": "gpt2_base_en",
-    "llama": "llama3_2_1b",
-}
+PRESETS = {"bart": "bart_base_en", "marian": "opus_mt_en_de", "llama": "llama3_2_1b"}
 
 
 def theirs(family, folder, in_config):
@@ -41,8 +35,9 @@ def theirs(family, folder, in_config):
     return type(model)
 
 
-@pytest.mark.parametrize("in_config", [False, True])
-@pytest.mark.parametrize("family", ["bart", "marian"])
+@pytest.mark.parametrize(
+    ("family", "in_config"), [("bart", False), ("bart", True), ("marian", False)]
+)
 def test_an_export_generates_there_as_the_original_does(tmp_path, family, in_config):
     model_class = theirs(family, tmp_path / "theirs", in_config)
     task = kt.Seq2SeqLM.from_preset(tmp_path / "theirs")
@@ -59,10 +54,10 @@ def test_an_export_generates_there_as_the_original_does(tmp_path, family, in_con
     assert len(found[0][0]) == 12 and found[0][0][-1] == 2  # The end is forced at the limit.
 
 
-@pytest.mark.parametrize("family", ["bart", "marian", "t5", "gpt2", "llama"])
+@pytest.mark.parametrize("family", PRESETS)
 def test_what_was_made_here_generates_the_same_there(tmp_path, family):
     """With ids of its own, which are not those that the classes of theirs have by default."""
-    kind = "decoder" if family in ("gpt2", "llama") else "seq2seq"
+    kind = "decoder" if family == "llama" else "seq2seq"
     config = load_config(PRESETS[family], load_weights=False)[0].replace(
         vocabulary_size=40, num_layers=2, hidden_dim=16, num_heads=2, intermediate_dim=24,
         max_sequence_length=32, head_dim=8,
@@ -83,13 +78,6 @@ def test_what_was_made_here_generates_the_same_there(tmp_path, family):
     there = there[1 if start else len(PROMPT) :]
     assert there[: len(ours)] == ours
     assert there[len(ours) :] in ([11], [12]) or len(ours) == 10
-    model.generation_config.eos_token_id = None
-    free = task.__class__(backbone, end_ids=[], **start)
-    beams = free.generate(PROMPT, max_new_tokens=6, sampler=kt.generation.BeamSearch(3))
-    there = model.generate(
-        torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False, num_beams=3, pad_token_id=0
-    )
-    assert there[0].tolist()[-6:] == beams
 
 
 @pytest.mark.backend_independent
