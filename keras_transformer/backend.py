@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import pathlib
-import sys
 
 _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
@@ -25,7 +24,7 @@ def choose_backend() -> None:
         raise ValueError(
             f"KERAS_BACKEND is {named!r}, and must be one of {', '.join(map(repr, _PACKAGES))}."
         )
-    if named and "keras" not in sys.modules and not _installed(_PACKAGES[named]):
+    if named and not _installed(_PACKAGES[named]):
         raise ImportError(
             f"KERAS_BACKEND is {named!r}, which is not installed. Run `pip install "
             f'"keras_transformer[{named}]"`, or name another backend.'

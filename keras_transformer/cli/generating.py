@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_transformer.checkpoints import load_config
+from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
 from keras_transformer.cli import lines
 from keras_transformer.cli.command import (
     ABOUT_LINES,
@@ -24,8 +24,9 @@ def _translate(options: argparse.Namespace) -> None:
     chunks = lines.read_texts(options)
     options.beams = options.beams or max(5, options.n_best)
     arguments = _arguments(options)
-    split, join = _forms(options.preset)
-    task = lines.load(Seq2SeqLM, options.preset)
+    source = resolve_preset(options.preset)
+    split, join = _forms(source)
+    task = lines.load(Seq2SeqLM, source)
     arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
     def find(texts):
@@ -68,9 +69,10 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _score(options: argparse.Namespace) -> None:
     chunks = lines.read_texts(options)
-    paired = load_config(options.preset, load_weights=False)[0].kind == "seq2seq"
-    split, _ = _forms(options.preset)
-    task = lines.load(Seq2SeqLM if paired else CausalLM, options.preset)
+    source = resolve_preset(options.preset)
+    paired = load_config(source, load_weights=False)[0].kind == "seq2seq"
+    split, _ = _forms(source)
+    task = lines.load(Seq2SeqLM if paired else CausalLM, source)
 
     def find(texts):
         given = lines.pairs(texts, "a source and its target") if paired else (texts,)
@@ -93,7 +95,7 @@ def _score(options: argparse.Namespace) -> None:
     lines.answer_lines(options, chunks, find, show)
 
 
-def _forms(preset: str) -> tuple[Callable, Callable]:
+def _forms(preset: PresetSource) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
     if load_config(preset, load_weights=False)[2].get("text") != "moses":
         return list, str

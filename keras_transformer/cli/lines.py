@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from keras_transformer.checking import shorten
-from keras_transformer.checkpoints import load_config, resolve_preset
+from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
 from keras_transformer.checkpoints.presets import TASKS
 
 Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
@@ -16,12 +16,12 @@ Rows = list[dict[str, Any]]  # What is found in a text, the best first; each wit
 _CHUNK = 4096  # lines that are read, computed and printed together
 
 
-def load(task_class: type, preset: str, trained: bool = False):
+def load(task_class: type, preset: str | PresetSource, trained: bool = False):
     """The task of a preset. That it is of the right kind is seen before its weights are fetched.
 
     Args:
         task_class: its class.
-        preset: its name.
+        preset: its name, or what `resolve_preset` made of it.
         trained: whether the task has a head of its own, which must be among the weights.
     """
     source = resolve_preset(preset)
@@ -31,9 +31,9 @@ def load(task_class: type, preset: str, trained: bool = False):
         what = f"a {saved['name']}" if saved else "a backbone alone"
         key = next(key for key, known in TASKS.items() if known == name)
         raise ValueError(
-            f"The preset {preset!r} is {what}, not a {name}. Take one that is (`keras-transformer "
-            f"presets --task {key}` lists those that are bundled), or train one: {name} with "
-            "from_preset, fit and save_to_preset."
+            f"The preset {source.name!r} is {what}, not a {name}. Take one that is "
+            f"(`keras-transformer presets --task {key}` lists those that are bundled), or train "
+            f"one: {name} with from_preset, fit and save_to_preset."
         )
     return task_class.from_preset(source)
 

@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     version = f"keras_transformer {keras_transformer.__version__}, Keras {keras.__version__}"
     parser.add_argument(
-        "--version", action="version", version=f"{version} on {keras.backend.backend()}"
+        "-V", "--version", action="version", version=f"{version} on {keras.backend.backend()}"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
