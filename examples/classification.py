@@ -11,10 +11,11 @@ import time
 
 import keras_transformer as kt
 from datasets import sst2
+from runs import start
 
 import keras
 import numpy as np
-from absl import app, flags
+from absl import flags
 from keras import ops
 
 FLAGS = flags.FLAGS
@@ -162,4 +163,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

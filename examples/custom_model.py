@@ -5,9 +5,10 @@ python examples/custom_model.py --epochs 5
 
 import keras_transformer as kt
 from datasets import sst2
+from runs import start
 
 import keras
-from absl import app, flags
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("epochs", 4, "Passes over the training sentences.", lower_bound=1)
@@ -54,4 +55,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

@@ -12,9 +12,10 @@ import time
 import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+from runs import start
 
 import keras
-from absl import app, flags
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to fine-tune.")
@@ -101,4 +102,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

@@ -17,8 +17,9 @@ import sys
 import time
 
 import keras_transformer as kt
+from runs import start
 
-from absl import app, flags
+from absl import flags
 
 PRESET = flags.DEFINE_string("preset", None, "Preset, folder or hf:// name of a decoder.")
 MODEL_DIR = flags.DEFINE_string(
@@ -81,4 +82,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(main)
+    start(main)

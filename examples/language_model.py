@@ -14,11 +14,11 @@ import tempfile
 
 import keras_transformer as kt
 from datasets import tiny_shakespeare
-from runs import check_recipe, values
+from runs import check_recipe, start, values
 
 import keras
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("epochs", 3, "Passes over the windows, each token twice.", lower_bound=1)
@@ -176,4 +176,4 @@ def train(work_dir: pathlib.Path):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

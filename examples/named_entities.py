@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 import keras_transformer as kt
 from datasets import BEAGLE, shakespeare_speeches
+from runs import start
 
 import keras
-from absl import app, flags
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to train.")
@@ -209,4 +210,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import keras_transformer as kt
 from datasets import BEAGLE, shakespeare_speeches
+from runs import start
 
 import keras
 from absl import app, flags
@@ -198,4 +199,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

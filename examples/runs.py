@@ -1,9 +1,24 @@
-"""A run that is started again: only with the values that it was started with."""
+"""How an example starts: its flags, and a run that goes on only with the values it began with."""
 
 import json
 import pathlib
+import sys
+from collections.abc import Callable
 
 from absl import app, flags
+
+
+def start(main: Callable) -> None:
+    """As `app.run`, which calls a question for help a failure."""
+    app.run(main, flags_parser=_parse)
+
+
+def _parse(arguments: list[str]) -> list[str]:
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except SystemExit as end:
+        asked = {"help", "helpshort", "helpfull", "?"} & {x.lstrip("-") for x in arguments[1:]}
+        sys.exit(0 if asked else end.code)
 
 
 def check_recipe(work_dir: pathlib.Path, recipe: dict) -> None:

@@ -13,6 +13,7 @@ import time
 
 import keras_transformer as kt
 from datasets import image_descriptions
+from runs import start
 
 import keras
 import numpy as np
@@ -107,4 +108,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

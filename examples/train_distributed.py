@@ -29,6 +29,7 @@ import time
 
 import keras_transformer as kt
 from datasets import tiny_shakespeare
+from runs import start
 
 import keras
 from absl import app, flags
@@ -245,4 +246,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

@@ -17,8 +17,9 @@ import keras_transformer as kt
 from datasets import multi30k
 from keras_transformer.checkpoints import load_config, resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+from runs import start
 
-from absl import app, flags
+from absl import flags
 
 INPUT = flags.DEFINE_string("input", None, "A file with one sentence a line.")
 OUTPUT = flags.DEFINE_string("output", None, "Where the translations go. Defaults to INPUT.out.")
@@ -125,4 +126,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(main)
+    start(main)

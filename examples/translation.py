@@ -15,10 +15,10 @@ import time
 
 import keras_transformer as kt
 from datasets import multi30k
-from runs import check_recipe, values
+from runs import check_recipe, start, values
 
 import keras
-from absl import app, flags
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("source", "en", ["en", "de", "fr"], "Language to translate from.")
@@ -194,4 +194,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start(main)

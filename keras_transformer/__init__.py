@@ -1,7 +1,9 @@
 """One set of transformer layers, every kind of model, on JAX, TensorFlow and PyTorch."""
 
 from keras_transformer.backend import choose_backend
+from keras_transformer.cli import tell_errors_of_import
 
+tell_errors_of_import()
 choose_backend()  # Before the first import of Keras.
 
 from keras_transformer import (  # noqa: E402

@@ -16,9 +16,20 @@ def choose_backend() -> None:
     taken then, and said in one log line.
 
     Raises:
-        ImportError: if no backend is installed.
+        ValueError: if KERAS_BACKEND names none of the three.
+        ImportError: if no backend is installed, or not the one that it names.
     """
-    if os.environ.get("KERAS_BACKEND") or _configured():
+    named = os.environ.get("KERAS_BACKEND")
+    if named and named not in _PACKAGES:
+        raise ValueError(
+            f"KERAS_BACKEND is {named!r}, and must be one of {', '.join(map(repr, _PACKAGES))}."
+        )
+    if named and not _installed(_PACKAGES[named]):
+        raise ImportError(
+            f"KERAS_BACKEND is {named!r}, which is not installed. Run `pip install "
+            f'"keras_transformer[{named}]"`, or name another backend.'
+        )
+    if named or _configured():
         return
     installed = [name for name, package in _PACKAGES.items() if _installed(package)]
     if not installed:

@@ -60,6 +60,17 @@ def test_the_environment_decides(installed, caplog, monkeypatch):
 
 
 @pytest.mark.backend_independent
+def test_the_environment_names_what_there_is_not(installed, monkeypatch):
+    installed("jax")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    with pytest.raises(ImportError, match=r"not installed.*keras_transformer\[torch\]"):
+        choose_backend()
+    monkeypatch.setenv("KERAS_BACKEND", "jaxx")
+    with pytest.raises(ValueError, match="KERAS_BACKEND is 'jaxx', and must be one of"):
+        choose_backend()
+
+
+@pytest.mark.backend_independent
 def test_nothing_is_installed(installed):
     installed()
     with pytest.raises(ImportError) as error:

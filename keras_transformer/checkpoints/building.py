@@ -64,15 +64,17 @@ def load_backbone(
 def _load_backbone(
     source: PresetSource, backbone_class, load_weights, dtype, config_overrides
 ) -> keras.Model:
+    config = loading.load_config(source, load_weights=False)[0]
+    # Before the weights are fetched, whose header the config depends on.
+    _check_kind(source, config, backbone_class, (getattr(backbone_class, "kind", config.kind),))
     config, _, metadata = loading.load_config(source, load_weights)
     config = changed_config(source.name, config, config_overrides, load_weights)
-    wanted = getattr(backbone_class, "kind", config.kind)
-    _check_kind(source, config, backbone_class, (wanted,))
     if load_weights:
         loading.check_weights(source, config)
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
     backbone.family = metadata.get("family")
+    backbone.generation_config = metadata.get(loading.GENERATION)
     if load_weights:
         loading.fill(source, backbone)
     return backbone
@@ -124,9 +126,12 @@ def load_task(
 def _load_task(
     source: PresetSource, task_class: type, load_weights: bool, dtype, options: dict[str, Any]
 ) -> keras.Model:
-    config, saved, metadata = loading.load_config(source, load_weights)
+    config, saved, _ = loading.load_config(source, load_weights=False)
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(source, saved, task_class)
+    # Before the weights are fetched, whose header the config depends on.
+    _check_kind(source, config, task_class, task_class.backbone_kinds)
+    config, saved, metadata = loading.load_config(source, load_weights)
     parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
     unknown = sorted(set(options) - set(overrides) - parameters)
@@ -136,7 +141,6 @@ def _load_task(
             "values of TransformerConfig."
         )
     config = changed_config(source.name, config, overrides, load_weights, task_class.__name__)
-    _check_kind(source, config, task_class, task_class.backbone_kinds)
     same_task = saved is not None and saved["name"] == task_class.__name__
     values = {k: v for k, v in saved.items() if k != "name"} if same_task else {}
     usual = loading.family_values(source, task_class.__name__)
@@ -161,6 +165,7 @@ def _load_task(
     with weights_to_be_loaded() if load_weights else contextlib.nullcontext():
         backbone = build_backbone(config, dtype=dtype)
     backbone.family = metadata.get("family")
+    backbone.generation_config = metadata.get(loading.GENERATION)
     with _naming(source, values):
         try:
             task = task_class(backbone, tokenizer, **{**values, **chosen})

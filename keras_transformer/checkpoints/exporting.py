@@ -11,8 +11,8 @@ from keras_transformer.checking import check_choice, check_path, describe, short
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import write_json
-from keras_transformer.checkpoints.loading import backbone_variables
-from keras_transformer.checkpoints.presets import CONFIG_FILE
+from keras_transformer.checkpoints.loading import GENERATION, backbone_variables
+from keras_transformer.checkpoints.presets import CONFIG_FILE, GENERATION_FILE
 from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.sentence_transformers import write_embedder
@@ -29,8 +29,9 @@ def export_to_huggingface(
 ) -> None:
     """Writes a folder that the Transformers library loads: config, weights, tokenizer.
 
-    A `TextEmbedder` is written for sentence-transformers. The folder appears complete or not at
-    all.
+    A `TextEmbedder` is written for sentence-transformers. What the checkpoint that a model was
+    loaded from says of generation goes along, with the token ids of the model. The folder appears
+    complete or not at all.
 
     Args:
         model: A backbone, or a task, whose head and tokenizer are written too.
@@ -83,9 +84,14 @@ def export_to_huggingface(
             tokenizer.save(folder)
         if embedder:
             write_embedder(folder, backbone.config.hidden_dim, task)
+        if task_with_head is not None and task_with_head["name"] in ("CausalLM", "Seq2SeqLM"):
+            ids = {name: config[name] for name in _TOKEN_IDS if name in config}
+            kept = getattr(backbone, GENERATION, None) or {}
+            write_json(folder / GENERATION_FILE, {**kept, **ids})
         write_json(folder / CONFIG_FILE, config)
 
 
+_TOKEN_IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 # What is exported of a backbone alone.
 _LANGUAGE_MODELS = {"decoder": {"name": "CausalLM"}, "seq2seq": {"name": "Seq2SeqLM"}}
 

@@ -13,7 +13,12 @@ from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.files import read_json
 from keras_transformer.checkpoints.keras_hub import find_family
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
-from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
+from keras_transformer.checkpoints.presets import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    PresetSource,
+    read_preset,
+)
 from keras_transformer.checkpoints.sentence_transformers import read_embedder
 from keras_transformer.checkpoints.shapes import variable_shapes
 from keras_transformer.checkpoints.weights import Names, Weight, expand, match
@@ -21,6 +26,14 @@ from keras_transformer.config import TransformerConfig
 
 BACKBONE_PREFIX = "backbone/"
 HEAD_PREFIX = "head/"
+GENERATION = "generation_config"  # in the metadata
+# What checkpoints say of generation in their config, before there was a file for it.
+_OF_OLD = (
+    "bad_words_ids", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "length_penalty",
+    "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +89,8 @@ def _load_config(
             config = family.config(values, source.checkpoint if load_weights else None)
             task = family.task(_with_generation(source))
             task = task or read_embedder(source.directory, config.max_sequence_length)
-            return config, task, {"family": family.model_type, "source": source.name}
+            metadata = {"family": family.model_type, "source": source.name}
+            return config, task, metadata | _generation(source)
         task, metadata = values.get("task"), values.get("metadata", {})
         _check_task(task)
         if not isinstance(metadata, dict):
@@ -84,6 +98,7 @@ def _load_config(
         config = TransformerConfig.from_dict(values.get("backbone"))
         if load_weights and values.get("weights") is not None:
             config = _published(source, config)
+            metadata = metadata | _generation(source.weights)
         return config, task, metadata
     except ValueError as error:
         if str(source.directory) in str(error):
@@ -132,10 +147,21 @@ def _family(source: PresetSource) -> Family:
 
 def _with_generation(source: PresetSource) -> dict[str, Any]:
     """The config, with the token ids that newer checkpoints keep in a file for generation."""
-    path = source.file("generation_config.json")
-    values = read_json(path) if path.is_file() else {}
+    values = _generation(source).get(GENERATION, {})
     kept = ("eos_token_id", "decoder_start_token_id")
     return dict(source.config) | {k: values[k] for k in kept if values.get(k) is not None}
+
+
+def _generation(source: PresetSource) -> dict[str, dict[str, Any]]:
+    """What Transformers generates by if nothing else is said: for an export to say the same.
+
+    It is in a file of its own, or of old among the values of the config.
+    """
+    path = source.file(GENERATION_FILE)
+    if path.is_file():
+        return {GENERATION: read_json(path)}
+    values = {name: source.config[name] for name in _OF_OLD if source.config.get(name) is not None}
+    return {GENERATION: values} if values else {}
 
 
 def check_weights(

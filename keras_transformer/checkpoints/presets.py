@@ -13,12 +13,14 @@ from keras_transformer.checking import check_choice, check_path, shorten
 from keras_transformer.checkpoints import keras_hub
 from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
+from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.checkpoints.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
 from keras_transformer.files import has_file
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 FORMAT = "keras_transformer"
 FORMAT_VERSION = 1
 _FILES = (
@@ -85,9 +87,10 @@ class PresetSource(os.PathLike):
         """The content of `config.json`, which is of our format or of Hugging Face's."""
         path = self.file(CONFIG_FILE)
         if not path.is_file():
+            names = os.listdir(self.directory) + (self.hub.files() if self.hub else [])
             raise FileNotFoundError(
                 f"The preset {self.name!r} has no {CONFIG_FILE} in {self.directory}: no model can "
-                "be made from it."
+                f"be made from it.{what_it_is(names)}"
             )
         values = read_json(path)
         if keras_hub.is_preset(values):
@@ -198,7 +201,7 @@ class PresetSource(os.PathLike):
             return PresetSource(self.name, folder)
         hub = HubName.parse(pointer["hub"])
         try:
-            folder = hub.download((CONFIG_FILE, *WEIGHT_FILES))
+            folder = hub.download((CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES))
         except OSError as error:
             if "module" not in pointer:
                 raise FileNotFoundError(
@@ -368,7 +371,7 @@ def _local(directory: str) -> PresetSource:
         raise ValueError(
             f"The directory {shorten(directory)} is not a preset. A preset has {CONFIG_FILE} and "
             "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "
-            f"files: {', '.join(TOKENIZER_FILES)} with merges.txt."
+            f"files: {', '.join(TOKENIZER_FILES)} with merges.txt." + what_it_is(os.listdir(folder))
         )
     return PresetSource(directory, folder)
 
@@ -381,6 +384,10 @@ def _unknown(preset: str) -> Exception:
     hint = ""
     if preset.count("/") == 1 and not preset.startswith((".", "/", "~")):
         hint = f" For a model on the hub, write {shorten(SCHEME + preset)}."
+    if Path(preset).expanduser().is_file():
+        return ValueError(
+            f"{shorten(preset)} is a file. A preset is a folder.{what_it_is([preset])}"
+        )
     message = (
         f"There is no preset {shorten(preset)}. {suggestion}It is not one of the {len(names)} "
         "bundled presets (`keras-transformer presets` lists them; they are in "

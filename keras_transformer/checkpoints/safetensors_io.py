@@ -18,6 +18,7 @@ import safetensors
 
 from keras_transformer.checking import check_choice
 from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.files import write_safetensors
 
@@ -280,6 +281,7 @@ def no_weights(place: object, names: Iterable[str]) -> Exception:
     Returns:
         A `ValueError` if there are weights of another kind, else a `FileNotFoundError`.
     """
+    names = list(names)
     other = [n for n in names if n.endswith(_OTHER_WEIGHTS) and n != "training_args.bin"]
     if other:
         other = next((name for name in other if name.startswith("pytorch_model")), other[0])
@@ -289,4 +291,6 @@ def no_weights(place: object, names: Iterable[str]) -> Exception:
             "`transformers.AutoModel.from_pretrained(folder).save_pretrained(new_folder)` writes "
             f"{WEIGHTS_FILE}."
         )
-    return FileNotFoundError(f"{place} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}.")
+    return FileNotFoundError(
+        f"{place} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}.{what_it_is(names)}"
+    )

@@ -11,7 +11,12 @@ import keras
 from keras_transformer.checking import check_choice, check_path, check_text, describe
 from keras_transformer.checkpoints.card import write_card
 from keras_transformer.checkpoints.files import write_json
-from keras_transformer.checkpoints.loading import BACKBONE_PREFIX, HEAD_PREFIX, backbone_variables
+from keras_transformer.checkpoints.loading import (
+    BACKBONE_PREFIX,
+    GENERATION,
+    HEAD_PREFIX,
+    backbone_variables,
+)
 from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
 from keras_transformer.checkpoints.publishing import (
     CARD_FILE,
@@ -98,7 +103,7 @@ def save_preset(
                 "format_version": FORMAT_VERSION,
                 "backbone": backbone.config.stated(),
                 "task": None if task is None else dict(task),
-                "metadata": {**_family(backbone), **(metadata or {}), "parameters": parameters},
+                "metadata": {**_origin(backbone), **(metadata or {}), "parameters": parameters},
             }
             write_json(folder / CONFIG_FILE, values)
             if card is None and not is_written_card(before / CARD_FILE):
@@ -135,5 +140,7 @@ def _named_variables(
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
 
 
-def _family(backbone: keras.Model) -> dict[str, str]:
-    return {"family": backbone.family} if getattr(backbone, "family", None) else {}
+def _origin(backbone: keras.Model) -> dict[str, Any]:
+    """What is known of the checkpoint that the weights came from."""
+    names = ("family", GENERATION)
+    return {name: found for name in names if (found := getattr(backbone, name, None))}

@@ -52,7 +52,7 @@ def broken(logits):
     """
     total = ops.sum(logits, axis=-1)
     # Not `not total < inf`: of that TensorFlow's graphs make `total >= inf`, which NaN is not.
-    return ops.logical_or(ops.isnan(total), total == float("inf"))
+    return ops.logical_or(ops.isnan(total), ops.abs(total) == float("inf"))
 
 
 def log_sum(logits):

@@ -304,7 +304,8 @@ class Rules:
                 f"{tuple(logits.shape)}, and returned {found or type(result).__name__}."
             )
         result = ops.cast(ops.convert_to_tensor(result), "float32")
-        return ops.maximum(result, BANNED), broken(result)  # -infinity is a ban
+        result = ops.where(result < BANNED, BANNED, result)  # -infinity is a ban
+        return result, broken(result)
 
 
 def _continued(state: RulesState, parents) -> RulesState:

@@ -74,6 +74,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         self.config = config
         self.turns = Turns()
         self.family: str | None = None  # The published family that the weights came from.
+        self.generation_config: dict | None = None  # What Transformers generates by with them.
         self.token_embedding = TokenEmbedding(
             config.vocabulary_size,
             config.embedding_dim,

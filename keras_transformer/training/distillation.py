@@ -65,6 +65,7 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
         backbone = build_backbone(config.replace(**values), dtype=teacher.dtype_policy)
         student = type(teacher)(backbone, teacher.tokenizer, **teacher.task_values())
     backbone.family = teacher.backbone.family
+    backbone.generation_config = teacher.backbone.generation_config
 
     pairs = []
     for new, old in zip(backbone.stacks, teacher.backbone.stacks, strict=True):

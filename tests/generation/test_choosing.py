@@ -79,7 +79,7 @@ def test_one_number_that_is_none_is_found():
     array = scores((8, 1000))
     array[1, 7] = array[2, 0] = array[5] = np.nan
     array[3, 999], array[4, 5] = np.inf, -np.inf
-    expected = [False, True, True, True, False, True, False, False]
+    expected = [False, True, True, True, True, True, False, False]
     compiled = compile_function(broken)
     assert ops.convert_to_numpy(compiled(ops.convert_to_tensor(array))).tolist() == expected
     assert ops.convert_to_numpy(broken(ops.convert_to_tensor(array))).tolist() == expected

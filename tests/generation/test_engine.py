@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
@@ -311,3 +312,18 @@ def test_logits_that_are_not_numbers():
     with pytest.raises(FloatingPointError, match="logits of new token 1 are NaN"):
         generate(engine, [[3, 4], [5, 7]], end_ids=())
     assert generate(engine, [[3, 4]], max_new_tokens=1, end_ids=()).shape == (1, 1)
+
+
+def test_logits_of_minus_infinity_are_no_numbers():
+    """What a float16 model that overflows gives, as much as infinity."""
+    backbone = make_backbone("decoder")
+    engine = Engine(backbone)
+    logits = backbone.logits
+
+    def overflowing(states):
+        found = logits(states)
+        return ops.where(ops.arange(found.shape[-1]) == 3, -float("inf"), found)
+
+    backbone.logits = overflowing
+    with pytest.raises(FloatingPointError, match="logits of new token 1 are NaN or infinite"):
+        generate(engine, [[3, 4]], end_ids=())

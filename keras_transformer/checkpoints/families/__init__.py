@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.t5 import T5
+from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
     family.model_type: family
@@ -49,7 +50,8 @@ def get_family(values: Mapping[str, Any]) -> Family:
         The family that its `model_type` names.
 
     Raises:
-        ValueError: If there is none of that name. The message lists those that are known.
+        ValueError: If there is none of that name, the message lists those that are known; or if
+            the checkpoint is only a part of a model.
 
     Example:
     ```python
@@ -62,6 +64,12 @@ def get_family(values: Mapping[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
-            f"{', '.join(sorted(FAMILIES))}."
+            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}"
+        )
+    if values.get("architectures") == ["T5EncoderModel"]:
+        raise ValueError(
+            "The checkpoint is a T5EncoderModel, the encoder of a T5 without its decoder, which is "
+            "not supported: T5 is read whole, as a T5ForConditionalGeneration. For vectors of "
+            f"texts take an encoder, such as 'minilm_l6_en'. {FAMILIES_PAGE}"
         )
     return FAMILIES[model_type]

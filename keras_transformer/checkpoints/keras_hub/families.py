@@ -38,6 +38,7 @@ from keras_transformer.checkpoints.keras_hub.serialized import (
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.config import TransformerConfig
 
 TASK_FILE = "task.json"
@@ -107,7 +108,7 @@ def find_family(values: Values) -> KerasHubFamily:
     if name not in KERAS_HUB:
         raise ValueError(
             f"The KerasHub class {name!r} is not supported. Supported are: "
-            f"{', '.join(sorted(KERAS_HUB))}."
+            f"{', '.join(sorted(KERAS_HUB))}. {FAMILIES_PAGE}"
         )
     return KERAS_HUB[name]
 

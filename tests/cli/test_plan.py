@@ -6,8 +6,8 @@ import re
 import pytest
 
 from keras_transformer import TransformerConfig, cli
+from keras_transformer.cli.plan import quantity
 from keras_transformer.planning import make_plan
-from keras_transformer.planning.command import quantity
 from keras_transformer.planning.table import human, seconds, size
 
 pytestmark = pytest.mark.backend_independent

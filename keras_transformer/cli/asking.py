@@ -1,0 +1,226 @@
+"""The sub-commands that ask an encoder: classify, embed, fill-mask, recognize, answer."""
+
+import argparse
+import pathlib
+
+from keras_transformer.cli import lines
+from keras_transformer.cli.command import ABOUT_LINES, ABOUT_PRESET, ASKING, Command, option, top_k
+from keras_transformer.files import read_file
+from keras_transformer.tasks import (
+    MaskedLM,
+    QuestionAnswerer,
+    TextClassifier,
+    TextEmbedder,
+    TokenClassifier,
+)
+from keras_transformer.tasks.task import softmax
+
+
+def _classify(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    task = lines.load(TextClassifier, options.preset, trained=True)
+    names = task.label_names
+    width = max(map(len, names))
+
+    def find(texts):
+        x = lines.pairs(texts, "two texts") if options.pairs else texts
+        logits = task.predict(x, batch_size=options.batch_size, verbose=0)
+        return [
+            [
+                {"label": names[i], "probability": float(row[i])}
+                for i in sorted(range(len(names)), key=lambda i: -row[i])
+            ]
+            for row in softmax(logits)
+        ]
+
+    def show(text, rows):
+        return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"
+
+    lines.answer_lines(options, chunks, find, show, "classes")
+
+
+def _embed(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    task = lines.load(TextEmbedder, options.preset)
+
+    def find(texts):
+        vectors = task.predict(texts, batch_size=options.batch_size, verbose=0)
+        return [[{"vector": [float(f"{x:.7g}") for x in vector]}] for vector in vectors.tolist()]
+
+    def show(text, rows):
+        return " ".join(f"{x:.4f}" for x in rows[0]["vector"])
+
+    lines.answer_lines(options, chunks, find, show)
+
+
+def _fill_mask(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    task = lines.load(MaskedLM, options.preset, trained=True)
+
+    def find(texts):
+        found = task.fill_mask(texts, top_k=options.top_k, batch_size=options.batch_size)
+        # A text with several masks has a list for each.
+        masks = [each if isinstance(each[0], list) else [each] for each in found]
+        return [
+            [
+                {"mask": number, "token": f.token, "score": f.score, "text": f.text}
+                for number, fillings in enumerate(each, 1)
+                for f in fillings
+            ]
+            for each in masks
+        ]
+
+    def show(text, rows):
+        return "\t".join(f"{row['token'].strip()} {row['score']:.3f}" for row in rows)
+
+    lines.answer_lines(options, chunks, find, show, "fillings")
+
+
+def _recognize(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    task = lines.load(TokenClassifier, options.preset, trained=True)
+
+    def find(texts):
+        found = task.recognize(texts, batch_size=options.batch_size)
+        return [[entity._asdict() for entity in entities] for entities in found]
+
+    def show(text, rows):
+        return "\t".join(f"{row['label']} {lines.one_line(row['text'])}" for row in rows)
+
+    lines.answer_lines(options, chunks, find, show, "entities")
+
+
+def _answer(options: argparse.Namespace) -> None:
+    context = options.context
+    if options.context_file is not None:
+        if context is not None:
+            raise ValueError("Give either --context or --context-file.")
+        context = read_file(pathlib.Path(options.context_file), 2**24).decode("utf-8-sig")
+    chunks = lines.read_texts(options)
+    task = lines.load(QuestionAnswerer, options.preset, trained=True)
+
+    def find(texts):
+        questions, contexts = texts, [context] * len(texts)
+        if context is None:
+            what = "a question and its context (or give --context or --context-file)"
+            questions, contexts = lines.pairs(texts, what)
+        found = task.answer(
+            questions, contexts, top_k=options.top_k, allow_no_answer=options.allow_no_answer,
+            batch_size=options.batch_size,
+        )  # fmt: skip
+        found = [each if isinstance(each, list) else [each] for each in found]
+        return [[answer._asdict() for answer in answers] for answers in found]
+
+    def show(text, rows):
+        return "\t".join(lines.one_line(row["text"]) for row in rows)
+
+    lines.answer_lines(options, chunks, find, show, "answers")
+
+
+CLASSIFY = Command(
+    name="classify",
+    short="print the label of texts",
+    description=f"""\
+Prints the likeliest label of each text and its probability; as tsv or json all labels, the
+likeliest first. The preset must be a classifier that was trained and saved, as
+TextClassifier.save_to_preset does:
+
+  import keras_transformer as kt
+  classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
+  classifier.fit(texts, labels, epochs=3)
+  classifier.save_to_preset("my_classifier")
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
+  keras-transformer classify --preset my_classifier < reviews.txt
+  keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
+""",
+    options=(
+        *ASKING,
+        option("--pairs", "each text is two, with a tab between them", action="store_true"),
+    ),
+    run=_classify,
+)
+
+EMBED = Command(
+    name="embed",
+    short="print the vectors of texts",
+    description=f"""\
+Prints a vector of each text. The dot product of two says how near the texts are to each other, if
+the model makes vectors of length 1, as minilm_l6_en does.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
+  keras-transformer embed --preset minilm_l6_en --format tsv < texts.txt > vectors.tsv
+""",
+    options=ASKING,
+    run=_embed,
+)
+
+FILL_MASK = Command(
+    name="fill-mask",
+    short="print the likeliest words in place of a mask",
+    description=f"""\
+Prints the likeliest tokens in place of the mask of each text, with their probabilities. A mask is
+written as the model has it: [MASK] for BERT, <mask> for RoBERTa.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer fill-mask --preset bert_base_en_uncased "Paris is the [MASK] of France."
+  keras-transformer fill-mask --preset roberta_base_en --top-k 3 --format json < masked.txt
+""",
+    options=(*ASKING, top_k(5)),
+    run=_fill_mask,
+)
+
+RECOGNIZE = Command(
+    name="recognize",
+    short="print the named entities in texts",
+    description=f"""\
+Prints the entities of each text with their labels; as tsv or json also where they are, in
+characters from 0, and how sure the model is. A text without any gives an empty line.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer recognize --preset bert_base_en_ner "Ada Lovelace lived in London."
+  keras-transformer recognize --preset bert_base_en_ner --format json < news.txt
+""",
+    options=ASKING,
+    run=_recognize,
+)
+
+ANSWER = Command(
+    name="answer",
+    short="print the answers that stand in a text",
+    description=f"""\
+Answers each question with a stretch of its context. With --context or --context-file the texts are
+questions, without either each is a question, a tab, and its context.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer answer --preset distilbert_base_en_cased_squad --context-file story.txt \\
+      "Who rides a bike?" "Where?"
+  keras-transformer answer --preset my_answerer --top-k 3 --format json < pairs.tsv
+""",
+    options=(
+        *ASKING,
+        option("--context", "the text that all answers are in", metavar="TEXT"),
+        option("--context-file", "the file of that text", metavar="FILE"),
+        top_k(1),
+        option(
+            "--allow-no-answer",
+            "an empty answer where none is likelier",
+            action="store_true",
+        ),
+    ),
+    run=_answer,
+)
+
+COMMANDS = (CLASSIFY, EMBED, FILL_MASK, RECOGNIZE, ANSWER)

@@ -1,0 +1,264 @@
+"""The sub-commands of models that write: translate, generate, score."""
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+
+from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
+from keras_transformer.cli import lines
+from keras_transformer.cli.command import (
+    ABOUT_LINES,
+    ABOUT_PRESET,
+    ASKING,
+    Command,
+    option,
+    positive,
+)
+from keras_transformer.generation import BeamSearch, Greedy, Random, Rules
+from keras_transformer.tasks import CausalLM, Seq2SeqLM
+from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+
+
+def _translate(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    options.beams = options.beams or max(5, options.n_best)
+    arguments = _arguments(options)
+    source = resolve_preset(options.preset)
+    split, join = _forms(source)
+    task = lines.load(Seq2SeqLM, source)
+    arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
+
+    def find(texts):
+        rows = [_rows(each) for each in task.generate(split(texts), **arguments)]
+        return [[{**row, "text": join(row["text"])} for row in each] for each in rows]
+
+    def show(text, rows):
+        return "\t".join(lines.one_line(row["text"]) for row in rows)
+
+    lines.answer_lines(options, chunks, find, show, "translations")
+
+
+def _generate(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    options.beams = options.beams or (
+        options.n_best if options.n_best > 1 and not _drawing(options) else 1
+    )
+    arguments = _arguments(options) | {"stop": options.stop, "seed": options.seed}
+    if options.stream and (options.n_best > 1 or options.format != "text"):
+        raise ValueError("--stream prints one text as it is made: no --n-best and no --format.")
+    task = lines.load(CausalLM, options.preset)
+    arguments["rules"] = _rules(task, options, options.choice)
+
+    def find(texts):
+        return [_rows(each) for each in task.generate(texts, **arguments)]
+
+    def show(text, rows):
+        return "\n".join(text + row["text"] for row in rows)
+
+    if not options.stream:
+        lines.answer_lines(options, chunks, find, show, "continuations")
+        return
+    for text in (text for chunk in chunks for text in chunk):
+        print(text, end="", flush=True)
+        if text.strip():
+            for piece in task.generate(text, stream=True, **arguments):
+                print(piece, end="", flush=True)
+        print()
+
+
+def _score(options: argparse.Namespace) -> None:
+    chunks = lines.read_texts(options)
+    source = resolve_preset(options.preset)
+    paired = load_config(source, load_weights=False)[0].kind == "seq2seq"
+    split, _ = _forms(source)
+    task = lines.load(Seq2SeqLM if paired else CausalLM, source)
+
+    def find(texts):
+        given = lines.pairs(texts, "a source and its target") if paired else (texts,)
+        given = map(split, given)
+        found = (scores.astype("float64") for scores in task.score(*given, per_token=True))
+        return [
+            [
+                {
+                    "log_probability": float(scores.sum()),
+                    "tokens": len(scores),
+                    "perplexity": float(np.exp(-scores.mean())),
+                }
+            ]
+            for scores in found
+        ]
+
+    def show(text, rows):
+        return f"{rows[0]['log_probability']:10.3f}  {text}"
+
+    lines.answer_lines(options, chunks, find, show)
+
+
+def _forms(preset: PresetSource) -> tuple[Callable, Callable]:
+    """From ordinary texts to the form that a preset was trained on, and from its form back."""
+    if load_config(preset, load_weights=False)[2].get("text") != "moses":
+        return list, str
+    return lambda texts: [moses_tokenize(text) for text in texts], moses_detokenize
+
+
+def _drawing(options: argparse.Namespace) -> dict:
+    """The options of drawing tokens that were given."""
+    given = {name: getattr(options, name, None) for name in ("temperature", "top_k", "top_p")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _arguments(options: argparse.Namespace) -> dict:
+    """What `generate` is given, but for what needs the model."""
+    given = _drawing(options)
+    if given and options.beams > 1:
+        raise ValueError("--beams does not go with --temperature, --top-k and --top-p: choose one.")
+    if not given and options.n_best > options.beams:
+        raise ValueError(f"--n-best {options.n_best} needs as many --beams, or tokens drawn.")
+    beams = Greedy() if options.beams == 1 else BeamSearch(num_beams=options.beams)
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "sampler": Random(**given) if given else beams,
+        "batch_size": options.batch_size,
+        "num_samples": options.n_best,
+        # What is known of each token takes a pass of its own.
+        "return_details": options.format != "text",
+    }
+
+
+def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rules | None:
+    """What the text must and must not hold."""
+    automaton = None
+    if options.regex is not None or choices:
+        automaton = task.constraint(regex=options.regex, choices=choices)
+    rules = Rules(
+        repetition_penalty=options.repetition_penalty,
+        no_repeat_ngram_size=options.no_repeat_ngram,
+        automaton=automaton,
+    )
+    return None if rules == Rules() else rules
+
+
+def _rows(found) -> lines.Rows:
+    """One text, or several, with or without details."""
+    rows = []
+    for each in found if isinstance(found, list) else [found]:
+        if isinstance(each, str):
+            rows.append({"text": each})
+            continue
+        score = each.log_probabilities.sum() if each.score is None else each.score
+        rows.append({"text": each.text, "score": float(score), "end": each.finish_reason})
+    return rows
+
+
+def _writing(beams: str, length: int) -> tuple:
+    """The options of translate and generate."""
+    return (
+        *ASKING,
+        option(
+            "--beams", f"beams of the search; 1 takes the likeliest token each time ({beams})",
+            type=positive, metavar="N",
+        ),
+        option(
+            "--n-best", "so many texts for each, with tabs between them: the best of the beams, or "
+            "drawn one after the other (default %(default)s)",
+            type=positive, default=1, metavar="N",
+        ),
+        option(
+            "--max-new-tokens", "longest output, in tokens (default %(default)s)",
+            type=positive, default=length, metavar="N",
+        ),
+        option("--regex", "a regular expression that the output matches", metavar="R"),
+        option(
+            "--choice", "the output is this text, or another one so given; can be repeated",
+            action="append", metavar="TEXT",
+        ),
+        option(
+            "--no-repeat-ngram", "no N tokens come twice", type=positive, default=0, metavar="N"
+        ),
+        option(
+            "--repetition-penalty", "above 1: tokens that were there are less likely", type=float,
+            default=1.0, metavar="X",
+        ),
+    )  # fmt: skip
+
+
+TRANSLATE = Command(
+    name="translate",
+    short="translate texts",
+    description=f"""\
+Translates each text with beam search and prints one translation a line. As tsv or json each has
+its score, which is what the search ranks by, and why it ended: at its end, or at its length.
+
+Write ordinary text. A preset trained on lowercased words with spaces around the punctuation, such
+as transformer_tiny_en_de, is given the text in that form, and its output is joined again, but stays
+lowercased. It has only seen descriptions of images: "A man rides a bike." goes well, news does not.
+Its --regex and --choice are lowercased too.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
+  keras-transformer translate --preset transformer_tiny_en_de < english.txt > german.txt
+  keras-transformer translate --preset transformer_tiny_en_de --n-best 3 --format json "A dog."
+  keras-transformer translate --preset transformer_tiny_en_de --regex "ein hund.*" "A dog runs."
+""",
+    options=_writing("default 5", 128),
+    run=_translate,
+)
+
+GENERATE = Command(
+    name="generate",
+    short="continue a prompt",
+    description=f"""\
+Continues each text with a decoder-only model, and prints it with its continuation. With --stream
+the text comes as it is made.
+
+The likeliest token is taken at each step, unless --temperature, --top-k, --top-p or --beams say
+otherwise. Use --seed to get the same random text again. A continuation may have several lines: take
+--format json for many texts. A prompt of several lines goes in quotes: "$(cat prompt.txt)".
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --beams 4 --max-new-tokens 80
+  keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --stream --top-p 0.9
+  keras-transformer generate --preset gpt_tiny_shakespeare --format json < prompts.txt
+""",
+    options=(
+        *_writing("default 1, with --n-best as many", 64),
+        option("--stream", "print the text as it is made", action="store_true"),
+        option(
+            "--temperature", "draw tokens, below 1 the likely ones more often", type=float,
+            metavar="T",
+        ),
+        option("--top-k", "draw from the K likeliest tokens", type=positive, metavar="K"),
+        option(
+            "--top-p", "draw from the likeliest tokens that have the probability P together",
+            type=float, metavar="P",
+        ),
+        option("--seed", "draw the same text again", type=int, metavar="N"),
+        option("--stop", "end before this text; can be repeated", action="append", metavar="TEXT"),
+    ),
+    run=_generate,
+)  # fmt: skip
+
+SCORE = Command(
+    name="score",
+    short="print how likely a model finds texts",
+    description=f"""\
+Prints the natural logarithm of each text's probability; as tsv or json also the number of tokens
+that were scored, and the perplexity. For a translation model each text is a source, a tab, and a
+target, whose probability it is.
+
+{ABOUT_LINES}
+{ABOUT_PRESET}""",
+    examples="""\
+  keras-transformer score --preset gpt_tiny_shakespeare "To be, or not to be" "Be to or to not"
+  paste english.txt german.txt | keras-transformer score --preset opus_mt_en_de --format tsv
+""",
+    options=ASKING,
+    run=_score,
+)
+
+COMMANDS = (TRANSLATE, GENERATE, SCORE)

@@ -1,0 +1,130 @@
+"""Texts in, what a model finds in them out: line by line, in three formats."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from keras_transformer.checking import shorten
+from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
+from keras_transformer.checkpoints.presets import TASKS
+
+Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
+
+_CHUNK = 4096  # lines that are read, computed and printed together
+
+
+def load(task_class: type, preset: str | PresetSource, trained: bool = False):
+    """The task of a preset. That it is of the right kind is seen before its weights are fetched.
+
+    Args:
+        task_class: its class.
+        preset: its name, or what `resolve_preset` made of it.
+        trained: whether the task has a head of its own, which must be among the weights.
+    """
+    source = resolve_preset(preset)
+    saved = load_config(source, load_weights=False)[1]
+    name = task_class.__name__
+    if trained and (saved is None or saved["name"] != name):
+        what = f"a {saved['name']}" if saved else "a backbone alone"
+        key = next(key for key, known in TASKS.items() if known == name)
+        raise ValueError(
+            f"The preset {source.name!r} is {what}, not a {name}. Take one that is "
+            f"(`keras-transformer presets --task {key}` lists those that are bundled), or train "
+            f"one: {name} with from_preset, fit and save_to_preset."
+        )
+    return task_class.from_preset(source)
+
+
+def read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
+    """The texts of the command line, else the lines of standard input, in chunks."""
+    for number, text in enumerate(options.texts, 1):
+        if not text.strip():
+            raise ValueError(f"TEXT {number} is empty.")
+    if options.texts:
+        return iter([options.texts])
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ValueError("There is no text. Give texts in quotes, or lines on standard input.")
+    lines = _decoded(sys.stdin.buffer)
+    return iter(lambda: list(islice(lines, _CHUNK)), [])
+
+
+def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
+    """Lines of UTF-8 without their ends, and without the byte order mark of some editors."""
+    for number, line in enumerate(stream, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"Line {number} of standard input is not UTF-8: {shorten(line)}. Convert it, for "
+                "example with `iconv -f UTF-16 -t UTF-8`."
+            ) from error
+        yield text.rstrip("\r\n")
+
+
+def answer_lines(
+    options: argparse.Namespace,
+    chunks: Iterator[list[str]],
+    find: Callable[[list[str]], list[Rows]],
+    show: Callable[[str, Rows], str],
+    name: str | None = None,
+) -> None:
+    """Prints a line for each text, in their order; an empty one for an empty one.
+
+    Args:
+        options: with `format`.
+        chunks: of `read_texts`.
+        find: what is found in each of some texts.
+        show: a text and what was found in it, as people read it.
+        name: what JSON calls all that is found in a text. None for the one thing that there is,
+            whose values stand beside the text.
+    """
+
+    def written(line: str, rows: Rows) -> str:
+        if options.format == "json":
+            found = {name: rows} if name else dict(*rows)
+            return json.dumps({"text": line, **found}, ensure_ascii=False, default=_rounded)
+        if options.format == "tsv":
+            return "\t".join(_cells(row[key] for row in rows for key in row))
+        return show(line, rows) if line.strip() else ""
+
+    for lines in chunks:
+        texts = [line for line in lines if line.strip()]
+        found = iter(find(texts) if texts else [])
+        for line in lines:
+            print(written(line, next(found) if line.strip() else []))
+        sys.stdout.flush()
+
+
+def one_line(text: str) -> str:
+    """A text on one line: its line ends and tabs become spaces."""
+    return " ".join(text.split()) if any(mark in text for mark in "\r\n\t") else text
+
+
+def pairs(lines: list[str], what: str) -> tuple[list[str], list[str]]:
+    """The two texts of each line, with a tab between them."""
+    for line in lines:
+        if line.count("\t") != 1:
+            raise ValueError(
+                f"Each line must be {what}, with one tab between them, received {shorten(line)}."
+            )
+    first, second = zip(*(line.split("\t") for line in lines), strict=True)
+    return list(first), list(second)
+
+
+def _cells(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            marks = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+            yield value.translate(str.maketrans(marks))
+        elif isinstance(value, list):
+            yield from _cells(value)
+        else:
+            yield f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _rounded(value: Any) -> Any:
+    """NumPy's numbers and arrays, of which JSON knows nothing."""
+    return value.tolist()

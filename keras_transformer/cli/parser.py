@@ -1,0 +1,52 @@
+"""The command line as a whole."""
+
+import argparse
+
+import keras
+
+import keras_transformer
+from keras_transformer.cli import asking, generating, plan, presets
+from keras_transformer.cli.command import AS_WRITTEN
+
+COMMANDS = (*presets.COMMANDS, plan.PLAN, *asking.COMMANDS, *generating.COMMANDS)
+
+_DESCRIPTION = """\
+Transformers in Keras: list the presets, plan what a model takes, and ask a model, of texts on the
+command line or the lines of standard input.
+"""
+
+_EXAMPLES = """\
+examples:
+  keras-transformer presets
+  keras-transformer info minilm_l6_en
+  keras-transformer plan bert_base_en --batch 32 --length 512
+  keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
+  keras-transformer COMMAND --help
+
+KERAS_BACKEND=jax, tensorflow or torch chooses the backend.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message):
+        self.exit(2, f"keras-transformer: error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all sub-commands."""
+    parser = _Parser(
+        "keras-transformer",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=AS_WRITTEN,
+    )
+    version = f"keras_transformer {keras_transformer.__version__}, Keras {keras.__version__}"
+    parser.add_argument(
+        "-V", "--version", action="version", version=f"{version} on {keras.backend.backend()}"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser

@@ -1,0 +1,177 @@
+"""The sub-commands that say what there is: presets, info."""
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from keras_transformer.checkpoints import (
+    list_presets,
+    load_config,
+    resolve_preset,
+    variable_shapes,
+)
+from keras_transformer.checkpoints.shapes import head_shapes
+from keras_transformer.cli.command import ABOUT_PRESET, Command, option, positive
+from keras_transformer.generation import Cache
+
+
+def _presets(options: argparse.Namespace) -> None:
+    rows = [("name", "family", "kind", "parameters", "task", "size on disk", "weights")]
+    for name in list_presets(options.task):
+        source = resolve_preset(name)
+        config, task, metadata = load_config(source, load_weights=False)
+        files = source.local_weights
+        rows.append(
+            (
+                name,
+                metadata.get("family", "-"),
+                config.kind,
+                f"{metadata['parameters']:,}",
+                task["name"] if task else "-",
+                _size(sum(path.stat().st_size for path in files)) if files else "-",
+                "present" if files else _where(source.config.get("weights")),
+            )
+        )
+    _print_table(rows, right=(3, 5))
+
+
+def _where(pointer: dict[str, str] | None) -> str:
+    """Where weights that are not on this machine come from."""
+    if pointer is None:
+        return "none"
+    return f"none: extra [{pointer['extra']}]" if "extra" in pointer else "none: on the hub"
+
+
+def _info(options: argparse.Namespace) -> None:
+    source = resolve_preset(options.preset)
+    config, task, metadata = load_config(source, load_weights=False)
+    files = source.local_weights
+    print(options.preset)
+    if "description" in metadata:
+        print(metadata["description"])
+    print()
+    about = {"task": task["name"] if task else "none: a backbone alone"}
+    about |= {key: value for key, value in (task or {}).items() if key != "name"}
+    about |= {
+        key: value for key, value in metadata.items() if key not in ("description", "parameters")
+    }
+    about["folder"] = source.directory
+    about["weights"] = ", ".join(map(str, files)) or "not on this machine"
+    _print_table([(key, str(value)) for key, value in about.items() if value is not None])
+
+    print("\narchitecture")
+    _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
+
+    shapes = variable_shapes(config) | {
+        f"head/{path}": shape for path, shape in head_shapes(config, task or {}).items()
+    }
+    parts: Counter = Counter()
+    for path, shape in shapes.items():
+        parts[_part(path)] += math.prod(shape)
+    total = parts.total()
+    print("\nparameters")
+    rows = [(f"  {part}", f"{count:,}", f"{count / total:.1%}") for part, count in parts.items()]
+    _print_table([*rows, ("  all", f"{total:,}", "")], right=(1, 2))
+
+    print("\nmemory")
+    weights = [total * itemsize for itemsize in _ITEM_SIZES.values()]
+    rows = [("", *_ITEM_SIZES), ("  weights", *map(_size, weights))]
+    if config.kind != "encoder":
+        length = options.length or config.max_sequence_length
+        source = length if config.kind == "seq2seq" else 0
+        taken = [
+            Cache.count_bytes(config, options.batch, length, source, itemsize)
+            for itemsize in _ITEM_SIZES.values()
+        ]
+        tokens = f"{length:,} tokens" + (" of source and of target" if source else "")
+        label = f"  keys and values, {options.batch} x {tokens}"
+        rows.append((label, *map(_size, taken)))
+    _print_table(rows, right=(1, 2, 3))
+    if files:
+        print(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
+
+
+# Bytes of a number.
+_ITEM_SIZES = {"float32": 4, "float16, bfloat16": 2, "int8": 1}
+
+
+def _part(path: str) -> str:
+    """The row of the table of parameters that a variable counts in."""
+    names = path.split("/")
+    if names[1].startswith("layer_"):
+        part = names[2].removesuffix("_norm").replace("_", "-")
+        return f"{names[0]} layers: {part}"
+    if names[0] in ("encoder", "decoder"):
+        return f"{names[0]}: {names[1].replace('_', ' ')}"
+    return names[0].replace("_", " ")
+
+
+def _size(count: int) -> str:
+    """Bytes as people write them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def _print_table(rows: list[tuple[str, ...]], right: Sequence[int] = ()) -> None:
+    """Rows in aligned columns, those of `right` flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+
+
+PRESETS = Command(
+    name="presets",
+    short="print a table of the bundled presets",
+    description="Prints the bundled presets: what they are, their size on disk and where the "
+    "weights are.",
+    examples="""\
+  keras-transformer presets
+  keras-transformer presets --task token_classification
+""",
+    options=(
+        option(
+            "--task",
+            "only those with a head for this task, such as text_classification or causal_lm",
+            metavar="TASK",
+        ),
+    ),
+    run=_presets,
+)
+
+INFO = Command(
+    name="info",
+    short="print what a preset is: architecture, parameters, sizes",
+    description="Prints the architecture of a preset, its parameters by part, and the memory that "
+    f"it\ntakes: the weights, and the keys and values kept in generation.\n\n{ABOUT_PRESET}",
+    examples="""\
+  keras-transformer info minilm_l6_en
+  keras-transformer info llama3_8b_en --length 8192 --batch 4
+""",
+    options=(
+        option("preset", "the model", metavar="PRESET"),
+        option(
+            "--length",
+            "tokens of a sequence, for the size of the cache (default: the model's longest)",
+            type=positive,
+            metavar="N",
+        ),
+        option(
+            "--batch",
+            "sequences generated together (default %(default)s)",
+            type=positive,
+            default=1,
+            metavar="N",
+        ),
+    ),
+    run=_info,
+)
+
+COMMANDS = (PRESETS, INFO)

@@ -1,0 +1,114 @@
+"""How Transformers generates with what is exported, and what is said of folders of other kinds."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import load_config
+from tests.checkpoints.families import CONFIGS
+
+# Values that change what is generated: the end, the beams, what may come twice.
+SAID = {"num_beams": 2, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "max_length": 12}
+PROMPT = [5, 6, 7, 8]
+PRESETS = {"bart": "bart_base_en", "marian": "opus_mt_en_de", "llama": "llama3_2_1b"}
+
+
+def theirs(family, folder, in_config):
+    """A random checkpoint of theirs that says how it generates, in a file or in its config."""
+    prefix, configs = CONFIGS[family]
+    name = f"{prefix}MTModel" if family == "marian" else f"{prefix}ForConditionalGeneration"
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, f"{prefix}Config")(**configs[0]))
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.5)
+    model.generation_config.update(**SAID)
+    model.save_pretrained(folder)
+    if in_config:
+        path = folder / "generation_config.json"
+        values = json.loads(path.read_text()) | json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(values))
+        path.unlink()
+    return type(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "in_config"), [("bart", False), ("bart", True), ("marian", False)]
+)
+def test_an_export_generates_there_as_the_original_does(tmp_path, family, in_config):
+    model_class = theirs(family, tmp_path / "theirs", in_config)
+    task = kt.Seq2SeqLM.from_preset(tmp_path / "theirs")
+    task.save_to_preset(tmp_path / "ours")
+    task = kt.Seq2SeqLM.from_preset(tmp_path / "ours")
+    kt.export_to_huggingface(task, tmp_path / "export")
+    found = []
+    for folder in ("theirs", "export"):
+        model = model_class.from_pretrained(tmp_path / folder).eval()
+        found.append(model.generate(torch.tensor([PROMPT])).tolist())
+        kept = model.generation_config.to_dict()
+        assert SAID.items() <= kept.items() and kept["forced_eos_token_id"] == 2
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 12 and found[0][0][-1] == 2  # The end is forced at the limit.
+
+
+@pytest.mark.parametrize("family", PRESETS)
+def test_what_was_made_here_generates_the_same_there(tmp_path, family):
+    """With ids of its own, which are not those that the classes of theirs have by default."""
+    kind = "decoder" if family == "llama" else "seq2seq"
+    config = load_config(PRESETS[family], load_weights=False)[0].replace(
+        vocabulary_size=40, num_layers=2, hidden_dim=16, num_heads=2, intermediate_dim=24,
+        max_sequence_length=32, head_dim=8,
+        **({"num_decoder_layers": 2} if kind == "seq2seq" else {}),
+        **({"num_key_value_heads": 1} if family == "llama" else {}),
+    )  # fmt: skip
+    backbone = kt.models.build_backbone(config)
+    random = np.random.default_rng(3)
+    for weight in backbone.weights:
+        weight.assign(random.normal(0, 0.4, weight.shape).astype("float32"))
+    start = {"start_id": 39} if kind == "seq2seq" else {}
+    task_class = kt.Seq2SeqLM if start else kt.CausalLM
+    endless = task_class(backbone, end_ids=[], **start).generate(PROMPT, max_new_tokens=10)
+    end = endless[4]
+    task = task_class(backbone, end_ids=[end], **start)
+    ours = task.generate(PROMPT, max_new_tokens=10)
+    assert ours == endless[: endless.index(end)]
+    kt.export_to_huggingface(task, tmp_path / "theirs", family=family)
+    auto = "AutoModelForSeq2SeqLM" if start else "AutoModelForCausalLM"
+    model = getattr(transformers, auto).from_pretrained(tmp_path / "theirs").eval()
+    there = model.generate(torch.tensor([PROMPT]), max_new_tokens=10, do_sample=False)[0].tolist()
+    there = there[1 if start else len(PROMPT) :]
+    assert there == [*ours, end]
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "PEFT adapter.*Merge"),
+        ({"adapter_config.json": "{}", "tokenizer.json": "{}"}, "no config.json.* PEFT adapter"),
+        ({"tiny.Q4_K_M.gguf": ""}, r"tiny\.Q4_K_M\.gguf is a GGUF file.*convert"),
+        ({"config.json": '{"model_type": "llama"}', "a.gguf": ""}, "no weights.* GGUF file"),
+        (
+            {"config.json": '{"model_type": "t5", "architectures": ["T5EncoderModel"]}'},
+            "T5EncoderModel, the encoder of a T5 without its decoder.*docs/families.md",
+        ),
+        ({"config.json": '{"model_type": "mamba"}'}, "'mamba' are not supp.*docs/families.md"),
+    ],
+)  # fmt: skip
+def test_folders_of_other_kinds_are_named_for_what_they_are(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        kt.Backbone.from_preset(tmp_path)
+
+
+@pytest.mark.backend_independent
+def test_a_file_is_no_preset(tmp_path):
+    (tmp_path / "a.gguf").write_text("")
+    with pytest.raises(ValueError, match=r"is a file\. A preset is a folder\. .* GGUF file"):
+        kt.CausalLM.from_preset(str(tmp_path / "a.gguf"))
+    with pytest.raises(FileNotFoundError, match="There is no directory"):
+        kt.CausalLM.from_preset(tmp_path / "a.gguf")
