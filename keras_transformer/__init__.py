@@ -13,7 +13,12 @@ from keras_transformer import (  # noqa: E402
     planning,
     training,
 )
-from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
+from keras_transformer.checkpoints import (  # noqa: E402
+    export_to_huggingface,
+    from_keras_hub,
+    list_presets,
+    to_keras_hub,
+)
 from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.memory import keep_freed_memory  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
@@ -48,10 +53,12 @@ __all__ = [
     "data",
     "distribution",
     "export_to_huggingface",
+    "from_keras_hub",
     "generation",
     "layers",
     "list_presets",
     "models",
     "planning",
+    "to_keras_hub",
     "training",
 ]

@@ -26,6 +26,7 @@ from keras_transformer.checkpoints.keras_hub.serialized import (
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
+from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -300,32 +301,57 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
     return backend
 
 
-def _roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>", "mask": "<mask>"}
-    backend = _byte_pair(folder, options, list(roles.values()))
-    template = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
-    set_template(backend, template, roles["start"], roles["end"])
-    return backend, roles
+def _framed(mask: str | None):
+    """The reader of RoBERTa's and BART's, whose pairs have two ends between their texts."""
+
+    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
+        roles |= {"mask": mask} if mask else {}
+        backend = _byte_pair(folder, options, list(roles.values()))
+        set_template(backend, _PAIRS, roles["start"], roles["end"])
+        return backend, roles
+
+    return read
 
 
-def _gpt2(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    token = "<|endoftext|>"
-    backend = _byte_pair(folder, options, [token])
+_PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
+
+
+def _of_decoder(start: str | None, end: str, pad: str | None = None):
+    """The reader of a decoder's byte-level BPE, with its special tokens."""
+
+    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        roles: Roles = {"start": start, "end": end, "pad": pad}
+        roles = {role: token for role, token in roles.items() if token is not None}
+        backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
+        _start(folder, backend, roles)
+        return backend, roles
+
+    return read
+
+
+def _start(folder: Path, backend: tokenizers.Tokenizer, roles: Roles) -> None:
+    """Puts the start before a text, if the preprocessor does so.
+
+    The end is not put behind a text to go on with; a task that trains puts it there.
+    """
     preprocessor = _preprocessor(folder)
-    # The end is not put behind a text to go on with; a task that trains puts it there.
-    if preprocessor is not None and preprocessor.flag("add_start_token", True):
-        set_template(backend, ("{start} $A", "{start} $A $B"), token, token)
-    return backend, {"start": token, "end": token}
+    if preprocessor is not None and "start" in roles and preprocessor.flag("add_start_token", True):
+        set_template(backend, ("{start} $A", "{start} $A $B"), roles["start"], roles["end"])
 
 
 # SentencePiece
 
 
-def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+def _pieces(folder: Path, options: _Options) -> Path:
     for name in ("add_bos", "add_eos"):
         if options.flag(name, False):
             raise ValueError(f"{options.path}: {name}=True is not supported, only False.")
-    path = _asset(folder, "vocabulary.spm")
+    return _asset(folder, "vocabulary.spm")
+
+
+def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
     backend = read_sentencepiece(path)
     end, pad = "</s>", "<pad>"
     _add_specials(backend, [end, pad], path)
@@ -338,10 +364,50 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     return backend, {"end": end, "pad": pad, "unknown": unknown}
 
 
+def _albert(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
+    _add_specials(backend, list(roles.values()), path)
+    set_template(backend, TEMPLATES["bert"], roles["start"], roles["end"])
+    return backend, roles
+
+
+def _llama(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {"start": "<s>", "end": "</s>", "unknown": "<unk>"}
+    _add_specials(backend, list(roles.values()), path)
+    _start(folder, backend, roles)
+    return backend, roles
+
+
+def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """The ids of Fairseq: those of the file behind four special tokens, then the mask."""
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
+    specials = [(token, 0.0) for token in roles.values()]
+    roles["mask"] = "<mask>"
+    scored = parse_sentencepiece(path).scored[3:]
+    model = _backend(path, lambda: models.Unigram([*specials, *scored, ("<mask>", 0.0)], 3, False))
+    model.normalizer, model.decoder = backend.normalizer, backend.decoder
+    _add_specials(model, list(roles.values()), path)
+    set_template(model, _PAIRS, roles["start"], roles["end"])
+    return model, roles
+
+
+_TEXT_END = "<|endoftext|>"
 _READERS = {
-    "BertTokenizer": _word_piece,
-    "DistilBertTokenizer": _word_piece,
-    "RobertaTokenizer": _roberta,
-    "GPT2Tokenizer": _gpt2,
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
+    "RobertaTokenizer": _framed("<mask>"),
+    "BartTokenizer": _framed(None),
+    **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _of_decoder(_TEXT_END, _TEXT_END)),
+    **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _llama),
+    "Llama3Tokenizer": _of_decoder("<|begin_of_text|>", "<|end_of_text|>"),
+    "QwenTokenizer": _of_decoder(None, _TEXT_END),
+    "Qwen3Tokenizer": _of_decoder(None, "<|im_end|>", _TEXT_END),
     "T5Tokenizer": _t5,
+    "AlbertTokenizer": _albert,
+    "XLMRobertaTokenizer": _xlm_roberta,
 }
