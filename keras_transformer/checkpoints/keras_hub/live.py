@@ -121,9 +121,10 @@ def to_keras_hub(model: Any) -> Any:
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
     task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
     tokenizer = getattr(model, "tokenizer", None)
-    first = getattr(backbone, "family", None)
+    kind, known = backbone.config.kind, getattr(backbone, "family", None)
+    families = [each for each in KERAS_HUB.values() if each.constants["kind"] == kind]
     reasons = []
-    for family in sorted(KERAS_HUB.values(), key=lambda each: each.model_type != first):
+    for family in [each for each in families if each.model_type == known] or families:
         try:
             config = _in_their_form(family, backbone.config)
             arguments = family.published_arguments(config)
@@ -254,7 +255,8 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
     preprocessor = None
     if tokenizer is not None:
         preprocessor = _make_preprocessor(made_class.preprocessor_cls, tokenizer, model)
-    made = made_class(backbone=backbone, preprocessor=preprocessor, **head["config"])
+    options = {"preprocessor": preprocessor, "compile": False, **head["config"]}
+    made = made_class(backbone=backbone, **options)
     lines = family.heads[type(model).__name__].weights
     if model.head:
         arrays = {path: to_numpy(v).astype("float32") for path, v in model.head.items()}
@@ -263,6 +265,7 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
         _load(made.load_task_weights, TASK_WEIGHTS_FILE, tensors)
     if hasattr(made, "masked_lm_head"):
         made.masked_lm_head._intermediate_layer_norm.epsilon = model.transform_norm.epsilon
+    made.compile()  # now: with an optimizer, Keras warns that the file has none for it
     return made
 
 

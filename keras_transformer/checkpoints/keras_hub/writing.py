@@ -40,7 +40,9 @@ def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
     try:
         made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer, values))
     except ValueError as error:
-        raise ValueError(f"its {name} does not take this tokenizer: {error}") from error
+        raise ValueError(
+            f"its {name} does not take this tokenizer: {error} Convert the `backbone` alone."
+        ) from error
     for text in _PROBES:
         ours = tokenizer.encode(text, special_tokens=False)
         theirs = [int(i) for i in made(text)]
