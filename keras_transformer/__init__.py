@@ -20,6 +20,7 @@ from keras_transformer.checkpoints import (  # noqa: E402
     to_keras_hub,
 )
 from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.kerashub_names import missing  # noqa: E402
 from keras_transformer.memory import keep_freed_memory  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -37,6 +38,11 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 keep_freed_memory()
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    raise missing(__name__, name)
+
 
 __all__ = [
     "Backbone",

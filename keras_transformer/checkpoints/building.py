@@ -15,6 +15,7 @@ from keras_transformer.checkpoints.overrides import changed_config, check_head_v
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.shapes import head_shapes
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kerashub_names import check_options
 from keras_transformer.models import build_backbone
 from keras_transformer.models.stack import weights_to_be_loaded
 from keras_transformer.tokenizers import Tokenizer
@@ -129,6 +130,7 @@ def _load_task(
         task_class = _saved_class(source, saved, task_class)
     parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
+    check_options(f"{task_class.__name__}.from_preset", options, (*overrides, *parameters))
     unknown = sorted(set(options) - set(overrides) - parameters)
     if unknown:
         raise ValueError(
