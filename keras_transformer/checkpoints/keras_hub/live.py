@@ -143,7 +143,8 @@ def _keras_hub():
         import keras_hub
     except ImportError as error:
         raise ImportError(
-            "KerasHub is not installed. Install it with: pip install keras-hub"
+            "This needs KerasHub, which needs TensorFlow, whatever the backend. "
+            'Install them with: pip install "keras_transformer[tensorflow]"'
         ) from error
     return keras_hub
 
