@@ -22,7 +22,7 @@ OPTIONS = {
 # Their names, by our module, of what is called otherwise here.
 _NAMES = {
     "keras_transformer": {
-        "samplers": "`kt.generation`: `Greedy`, `BeamSearch`, `Random`, `Contrastive`, `Speculative`",
+        "samplers": "`kt.generation`: `Greedy`, `BeamSearch`, `Random`, `Contrastive`, ...",
         "metrics": "`kt.training`: `Perplexity`, `BLEU`",
         "upload_preset": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
     },

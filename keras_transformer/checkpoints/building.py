@@ -117,6 +117,9 @@ def load_task(
     ```
     """
     load_weights = check_bool("load_weights", load_weights)
+    if hasattr(task_class, "backbone_kinds"):
+        known = {*inspect.signature(task_class).parameters, *TransformerConfig.__annotations__}
+        check_options(f"{task_class.__name__}.from_preset", options, known)
     return read_preset(
         preset, lambda source: _load_task(source, task_class, load_weights, dtype, options)
     )
@@ -130,7 +133,6 @@ def _load_task(
         task_class = _saved_class(source, saved, task_class)
     parameters = set(inspect.signature(task_class).parameters) - {"backbone", "tokenizer"}
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
-    check_options(f"{task_class.__name__}.from_preset", options, (*overrides, *parameters))
     unknown = sorted(set(options) - set(overrides) - parameters)
     if unknown:
         raise ValueError(

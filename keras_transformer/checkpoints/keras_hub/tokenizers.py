@@ -7,10 +7,8 @@ around a text is what KerasHub's preprocessors put there. Facts are from KerasHu
 """
 
 import dataclasses
-import functools
 import io
 import os
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,14 @@ from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.keras_hub.serialized import (
     registered_class,
     serialized_arguments,
+)
+from keras_transformer.checkpoints.keras_hub.words import (
+    BREAK,
+    CJK,
+    PUNCTUATION,
+    SPACES,
+    case_fold,
+    long_words,
 )
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
@@ -167,26 +173,6 @@ def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Pa
 
 # WordPiece
 
-# These characters stand for what is done to a text, and do not occur in it: they are control
-# characters, which are taken out before.
-_BREAK, _FILL, _LONG = "\x1f", "\x1e", "\x1d"
-_SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
-_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
-_CJK = "".join(
-    rf"\x{{{first}}}-\x{{{last}}}"
-    for first, last in (
-        ("4E00", "9FFF"),
-        ("3400", "4DBF"),
-        ("20000", "2A6DF"),
-        ("2A700", "2B73F"),
-        ("2B740", "2B81F"),
-        ("2B820", "2CEAF"),
-        ("F900", "FAFF"),
-        ("2F800", "2FA1F"),
-    )
-)
-_MOST_BYTES = 100  # of a word, longer ones are unknown
-
 
 def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     """BERT's tokenizer: the words are split off first, and folded one by one."""
@@ -207,16 +193,16 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     if options.flag("strip_accents", False):
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if splits:
-        kept = f"[{_PUNCTUATION}{_CJK if options.flag('split_on_cjk', True) else ''}]"
+        kept = f"[{PUNCTUATION}{CJK if options.flag('split_on_cjk', True) else ''}]"
         steps += [
-            normalizers.Replace(Regex(_SPACES), _BREAK),
+            normalizers.Replace(Regex(SPACES), BREAK),
             # Not at the very start, where the library cannot insert.
-            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
+            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), BREAK),
         ]
     if options.flag("lowercase", False):
-        steps += _case_fold(set().union(*vocabulary))
-    backend.normalizer = normalizers.Sequence(steps + _long_words())
-    backend.pre_tokenizer = pre_tokenizers.Split(_BREAK, behavior="removed")
+        steps += case_fold(set().union(*vocabulary))
+    backend.normalizer = normalizers.Sequence(steps + long_words())
+    backend.pre_tokenizer = pre_tokenizers.Split(BREAK, behavior="removed")
     backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
     special = [BERT_ROLES[role] for role in ("start", "end", "pad", "mask")]
     _add_specials(backend, special + options.texts("special_tokens"), path)
@@ -225,51 +211,6 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     )
     set_template(backend, TEMPLATES["bert"], BERT_ROLES["start"], BERT_ROLES["end"])
     return backend, roles
-
-
-def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
-    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`.
-
-    Args:
-        alphabet: the characters of the vocabulary. What folds to others need not be folded: its
-            word is unknown.
-    """
-    steps = [normalizers.NFKC(), normalizers.Lowercase()]
-    for character in _folded_otherwise():
-        folded = unicodedata.normalize("NFKC", character.casefold())
-        if character in alphabet or alphabet.issuperset(folded):
-            steps.append(normalizers.Replace(character, folded))
-    invisible = Regex(r"\p{Default_Ignorable_Code_Point}")
-    return [*steps, normalizers.NFKC(), normalizers.Replace(invisible, "")]
-
-
-@functools.cache
-def _folded_otherwise() -> list[str]:
-    """The characters that are lowercase, and that case folding changes all the same."""
-    return [
-        character
-        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
-        if character.lower() == character != character.casefold()
-        and unicodedata.is_normalized("NFKC", character)
-        and unicodedata.normalize("NFKC", character.casefold()) != character
-    ]
-
-
-def _long_words() -> list[normalizers.Normalizer]:
-    """Makes words of too many bytes unknown. The library counts characters.
-
-    Characters of several bytes are filled up to as many characters, and emptied again.
-    """
-    word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
-    fills = [
-        normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
-        for first in ("80", "800", "10000")
-    ]
-    return [
-        *fills,
-        normalizers.Replace(Regex(word), _LONG),
-        normalizers.Replace(_FILL, ""),
-    ]
 
 
 # Byte-level BPE
