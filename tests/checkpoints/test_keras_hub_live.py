@@ -202,6 +202,17 @@ def test_what_is_refused(hub, caplog):  # noqa: F811
         ))))  # fmt: skip
     with pytest.raises(ValueError, match=r"Bert.*cannot express embedding_normalization=False"):
         kt.to_keras_hub(encoder)
+    lm = kt.CausalLM(kt.models.Decoder(config(
+        kind="decoder", position="learned", normalize_first=True, activation="gelu_tanh",
+        normalization_epsilon=1e-5,
+    )))  # fmt: skip
+    lm.enable_lora(rank=2)
+    with pytest.raises(
+        ValueError, match=r"does not name: .*lora_kernel_a.*Call `merge_lora` first"
+    ):
+        kt.to_keras_hub(lm)
+    lm.merge_lora()
+    assert type(kt.to_keras_hub(lm)) is hub.models.GPT2CausalLM
     backbone = hub.models.DistilBertBackbone(**LEARNED)
     theirs = hub.models.DistilBertTextClassifier(backbone, num_classes=2, activation="softmax")
     kt.from_keras_hub(theirs)

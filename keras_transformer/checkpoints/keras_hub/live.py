@@ -207,8 +207,14 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
             arrays[place] = arrays[place][mine.position_offset :]
             if segments in arrays and not config.segment_vocabulary_size:
                 arrays[place] = arrays[place] + arrays[segments]
-    # A pooler that the model lacks gives zeros there.
     shapes = variable_shapes(config)
+    further = arrays.keys() - shapes.keys() - variable_shapes(mine).keys()
+    if further:
+        raise ValueError(
+            f"The backbone has weights that its config does not name: {sorted(further)[:4]}. Call "
+            "`merge_lora` first; a quantized model is not converted."
+        )
+    # A pooler that the model lacks gives zeros there.
     return {
         path: arrays[path] if path in arrays else np.zeros(shape, "float32")
         for path, shape in shapes.items()
@@ -216,6 +222,7 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
+    tensors = export(expand(family.weights, config), _arrays(backbone, config))
     made_class = getattr(hub.models, family.architecture)
     activation = arguments.get("activation")
     if activation is not None:
@@ -224,8 +231,7 @@ def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, back
         if "activation" not in inspect.signature(made_class).parameters:
             del arguments["activation"]
     made = made_class(**arguments, dtype=backbone.dtype_policy)
-    lines = expand(family.weights, config)
-    _load(made.load_weights, WEIGHTS_FILE, export(lines, _arrays(backbone, config)))
+    _load(made.load_weights, WEIGHTS_FILE, tensors)
     built_in = family.constants["activation"]
     if activation is not None and config.activation != built_in and "activation" not in arguments:
         for block in _blocks(made):
