@@ -206,7 +206,8 @@ def page() -> str:
         "",
         *paragraph(
             "A local folder that KerasHub's `save_to_preset` wrote loads too, for these backbones "
-            "and with the heads of these tasks. Export writes the format of Hugging Face."
+            "and with the heads of these tasks, and `kt.from_keras_hub` and `kt.to_keras_hub` take "
+            "such models in memory there and back. Export writes the format of Hugging Face."
         ),
         *table(
             ("KerasHub's backbone", "model_type", "tasks"),

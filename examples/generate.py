@@ -1,7 +1,7 @@
 """Text that appears as it is made, from any decoder-only preset.
 
-Without a preset a small model is trained on Shakespeare first (see language_model.py, about two
-minutes), kept in --model_dir, and used from there the next time.
+Without flags it is the bundled preset that continues Shakespeare's plays (language_model.py trains
+such a model).
 
     python examples/generate.py
     python examples/generate.py --prompt "JULIET:" --temperature 0.8 --top_p 0.9 --seed 3
@@ -11,9 +11,6 @@ Ctrl-C ends a text; what was printed stays, and the model can be asked again.
 """
 
 import os
-import pathlib
-import subprocess
-import sys
 import time
 
 import keras_transformer as kt
@@ -21,11 +18,8 @@ from runs import start
 
 from absl import flags
 
-PRESET = flags.DEFINE_string("preset", None, "Preset, folder or hf:// name of a decoder.")
-MODEL_DIR = flags.DEFINE_string(
-    "model_dir",
-    str(pathlib.Path.home() / ".cache" / "keras_transformer" / "shakespeare"),
-    "Where the model trained here is kept.",
+PRESET = flags.DEFINE_string(
+    "preset", "gpt_tiny_shakespeare", "Preset, folder or hf:// name of a decoder."
 )
 PROMPTS = flags.DEFINE_multi_string("prompt", ["ROMEO:", "First Citizen:"], "Texts to continue.")
 TOKENS = flags.DEFINE_integer("max_new_tokens", 80, "Longest text, in tokens.", lower_bound=1)
@@ -35,22 +29,8 @@ STOP = flags.DEFINE_multi_string("stop", [], "The text ends before these strings
 SEED = flags.DEFINE_integer("seed", 0, "Draws the same text again.")
 
 
-def load() -> kt.CausalLM:
-    """The preset's model, or the one trained here."""
-    if PRESET.value is not None:
-        return kt.CausalLM.from_preset(PRESET.value)
-    folder = pathlib.Path(MODEL_DIR.value)
-    if not (folder / "config.json").is_file():
-        print(f"Training a small model on Shakespeare first; it is kept in {folder}.\n")
-        script = pathlib.Path(__file__).with_name("language_model.py")
-        done = subprocess.run([sys.executable, script, "--output", folder], check=False)
-        if done.returncode:
-            sys.exit(f"{script.name} failed: see above.")
-    return kt.CausalLM.from_preset(folder)
-
-
 def main(_) -> None:
-    lm = load()
+    lm = kt.CausalLM.from_preset(PRESET.value)
     if TEMPERATURE.value > 0:
         sampler = kt.generation.Random(temperature=TEMPERATURE.value, top_p=TOP_P.value)
     else:

@@ -15,8 +15,14 @@ from keras_transformer import (  # noqa: E402
     planning,
     training,
 )
-from keras_transformer.checkpoints import export_to_huggingface, list_presets  # noqa: E402
+from keras_transformer.checkpoints import (  # noqa: E402
+    export_to_huggingface,
+    from_keras_hub,
+    list_presets,
+    to_keras_hub,
+)
 from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.kerashub_names import missing  # noqa: E402
 from keras_transformer.memory import keep_freed_memory  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -35,6 +41,11 @@ keep_freed_memory()
 
 __version__ = "0.1.0"
 
+
+def __getattr__(name: str):
+    raise missing(__name__, name)
+
+
 __all__ = [
     "Backbone",
     "CausalLM",
@@ -50,10 +61,12 @@ __all__ = [
     "data",
     "distribution",
     "export_to_huggingface",
+    "from_keras_hub",
     "generation",
     "layers",
     "list_presets",
     "models",
     "planning",
+    "to_keras_hub",
     "training",
 ]

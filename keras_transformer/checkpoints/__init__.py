@@ -2,6 +2,7 @@
 
 from keras_transformer.checkpoints.building import load_backbone, load_task
 from keras_transformer.checkpoints.exporting import export_to_huggingface
+from keras_transformer.checkpoints.keras_hub.live import from_keras_hub, to_keras_hub
 from keras_transformer.checkpoints.loading import (
     LoadReport,
     backbone_variables,
@@ -24,6 +25,7 @@ __all__ = [
     "backbone_variables",
     "check_weights",
     "export_to_huggingface",
+    "from_keras_hub",
     "list_presets",
     "load_backbone",
     "load_config",
@@ -32,5 +34,6 @@ __all__ = [
     "presets_folder",
     "resolve_preset",
     "save_preset",
+    "to_keras_hub",
     "variable_shapes",
 ]

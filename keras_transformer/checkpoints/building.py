@@ -15,6 +15,7 @@ from keras_transformer.checkpoints.overrides import changed_config, check_head_v
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
 from keras_transformer.checkpoints.shapes import head_shapes
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kerashub_names import check_options
 from keras_transformer.models import build_backbone
 from keras_transformer.models.stack import weights_to_be_loaded
 from keras_transformer.tokenizers import Tokenizer
@@ -118,6 +119,9 @@ def load_task(
     ```
     """
     load_weights = check_bool("load_weights", load_weights)
+    if hasattr(task_class, "backbone_kinds"):
+        known = {*inspect.signature(task_class).parameters, *TransformerConfig.__annotations__}
+        check_options(f"{task_class.__name__}.from_preset", options, known)
     return read_preset(
         preset, lambda source: _load_task(source, task_class, load_weights, dtype, options)
     )

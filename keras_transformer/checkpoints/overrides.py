@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_transformer.config import CHANGEABLE, TransformerConfig
+from keras_transformer.kerashub_names import OPTIONS
 
 _ON_PURPOSE = (
     "Leave it out; or give `load_weights=False`, for fresh weights to train; or, to compute "
@@ -14,8 +15,7 @@ _ON_PURPOSE = (
 )
 _HEAD_ACTIVATION = (
     " `activation` is that of every block. KerasHub's tasks have an argument of this name for the "
-    "head, which is not needed here: outputs are logits, `classify` gives probabilities, and "
-    "`keras.ops.sigmoid` or `softmax` makes them of what `predict` returns."
+    f"head. {OPTIONS['activation'].split(' (')[0]}"
 )
 
 
@@ -52,14 +52,19 @@ def changed_config(
     assert changed_config("minilm_l6_en", config, {"dropout": 0.2}, True).dropout == 0.2
     ```
     """
+    of_the_head = task is not None and "activation" in values
     if not load_weights:
-        return config.replace(**values)
+        try:
+            return config.replace(**values)
+        except ValueError as error:
+            hint = _HEAD_ACTIVATION if of_the_head and "`activation`" in str(error) else ""
+            raise ValueError(f"{error}{hint}") from error
     wrong = contradictions(config, values)
     if wrong:
         said = ", ".join(
             f"{name}={mine!r}, received {_short(given)}" for name, (mine, given) in wrong.items()
         )
-        of_the_head = task is not None and "activation" in wrong
+        of_the_head = of_the_head and "activation" in wrong
         raise ValueError(
             f"The weights of {preset!r} were trained with {said}: they would give other numbers, "
             f"or not fit.{_HEAD_ACTIVATION if of_the_head else ''} With weights these values may "

@@ -17,6 +17,7 @@ from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.checkpoints.publishing import Stamp, current_folder, stamp
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
 from keras_transformer.files import has_file
+from keras_transformer.kerashub_names import PRESETS
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
 CONFIG_FILE = "config.json"
@@ -261,8 +262,9 @@ def resolve_preset(preset: str | os.PathLike) -> PresetSource:
     """Finds a preset, and downloads its description (not yet its weights) if it is on the hub.
 
     Args:
-        preset: A bundled name, a directory, or `"hf://org/name[@revision]"`. A bundled name
-            takes precedence over a directory of the same name; `"./name"` is the directory.
+        preset: A bundled name, or KerasHub's name of a preset with the same weights; a directory;
+            or `"hf://org/name[@revision]"`. A name takes precedence over a directory of the same
+            name; `"./name"` is the directory.
 
     Returns:
         A `PresetSource`, which is `os.PathLike` of the preset's folder.
@@ -349,8 +351,9 @@ def _find(preset: str | os.PathLike) -> PresetSource:
         folder = hub.download(DESCRIPTION_FILES)
         # The weights come from the commit that the description came from.
         return PresetSource(preset, folder, hub=HubName(hub.repository, folder.name))
-    if _is_bundled(preset):
-        return PresetSource(preset, presets_folder() / preset, bundled=True)
+    name = PRESETS.get(preset, preset)  # of KerasHub
+    if _is_bundled(name):
+        return PresetSource(name, presets_folder() / name, bundled=True)
     if Path(preset).expanduser().is_dir():
         return _local(preset)
     raise _unknown(preset)

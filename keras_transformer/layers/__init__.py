@@ -1,5 +1,6 @@
 """The blocks of every model, as ordinary Keras layers."""
 
+from keras_transformer.kerashub_names import missing
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.dropout import Dropout
@@ -17,6 +18,11 @@ from keras_transformer.layers.position import (
     SinusoidalPosition,
 )
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
+
+
+def __getattr__(name: str):
+    raise missing(__name__, name)
+
 
 __all__ = [
     "ALiBi",

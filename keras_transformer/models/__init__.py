@@ -1,6 +1,7 @@
 """Backbones: the three kinds of model, each assembled from a `TransformerConfig`."""
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.kerashub_names import missing
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.decoder import Decoder
 from keras_transformer.models.encoder import Encoder
@@ -13,6 +14,10 @@ _BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
 def build_backbone(config: TransformerConfig, dtype=None, name: str | None = None) -> Backbone:
     """A backbone with fresh weights, of the class that `config.kind` says."""
     return _BACKBONES[config.kind](config, dtype=dtype, name=name)
+
+
+def __getattr__(name: str):
+    raise missing(__name__, name)
 
 
 __all__ = ["Backbone", "Decoder", "Encoder", "KeepsState", "Seq2Seq", "build_backbone"]

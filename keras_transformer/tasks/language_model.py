@@ -16,6 +16,7 @@ from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scoring import score_continuations
 from keras_transformer.generation.settings import check_cache_dtype
 from keras_transformer.generation.streaming import check_stop
+from keras_transformer.kerashub_names import refuse
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
@@ -105,6 +106,7 @@ class LanguageModel(TokenPredictor):
         return_details: bool = False,
         cache_dtype: str | None = None,
         verbose: bool = False,
+        **theirs,
     ):
         """Continuations of prompts, or translations of sources.
 
@@ -133,6 +135,7 @@ class LanguageModel(TokenPredictor):
             cache_dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and
                 values are kept. Defaults to the model's compute dtype.
             verbose: bool, show a progress bar.
+            **theirs: none. KerasHub's options are answered by their names here.
 
         Returns:
             A string for a string, a list of strings for a list; ids likewise. With `num_samples`
@@ -144,6 +147,7 @@ class LanguageModel(TokenPredictor):
                 each other.
             FloatingPointError: if logits are not numbers.
         """
+        refuse(f"{type(self).__name__}.generate", theirs)
         stream = values.flag("stream", stream)
         return_details = values.flag("return_details", return_details)
         return_prompt = values.flag("return_prompt", return_prompt)

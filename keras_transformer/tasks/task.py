@@ -1,5 +1,6 @@
 """What every task shares: strings in and out of Keras's own verbs, presets, checks."""
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.distribution.replicas import Mirrored
+from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
@@ -56,6 +58,10 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
+
+    def __new__(cls, *args, **kwargs):
+        check_options(cls.__name__, kwargs, inspect.signature(cls.__init__).parameters)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
         if not isinstance(backbone, Backbone) or backbone.config.kind not in self.backbone_kinds:

@@ -169,3 +169,75 @@ def test_places_in_the_text(tmp_path, hub):
     (encoding,) = Tokenizer.from_preset(tmp_path).encode_batch_with_offsets([text])
     parts = [text[start:end] for start, end in encoding.offsets[1:-1]]
     assert parts == ["Straße", ",", "ﬁ", "BIKE"]
+
+
+SPECIAL = ("<pad>", "<mask>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>")
+SPECIAL += ("<|start_header_id|>", "<|end_header_id|>", "<|im_end|>")
+FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
+IN_BYTES = {**FAIRSEQ, "model_type": "bpe", "byte_fallback": True, "vocab_size": 640}
+T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+ALBERT_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+ALBERT_IDS |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "user_defined_symbols": "[MASK]"}
+
+
+def sentencepieces(folder, options):
+    pieces = pytest.importorskip("sentencepiece")
+    options = {"vocab_size": 600, "hard_vocab_limit": False, "minloglevel": 2, **options}
+    texts = [text for text in [*NASTY, *TEXTS] if "\x00" not in text] * 3
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(folder / "spm"), **options
+    )
+    return {"proto": (folder / "spm.model").read_bytes()}
+
+
+@functools.cache
+def byte_pairs_of_decoders():
+    tokenizer = Tokenizer.train(
+        [*NASTY, *TEXTS] * 2, special_tokens=SPECIAL, vocabulary_size=900, add_prefix_space=False
+    )
+    values = json.loads(tokenizer._backend.to_str())["model"]
+    return {"vocabulary": values["vocab"], "merges": [" ".join(m) for m in values["merges"]]}
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("Electra", None),
+        ("Roberta", None),
+        ("Bart", None),
+        ("GPTNeoX", None),
+        ("Llama3", None),
+        ("Qwen", None),
+        ("Qwen3", None),
+        ("T5", T5_IDS),
+        ("XLMRoberta", FAIRSEQ),
+        ("Albert", ALBERT_IDS),
+        ("Llama", {**IN_BYTES, "normalization_rule_name": "identity"}),
+        ("Mistral", {**IN_BYTES, "remove_extra_whitespaces": False}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_there_and_back(tmp_path, hub, name, options):
+    """A tokenizer in memory as ours, and ours as KerasHub's: the ids are the same."""
+    from keras_transformer import from_keras_hub
+    from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
+
+    if options is not None:
+        arguments = sentencepieces(tmp_path, options)
+    else:
+        word = name == "Electra"
+        arguments = {"vocabulary": word_pieces()} if word else byte_pairs_of_decoders()
+    theirs = getattr(hub.models, f"{name}Tokenizer")(**arguments)
+    mine = from_keras_hub(theirs)
+    texts = [*TEXTS, "naïve café ½ 東京 🙂", " two  spaces "]
+    assert_same_ids(mine, theirs, texts)
+    assert (mine.end_id, mine.start_id) == (
+        theirs.end_token_id,
+        None if name == "T5" else theirs.start_token_id,
+    )
+    back = make_tokenizer(hub, f"{name}Tokenizer", mine)
+    assert_same_ids(mine, back, texts)
+    other = "T5Tokenizer" if name != "T5" else "Qwen3Tokenizer"
+    if name not in ("XLMRoberta", "Albert"):  # which are of the same kind
+        with pytest.raises(ValueError, match="it is of the kind"):
+            make_tokenizer(hub, other, mine)

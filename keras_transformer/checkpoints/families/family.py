@@ -97,6 +97,11 @@ class Family:
     pooler: str | None = None
     output_bias: str | None = None
 
+    @property
+    def silent(self) -> frozenset[str]:
+        """Values of ours that their configs do not have, and that no output depends on."""
+        return frozenset()
+
     def config(self, values: Values, tensors: Checkpoint | None = None) -> TransformerConfig:
         """Our config for one of theirs.
 
@@ -207,7 +212,7 @@ class Family:
             raise ValueError(f"{cannot} this config: {error}") from error
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         for name, value in back.items():
-            if name not in (*free, *_LEFT_OUT) and ours[name] != value:
+            if name not in (*free, *_LEFT_OUT, *self.silent) and ours[name] != value:
                 raise ValueError(f"{cannot} {name}={ours[name]!r}, only {value!r}.")
         return theirs | (self._published_task(config, task) if task else {})
 

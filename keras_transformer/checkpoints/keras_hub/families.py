@@ -4,27 +4,30 @@ The numbers that its classes have built in (epsilons, activations) are in the ta
 Facts are from KerasHub 0.32, `models/*/*_backbone.py` and `models/*/*_classifier.py`.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.encoders import ENCODER
-from keras_transformer.checkpoints.families.family import (
-    Conversion,
-    Family,
-    Field,
-    Head,
-    Values,
-)
+from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
+from keras_transformer.checkpoints.keras_hub.family import (
+    ACTIVATION,
+    DROPOUT,
+    FIELDS,
+    HEAD_WIDTH,
+    KerasHubFamily,
+    family,
+)
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.lines import (
     EMBEDDING_NORM,
-    NAMES,
     PLAIN_ENCODER,
     TASK_PREFIX,
     Line,
+    bert_embeddings,
+    block_attention,
     blocks,
     dense,
     layer_norm,
@@ -33,7 +36,6 @@ from keras_transformer.checkpoints.keras_hub.lines import (
     two_embeddings,
 )
 from keras_transformer.checkpoints.keras_hub.serialized import (
-    PACKAGES,
     check_dtype,
     registered_class,
     serialized_arguments,
@@ -42,47 +44,6 @@ from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.config import TransformerConfig
 
 TASK_FILE = "task.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KerasHubFamily(Family):
-    """A family whose published values are the arguments of a KerasHub backbone.
-
-    Args:
-        more: The arguments that `conversions` read, beside those of `fields`.
-    """
-
-    more: tuple[str, ...] = ()
-
-    @property
-    def arguments(self) -> set[str]:
-        """The names of the constructor's arguments."""
-        return {*self.fields, *self.more}
-
-    def task(self, values: Values) -> dict[str, Any] | None:
-        saved = values.get("task")
-        if saved is None:
-            return None
-        for name, head in self.heads.items():
-            if saved["class_name"] in head.architectures:
-                theirs = saved["config"]
-                task = {"name": name, **self.task_values(name)}
-                if name == "TextClassifier":  # whose `activation` is not ours: we return logits
-                    task |= {each: theirs.get(each) for each in ("num_classes", "dropout")}
-                if name == "TextEmbedder":
-                    mode = theirs.get("pooling_mode", "mean")
-                    pooling = _POOLINGS.get(mode) if isinstance(mode, str) else None
-                    if pooling is None:
-                        known = ", ".join(map(repr, _POOLINGS))
-                        raise ValueError(
-                            f"pooling_mode={str(mode)[:200]!r} is not supported, only {known}."
-                        )
-                    task |= {"pooling": pooling, "normalize": theirs.get("normalize", True)}
-                return task
-        return None
-
-
-_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
 
 
 def find_family(values: Values) -> KerasHubFamily:
@@ -172,57 +133,24 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
         raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
 
 
-def _no_values(config: TransformerConfig) -> dict[str, Any]:
-    """Nothing is written in KerasHub's form."""
-    raise ValueError("KerasHub presets are read, not written.")
-
-
-def _read_head_width(values: Values) -> dict[str, Any]:
-    # A remainder of the division is left out there.
-    width, heads = values.get("hidden_dim"), values.get("num_heads")
-    if not isinstance(width, int) or not isinstance(heads, int) or not 1 <= heads <= width:
-        raise ValueError(
-            f"num_heads and hidden_dim must be integers, from 1 to the width, not {heads!r} and "
-            f"{width!r}."
-        )
-    return {"head_dim": width // heads}
-
-
-def _read_dropout(values: Values) -> dict[str, Any]:
-    return {"attention_dropout": values.get("dropout", 0.1)}
-
-
-_CONVERSIONS = (Conversion(_read_head_width, _no_values), Conversion(_read_dropout, _no_values))
-_FIELDS = {
-    "vocabulary_size": Field("vocabulary_size", None),
-    "num_layers": Field("num_layers", None),
-    "num_heads": Field("num_heads", None),
-    "hidden_dim": Field("hidden_dim", None),
-    "intermediate_dim": Field("intermediate_dim", None),
-    "dropout": Field("dropout", 0.1),
-}
-_ENCODER_FIELDS = {**_FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
+_ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
 _ENCODER = {**ENCODER, "initializer_range": 0.02}
+_BERT = {
+    **_ENCODER,
+    "activation": "gelu_tanh",
+    "normalization_epsilon": 1e-12,
+    "pooler": True,
+}
 
 
 def _read_t5(values: Values) -> dict[str, Any]:
-    activation = values.get("activation", "relu")
-    if isinstance(activation, dict) and activation.get("class_name") == "function":
-        activation = activation.get("config")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        known = ", ".join(map(repr, _ACTIVATIONS))
-        raise ValueError(f"activation={str(activation)[:200]!r} is not supported, only {known}.")
-    ours: dict[str, Any] = {"activation": _ACTIVATIONS[activation]}
-    if values.get("key_value_dim"):
-        ours["head_dim"] = values["key_value_dim"]
+    ours = {"head_dim": values["key_value_dim"]} if values.get("key_value_dim") else {}
     # Tied or not, the output is as T5's: scaled where it is the embedding.
     return ours | {"scale_logits": values.get("tie_embedding_weights", True)}
 
 
-_ACTIVATIONS = {
-    **{name: name for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "mish")},
-    **{f"{package}>gelu_approximate": "gelu_tanh" for package in PACKAGES},
-}
+def _write_t5(config: TransformerConfig) -> dict[str, Any]:
+    return {"key_value_dim": config.head_dim}
 
 
 # The heads of KerasHub's tasks
@@ -234,7 +162,9 @@ _HIDDEN = (
 )
 
 
-def _encoder_heads(name: str, classifier: tuple[Line, ...], hidden: str | None) -> dict[str, Head]:
+def _encoder_heads(
+    name: str, classifier: tuple[Line, ...], hidden: str | None, masked_activation: str = "gelu"
+) -> dict[str, Head]:
     """The tasks of an encoder; `hidden` is the activation of a classifier's hidden layer."""
     masked = f"{TASK_PREFIX}layers/masked_lm_head"
     return {
@@ -250,40 +180,28 @@ def _encoder_heads(name: str, classifier: tuple[Line, ...], hidden: str | None) 
                 *layer_norm("transform_norm", f"{masked}/_intermediate_layer_norm"),
                 Line("output_bias/bias", f"{masked}/vars/0"),
             ),
-            values={"hidden_activation": "gelu", "normalization_epsilon": 1e-5},
+            values={"hidden_activation": masked_activation, "normalization_epsilon": 1e-5},
         ),
         "TextEmbedder": Head(architectures=(f"{name}TextEmbedder",)),
     }
 
 
-def _family(model_type: str, name: str, **values: Any) -> KerasHubFamily:
-    values = {"conversions": _CONVERSIONS, "names": NAMES, **values}
-    return KerasHubFamily(model_type=model_type, architecture=f"{name}Backbone", **values)
-
-
 KERAS_HUB: Mapping[str, KerasHubFamily] = {
     family.architecture: family
     for family in (
-        _family(
+        family(
             "bert",
             "Bert",
             fields={**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)},
-            constants={
-                **_ENCODER,
-                "activation": "gelu_tanh",
-                "normalization_epsilon": 1e-12,
-                "pooler": True,
-            },
+            constants=_BERT,
             weights=(
-                *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
-                Line("encoder/segment_embedding/embeddings", "layers/embedding/vars/0"),
-                *EMBEDDING_NORM,
+                *bert_embeddings(),
                 *blocks("encoder"),
                 *dense("pooler", "layers/dense"),
             ),
             heads=_encoder_heads("Bert", _LINEAR, None),
         ),
-        _family(
+        family(
             "distilbert",
             "DistilBert",
             fields=_ENCODER_FIELDS,
@@ -291,7 +209,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             weights=PLAIN_ENCODER,
             heads=_encoder_heads("DistilBert", _HIDDEN, "relu"),
         ),
-        _family(
+        family(
             "roberta",
             "Roberta",
             fields=_ENCODER_FIELDS,
@@ -300,10 +218,55 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             weights=PLAIN_ENCODER,
             heads=_encoder_heads("Roberta", _HIDDEN, "tanh"),
         ),
-        _family(
+        family(
+            "xlm-roberta",
+            "XLMRoberta",
+            fields=_ENCODER_FIELDS,
+            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-5},
+            weights=PLAIN_ENCODER,
+            heads=_encoder_heads("XLMRoberta", _HIDDEN, "tanh"),
+        ),
+        family(
+            "albert",
+            "Albert",
+            fields={
+                **_ENCODER_FIELDS,
+                "embedding_dim": Field("embedding_dim", None),
+                "num_groups": Field("num_layer_groups", 1),
+                "num_segments": Field("segment_vocabulary_size", 2),
+            },
+            constants={**_BERT, "embedding_projection": True},
+            required={"num_inner_repetitions": 1},
+            weights=(
+                *bert_embeddings(),
+                *dense("encoder/embedding_projection", "layers/dense"),
+                *blocks("encoder"),
+                *dense("pooler", "layers/dense_1"),
+            ),
+            heads=_encoder_heads("Albert", _LINEAR, None, "gelu_tanh"),
+        ),
+        family(
+            "electra",
+            "Electra",
+            fields={
+                **{n: field for n, field in _ENCODER_FIELDS.items() if n != "vocabulary_size"},
+                "vocab_size": Field("vocabulary_size", None),
+                "embedding_dim": Field("embedding_dim", None),
+                "num_segments": Field("segment_vocabulary_size", 2),
+            },
+            constants=_BERT,
+            weights=(
+                *bert_embeddings(),
+                *dense("encoder/embedding_projection", "layers/dense"),
+                *blocks("encoder"),
+                *dense("pooler", "layers/dense_1", when=("embedding_projection", True)),
+                *dense("pooler", "layers/dense", when=("embedding_projection", False)),
+            ),
+        ),
+        family(
             "gpt2",
             "GPT2",
-            fields={**_FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
+            fields={**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
             constants={
                 "kind": "decoder",
                 "position": "learned",
@@ -319,11 +282,11 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             ),
             heads={"CausalLM": Head(architectures=("GPT2CausalLM",))},
         ),
-        _family(
+        family(
             "t5",
             "T5",
             fields={
-                **_FIELDS,
+                **FIELDS,
                 "use_gated_activation": Field("gated", True),
                 "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
                 "tie_embedding_weights": Field("tie_embeddings", True),
@@ -335,8 +298,9 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
                 "use_bias": False,
                 "normalization": "rms_norm",
                 "normalize_first": True,
+                "activation": "relu",
             },
-            conversions=(*_CONVERSIONS, Conversion(_read_t5, _no_values)),
+            conversions=(HEAD_WIDTH, DROPOUT, ACTIVATION, Conversion(_read_t5, _write_t5)),
             more=("activation", "key_value_dim"),
             weights=(
                 Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
@@ -350,5 +314,29 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
             ),
             heads={"Seq2SeqLM": Head(architectures=("T5Seq2SeqLM",))},
         ),
+        family(
+            "bart",
+            "Bart",
+            fields={**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
+            constants={
+                "kind": "seq2seq",
+                "position": "learned",
+                "embedding_normalization": True,
+                "activation": "gelu",
+                "normalization_epsilon": 1e-5,
+                "initializer_range": 0.02,
+            },
+            weights=(
+                *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
+                Line("decoder/position_embedding/embeddings", "layers/position_embedding_1/vars/0"),
+                *EMBEDDING_NORM,
+                *layer_norm("decoder/embedding_norm", "layers/layer_normalization_1"),
+                *blocks("encoder"),
+                *blocks("decoder"),
+                *block_attention("decoder", "cross_attention"),
+            ),
+            heads={"Seq2SeqLM": Head(architectures=("BartSeq2SeqLM",), values={"start_id": 2})},
+        ),
+        *DECODERS,
     )
 }

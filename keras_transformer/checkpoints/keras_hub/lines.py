@@ -30,17 +30,20 @@ class Line(Weight):
 
     Args:
         heads: The axis of ours that is two there, heads and the width of a head.
+        behind: Whether the decoder's blocks are of the encoder's class, and numbered behind them.
         first: The number of the stack's first layer; `of` sets it.
     """
 
     heads: int | None = None
+    behind: bool = False
     first: int = 0
 
     def of(self, config: TransformerConfig) -> "Line":
-        """The line for a config: the decoder's blocks are numbered behind the encoder's."""
-        behind = config.kind == "seq2seq" and self.ours.startswith("decoder/")
-        first = config.num_layers if behind else 0
-        line = dataclasses.replace(self, groups=config.num_heads, first=first)
+        """The line for a config: with its number of heads, of keys and values their own."""
+        shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
+        groups = config.num_key_value_heads if shared else config.num_heads
+        first = config.num_layers if self.behind else 0
+        line = dataclasses.replace(self, groups=groups, first=first)
         return line if "{i}" in self.ours else line.at(0)
 
     def at(self, i: int) -> "Line":
@@ -49,28 +52,29 @@ class Line(Weight):
         return dataclasses.replace(self, ours=self.ours.replace("{i}", str(i)), theirs=theirs)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        flat = super().shape(ours)
         if self.heads is None:
-            return tuple(ours)
-        before, width, after = ours[: self.heads], ours[self.heads], ours[self.heads + 1 :]
+            return flat
+        before, width, after = flat[: self.heads], flat[self.heads], flat[self.heads + 1 :]
         return (*before, self.groups, width // self.groups, *after)
 
     def split(self, array: np.ndarray) -> np.ndarray:
-        if self.heads is None:
-            return array
-        before, after = array.shape[: self.heads], array.shape[self.heads + 2 :]
-        return array.reshape(*before, -1, *after)
+        if self.heads is not None:
+            before, after = array.shape[: self.heads], array.shape[self.heads + 2 :]
+            array = array.reshape(*before, -1, *after)
+        return super().split(array)
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
-        return arrays[0].reshape(self.shape(arrays[0].shape))
+        return super().join(arrays).reshape(self.shape(arrays[0].shape))
 
 
 def dense(
-    ours: str, theirs: str, kernel: int | None = None, bias: int | None = None
+    ours: str, theirs: str, kernel: int | None = None, bias: int | None = None, **options
 ) -> tuple[Line, ...]:
     """The lines of a dense layer; `kernel` and `bias` are the axes that are split into heads."""
     return (
-        Line(f"{ours}/kernel", f"{theirs}/vars/0", heads=kernel),
-        Line(f"{ours}/bias", f"{theirs}/vars/1", heads=bias),
+        Line(f"{ours}/kernel", f"{theirs}/vars/0", heads=kernel, **options),
+        Line(f"{ours}/bias", f"{theirs}/vars/1", heads=bias, **options),
     )
 
 
@@ -79,18 +83,25 @@ def layer_norm(ours: str, theirs: str) -> tuple[Line, ...]:
     return Line(f"{ours}/gamma", f"{theirs}/vars/0"), Line(f"{ours}/beta", f"{theirs}/vars/1")
 
 
-def blocks(stack: str) -> tuple[Line, ...]:
-    """The blocks of `TransformerEncoder` or `TransformerDecoder`."""
-    ours, theirs = f"{stack}/layer_{{i}}", f"layers/transformer_{stack}{{i}}"
-    attention = f"{theirs}/_self_attention_layer"
+def block_attention(stack: str, name: str) -> tuple[Line, ...]:
+    """An attention of the blocks of `TransformerEncoder` or `TransformerDecoder`, and its norm."""
+    ours, theirs = f"{stack}/layer_{{i}}/{name}", f"layers/transformer_{stack}{{i}}/_{name}_layer"
     return (
         *(
             line
-            for name in ("query", "key", "value")
-            for line in dense(f"{ours}/self_attention/{name}", f"{attention}/{name}_dense", 1, 0)
+            for part in ("query", "key", "value")
+            for line in dense(f"{ours}/{part}", f"{theirs}/{part}_dense", 1, 0)
         ),
-        *dense(f"{ours}/self_attention/output", f"{attention}/output_dense", 0),
-        *layer_norm(f"{ours}/self_attention_norm", f"{theirs}/_self_attention_layer_norm"),
+        *dense(f"{ours}/output", f"{theirs}/output_dense", 0),
+        *layer_norm(f"{ours}_norm", f"{theirs}_norm"),
+    )
+
+
+def blocks(stack: str) -> tuple[Line, ...]:
+    """The blocks of `TransformerEncoder` or `TransformerDecoder`."""
+    ours, theirs = f"{stack}/layer_{{i}}", f"layers/transformer_{stack}{{i}}"
+    return (
+        *block_attention(stack, "self_attention"),
         *(
             line
             for name in ("intermediate", "output")
@@ -109,6 +120,17 @@ def two_embeddings(stack: str, token: str, position: str) -> tuple[Line, ...]:
 
 
 EMBEDDING_NORM = layer_norm("encoder/embedding_norm", "layers/layer_normalization")
+
+
+def bert_embeddings() -> tuple[Line, ...]:
+    """The embeddings of BERT, ALBERT and ELECTRA."""
+    return (
+        *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
+        Line("encoder/segment_embedding/embeddings", "layers/embedding/vars/0"),
+        *EMBEDDING_NORM,
+    )
+
+
 PLAIN_ENCODER = (
     *two_embeddings(
         "encoder",
@@ -122,12 +144,13 @@ PLAIN_ENCODER = (
 
 def t5_attention(ours: str, theirs: str) -> tuple[Line, ...]:
     """T5's attention and the normalization before it."""
+    behind = ours.startswith("decoder/")
     return (
         *(
-            Line(f"{ours}/{name}/kernel", f"{theirs}/{name}_projector/vars/0")
+            Line(f"{ours}/{name}/kernel", f"{theirs}/{name}_projector/vars/0", behind=behind)
             for name in ("query", "key", "value", "output")
         ),
-        Line(f"{ours}_norm/scale", f"{theirs}_layer_norm/vars/0"),
+        Line(f"{ours}_norm/scale", f"{theirs}_layer_norm/vars/0", behind=behind),
     )
 
 
@@ -135,10 +158,9 @@ def t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
     """T5's encoder, or its decoder without the attention to the encoder."""
     ours, theirs = f"{stack}/layer_{{i}}", "layers/t5_transformer_layer{i}"
     activated, linear = f"{theirs}/input_projector/vars/0", f"{theirs}/gate_projector/vars/0"
-    inner = f"{ours}/feed_forward"
-    return (
+    inner, behind = f"{ours}/feed_forward", stack == "decoder"
+    lines = (
         Line(f"{stack}/relative_bias/embeddings", f"{theirs}/self_attention/vars/0"),
-        *t5_attention(f"{ours}/self_attention", f"{theirs}/self_attention"),
         Line(f"{inner}/gate/kernel", activated, when=("gated", True)),
         Line(f"{inner}/intermediate/kernel", linear, when=("gated", True)),
         Line(f"{inner}/intermediate/kernel", activated, when=("gated", False)),
@@ -146,3 +168,5 @@ def t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
         Line(f"{inner}_norm/scale", f"{theirs}/layer_norm/vars/0"),
         Line(f"{stack}/final_norm/scale", f"layers/{final_norm}/vars/0"),
     )
+    attention = t5_attention(f"{ours}/self_attention", f"{theirs}/self_attention")
+    return *attention, *(dataclasses.replace(line, behind=behind) for line in lines)

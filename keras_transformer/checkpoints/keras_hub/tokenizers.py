@@ -7,10 +7,8 @@ around a text is what KerasHub's preprocessors put there. Facts are from KerasHu
 """
 
 import dataclasses
-import functools
 import io
 import os
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,18 @@ from keras_transformer.checkpoints.keras_hub.serialized import (
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.checkpoints.keras_hub.words import (
+    BREAK,
+    CJK,
+    PUNCTUATION,
+    SPACES,
+    case_fold,
+    long_words,
+)
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
+from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -166,26 +173,6 @@ def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Pa
 
 # WordPiece
 
-# These characters stand for what is done to a text, and do not occur in it: they are control
-# characters, which are taken out before.
-_BREAK, _FILL, _LONG = "\x1f", "\x1e", "\x1d"
-_SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
-_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
-_CJK = "".join(
-    rf"\x{{{first}}}-\x{{{last}}}"
-    for first, last in (
-        ("4E00", "9FFF"),
-        ("3400", "4DBF"),
-        ("20000", "2A6DF"),
-        ("2A700", "2B73F"),
-        ("2B740", "2B81F"),
-        ("2B820", "2CEAF"),
-        ("F900", "FAFF"),
-        ("2F800", "2FA1F"),
-    )
-)
-_MOST_BYTES = 100  # of a word, longer ones are unknown
-
 
 def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     """BERT's tokenizer: the words are split off first, and folded one by one."""
@@ -206,16 +193,16 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     if options.flag("strip_accents", False):
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if splits:
-        kept = f"[{_PUNCTUATION}{_CJK if options.flag('split_on_cjk', True) else ''}]"
+        kept = f"[{PUNCTUATION}{CJK if options.flag('split_on_cjk', True) else ''}]"
         steps += [
-            normalizers.Replace(Regex(_SPACES), _BREAK),
+            normalizers.Replace(Regex(SPACES), BREAK),
             # Not at the very start, where the library cannot insert.
-            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
+            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), BREAK),
         ]
     if options.flag("lowercase", False):
-        steps += _case_fold(set().union(*vocabulary))
-    backend.normalizer = normalizers.Sequence(steps + _long_words())
-    backend.pre_tokenizer = pre_tokenizers.Split(_BREAK, behavior="removed")
+        steps += case_fold(set().union(*vocabulary))
+    backend.normalizer = normalizers.Sequence(steps + long_words())
+    backend.pre_tokenizer = pre_tokenizers.Split(BREAK, behavior="removed")
     backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
     special = [BERT_ROLES[role] for role in ("start", "end", "pad", "mask")]
     _add_specials(backend, special + options.texts("special_tokens"), path)
@@ -224,51 +211,6 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     )
     set_template(backend, TEMPLATES["bert"], BERT_ROLES["start"], BERT_ROLES["end"])
     return backend, roles
-
-
-def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
-    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`.
-
-    Args:
-        alphabet: the characters of the vocabulary. What folds to others need not be folded: its
-            word is unknown.
-    """
-    steps = [normalizers.NFKC(), normalizers.Lowercase()]
-    for character in _folded_otherwise():
-        folded = unicodedata.normalize("NFKC", character.casefold())
-        if character in alphabet or alphabet.issuperset(folded):
-            steps.append(normalizers.Replace(character, folded))
-    invisible = Regex(r"\p{Default_Ignorable_Code_Point}")
-    return [*steps, normalizers.NFKC(), normalizers.Replace(invisible, "")]
-
-
-@functools.cache
-def _folded_otherwise() -> list[str]:
-    """The characters that are lowercase, and that case folding changes all the same."""
-    return [
-        character
-        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
-        if character.lower() == character != character.casefold()
-        and unicodedata.is_normalized("NFKC", character)
-        and unicodedata.normalize("NFKC", character.casefold()) != character
-    ]
-
-
-def _long_words() -> list[normalizers.Normalizer]:
-    """Makes words of too many bytes unknown. The library counts characters.
-
-    Characters of several bytes are filled up to as many characters, and emptied again.
-    """
-    word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
-    fills = [
-        normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
-        for first in ("80", "800", "10000")
-    ]
-    return [
-        *fills,
-        normalizers.Replace(Regex(word), _LONG),
-        normalizers.Replace(_FILL, ""),
-    ]
 
 
 # Byte-level BPE
@@ -300,32 +242,57 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
     return backend
 
 
-def _roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>", "mask": "<mask>"}
-    backend = _byte_pair(folder, options, list(roles.values()))
-    template = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
-    set_template(backend, template, roles["start"], roles["end"])
-    return backend, roles
+def _framed(mask: str | None):
+    """The reader of RoBERTa's and BART's, whose pairs have two ends between their texts."""
+
+    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
+        roles |= {"mask": mask} if mask else {}
+        backend = _byte_pair(folder, options, list(roles.values()))
+        set_template(backend, _PAIRS, roles["start"], roles["end"])
+        return backend, roles
+
+    return read
 
 
-def _gpt2(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    token = "<|endoftext|>"
-    backend = _byte_pair(folder, options, [token])
+_PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
+
+
+def _of_decoder(start: str | None, end: str, pad: str | None = None):
+    """The reader of a decoder's byte-level BPE, with its special tokens."""
+
+    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        roles: Roles = {"start": start, "end": end, "pad": pad}
+        roles = {role: token for role, token in roles.items() if token is not None}
+        backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
+        _start(folder, backend, roles)
+        return backend, roles
+
+    return read
+
+
+def _start(folder: Path, backend: tokenizers.Tokenizer, roles: Roles) -> None:
+    """Puts the start before a text, if the preprocessor does so.
+
+    The end is not put behind a text to go on with; a task that trains puts it there.
+    """
     preprocessor = _preprocessor(folder)
-    # The end is not put behind a text to go on with; a task that trains puts it there.
-    if preprocessor is not None and preprocessor.flag("add_start_token", True):
-        set_template(backend, ("{start} $A", "{start} $A $B"), token, token)
-    return backend, {"start": token, "end": token}
+    if preprocessor is not None and "start" in roles and preprocessor.flag("add_start_token", True):
+        set_template(backend, ("{start} $A", "{start} $A $B"), roles["start"], roles["end"])
 
 
 # SentencePiece
 
 
-def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+def _pieces(folder: Path, options: _Options) -> Path:
     for name in ("add_bos", "add_eos"):
         if options.flag(name, False):
             raise ValueError(f"{options.path}: {name}=True is not supported, only False.")
-    path = _asset(folder, "vocabulary.spm")
+    return _asset(folder, "vocabulary.spm")
+
+
+def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
     backend = read_sentencepiece(path)
     end, pad = "</s>", "<pad>"
     _add_specials(backend, [end, pad], path)
@@ -338,10 +305,50 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     return backend, {"end": end, "pad": pad, "unknown": unknown}
 
 
+def _albert(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
+    _add_specials(backend, list(roles.values()), path)
+    set_template(backend, TEMPLATES["bert"], roles["start"], roles["end"])
+    return backend, roles
+
+
+def _llama(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {"start": "<s>", "end": "</s>", "unknown": "<unk>"}
+    _add_specials(backend, list(roles.values()), path)
+    _start(folder, backend, roles)
+    return backend, roles
+
+
+def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+    """The ids of Fairseq: those of the file behind four special tokens, then the mask."""
+    path = _pieces(folder, options)
+    backend = read_sentencepiece(path)
+    roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
+    specials = [(token, 0.0) for token in roles.values()]
+    roles["mask"] = "<mask>"
+    scored = parse_sentencepiece(path).scored[3:]
+    model = _backend(path, lambda: models.Unigram([*specials, *scored, ("<mask>", 0.0)], 3, False))
+    model.normalizer, model.decoder = backend.normalizer, backend.decoder
+    _add_specials(model, list(roles.values()), path)
+    set_template(model, _PAIRS, roles["start"], roles["end"])
+    return model, roles
+
+
+_TEXT_END = "<|endoftext|>"
 _READERS = {
-    "BertTokenizer": _word_piece,
-    "DistilBertTokenizer": _word_piece,
-    "RobertaTokenizer": _roberta,
-    "GPT2Tokenizer": _gpt2,
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
+    "RobertaTokenizer": _framed("<mask>"),
+    "BartTokenizer": _framed(None),
+    **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _of_decoder(_TEXT_END, _TEXT_END)),
+    **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _llama),
+    "Llama3Tokenizer": _of_decoder("<|begin_of_text|>", "<|end_of_text|>"),
+    "QwenTokenizer": _of_decoder(None, _TEXT_END),
+    "Qwen3Tokenizer": _of_decoder(None, "<|im_end|>", _TEXT_END),
     "T5Tokenizer": _t5,
+    "AlbertTokenizer": _albert,
+    "XLMRobertaTokenizer": _xlm_roberta,
 }

@@ -1,0 +1,303 @@
+"""Models of KerasHub in memory, from and to ours: by the tables of `families`, as its folders are.
+
+A model that is in memory may compute what its class has no argument for: the activation of its
+blocks, the epsilon of a head. What is read from it here goes beside its arguments.
+"""
+
+import inspect
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.checking import describe
+from keras_transformer.checkpoints.building import load_backbone, load_task
+from keras_transformer.checkpoints.files import read_json, write_json
+from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
+from keras_transformer.checkpoints.keras_hub.family import KerasHubFamily
+from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
+from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
+from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
+from keras_transformer.checkpoints.loading import backbone_variables
+from keras_transformer.checkpoints.presets import CONFIG_FILE
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.checkpoints.weights import expand, export
+from keras_transformer.config import TransformerConfig
+from keras_transformer.tokenizers import Tokenizer
+
+_LOGGER = logging.getLogger("keras_transformer")
+
+
+def from_keras_hub(model: Any) -> Any:
+    """Ours for a model of KerasHub that is in memory: the same weights, the same outputs.
+
+    The weights are copied, by way of a temporary folder of their size.
+
+    Args:
+        model: A backbone, a task or a tokenizer of `keras_hub`, of a family that both have.
+
+    Returns:
+        A `Backbone`, a task with its tokenizer, or a `Tokenizer`. A classifier gives logits, also
+        where KerasHub's has an activation behind them.
+
+    Raises:
+        ImportError: If keras-hub is not installed.
+        ValueError: If it is something else, of another family or quantized, or has a tokenizer
+            that is not its family's.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+    import keras_hub
+
+    sizes = {"vocabulary_size": 9, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
+    theirs = keras_hub.models.GPT2Backbone(**sizes, intermediate_dim=16)
+    lm = kt.from_keras_hub(keras_hub.models.GPT2CausalLM(theirs))
+    assert lm.generate([1, 2, 3], max_new_tokens=2)
+    assert kt.to_keras_hub(lm).backbone.count_params() == theirs.count_params()
+    ```
+    """
+    hub = _keras_hub()
+    kinds = (hub.models.Backbone, hub.models.Task, hub.tokenizers.Tokenizer)
+    if not isinstance(model, kinds):
+        raise ValueError(
+            f"`model` must be a backbone, a task or a tokenizer of KerasHub, received "
+            f"{describe(model)}."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(model, hub.tokenizers.Tokenizer):
+            model.save_to_preset(folder)
+            return Tokenizer.from_preset(folder)
+        backbone = model.backbone if isinstance(model, hub.models.Task) else model
+        family = KERAS_HUB.get(type(backbone).__name__)
+        heads = family.heads.values() if family else ()
+        known = [name for head in heads for name in head.architectures if hasattr(hub.models, name)]
+        if family is None:
+            raise ValueError(
+                f"{type(backbone).__name__} is of no family that is known here. Known are: "
+                f"{', '.join(sorted(KERAS_HUB))}."
+            )
+        if backbone is not model and type(model).__name__ not in known:
+            raise ValueError(
+                f"{type(model).__name__} has no counterpart here. Of a {type(backbone).__name__} "
+                f"these have: {', '.join(known) or 'none'}. Or give its `backbone`."
+            )
+        model.save_to_preset(folder, max_shard_size=None)
+        _add_live_values(Path(folder), backbone, model, family)
+        if backbone is model:
+            return load_backbone(folder, dtype=backbone.dtype_policy)
+        from keras_transformer.tasks import Task  # Tasks are a floor above checkpoints.
+
+        return load_task(Task, folder, dtype=backbone.dtype_policy)
+
+
+def to_keras_hub(model: Any) -> Any:
+    """KerasHub's model for one of ours: the same weights, the same outputs.
+
+    Padding is on the right there, and KerasHub's `generate` puts the start token before a prompt.
+    Names of labels have no place in it.
+
+    Args:
+        model: A backbone, or a task, whose head and tokenizer are taken along.
+
+    Returns:
+        A backbone or a task of `keras_hub`.
+
+    Raises:
+        ImportError: If keras-hub is not installed.
+        ValueError: If no class of KerasHub computes what the model computes, or gives the ids that
+            its tokenizer gives. The message says what is in the way.
+
+    Example: see `from_keras_hub`.
+    """
+    hub = _keras_hub()
+    backbone = getattr(model, "backbone", model)
+    if not isinstance(getattr(backbone, "config", None), TransformerConfig):
+        raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
+    task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
+    tokenizer = getattr(model, "tokenizer", None)
+    kind, known = backbone.config.kind, getattr(backbone, "family", None)
+    families = [each for each in KERAS_HUB.values() if each.constants["kind"] == kind]
+    reasons = []
+    for family in [each for each in families if each.model_type == known] or families:
+        try:
+            config = _in_their_form(family, backbone.config)
+            arguments = family.published_arguments(config)
+            head = None if task is None else family.published_task(config, task, vars(hub.models))
+            theirs = make_tokenizer(hub, family.tokenizer, tokenizer) if tokenizer else None
+        except ValueError as error:
+            reasons.append(f"\n  {family.architecture}: {error}")
+            continue
+        made = _make_backbone(hub, family, arguments, config, backbone)
+        return made if head is None else _make_task(hub, made, model, family, head, theirs)
+    raise ValueError(f"No class of KerasHub fits this model:{''.join(reasons)}")
+
+
+def _keras_hub():
+    try:
+        import keras_hub
+    except ImportError as error:
+        raise ImportError(
+            "This needs KerasHub, which needs TensorFlow, whatever the backend. "
+            'Install them with: pip install "keras_transformer[tensorflow]"'
+        ) from error
+    return keras_hub
+
+
+def _add_live_values(folder: Path, backbone: Any, model: Any, family: KerasHubFamily) -> None:
+    """Writes into the folder of a model what it computes beside the arguments of its class."""
+    values = read_json(folder / CONFIG_FILE)
+    block = next(_blocks(backbone), None)
+    if block is not None and "activation" in family.more:
+        activation = block._feedforward_intermediate_dense.activation
+        values["config"]["activation"] = keras.activations.serialize(activation)
+        write_json(folder / CONFIG_FILE, values)
+    if hasattr(model, "masked_lm_head"):
+        values = read_json(folder / TASK_FILE)
+        norm = model.masked_lm_head._intermediate_layer_norm
+        values["config"]["layer_norm_epsilon"] = norm.epsilon
+        write_json(folder / TASK_FILE, values)
+    activation = getattr(model, "activation", None) if hasattr(model, "num_classes") else None
+    if activation not in (None, keras.activations.linear):
+        _LOGGER.warning(
+            "The classifier is taken over without its activation: outputs here are logits, and "
+            "`classify` gives probabilities."
+        )
+
+
+def _blocks(backbone: Any):
+    """The blocks whose activation is not an argument of the backbone."""
+    return (x for x in backbone.layers if hasattr(x, "_feedforward_intermediate_dense"))
+
+
+def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> TransformerConfig:
+    """The config of a model that computes the same, in what families of KerasHub do otherwise.
+
+    Learned positions begin at row 0, token types that are one are none, poolers are there or not.
+    """
+    values: dict[str, Any] = {"pooler": bool(family.constants.get("pooler"))}
+    if config.position == "learned":
+        values |= {"position_offset": 0, "position_padding_id": None}
+        segments = any(each.ours == "segment_vocabulary_size" for each in family.fields.values())
+        if config.segment_vocabulary_size == 1 and not segments:
+            values["segment_vocabulary_size"] = 0
+    return (
+        config.replace(**values)
+        if config.kind == "encoder"
+        else config.replace(**{name: value for name, value in values.items() if name != "pooler"})
+    )
+
+
+def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
+    """The weights by our paths, as a model of that config has them: see `_in_their_form`."""
+    mine = backbone.config
+    arrays = {
+        path: to_numpy(v).astype("float32") for path, v in backbone_variables(backbone).items()
+    }
+    for stack in ("encoder", "decoder"):
+        place, segments = (
+            f"{stack}/{name}_embedding/embeddings" for name in ("position", "segment")
+        )
+        if place in arrays and mine.position == "learned":
+            arrays[place] = arrays[place][mine.position_offset :]
+            if segments in arrays and not config.segment_vocabulary_size:
+                arrays[place] = arrays[place] + arrays[segments]
+    shapes = variable_shapes(config)
+    further = arrays.keys() - shapes.keys() - variable_shapes(mine).keys()
+    if further:
+        raise ValueError(
+            f"The backbone has weights that its config does not name: {sorted(further)[:4]}. Call "
+            "`merge_lora` first; a quantized model is not converted."
+        )
+    # A pooler that the model lacks gives zeros there.
+    return {
+        path: arrays[path] if path in arrays else np.zeros(shape, "float32")
+        for path, shape in shapes.items()
+    }
+
+
+def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, backbone: Any) -> Any:
+    tensors = export(expand(family.weights, config), _arrays(backbone, config))
+    made_class = getattr(hub.models, family.architecture)
+    activation = arguments.get("activation")
+    if activation is not None:
+        function = keras.saving.get_registered_object(activation) or activation
+        arguments["activation"] = keras.activations.get(function)
+        if "activation" not in inspect.signature(made_class).parameters:
+            del arguments["activation"]
+    made = made_class(**arguments, dtype=backbone.dtype_policy)
+    _load(made.load_weights, WEIGHTS_FILE, tensors)
+    built_in = family.constants["activation"]
+    if activation is not None and config.activation != built_in and "activation" not in arguments:
+        for block in _blocks(made):
+            block.activation = keras.activations.get(function)
+            block._feedforward_intermediate_dense.activation = block.activation
+        _LOGGER.warning(
+            "KerasHub's %s is built with activation=%r. This model's, %r, is set on its blocks, so "
+            "that outputs are equal. What its own `save_to_preset` writes does not say so.",
+            family.architecture,
+            built_in,
+            config.activation,
+        )
+    return made
+
+
+def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], tokenizer) -> Any:
+    """KerasHub's task over its backbone.
+
+    Args:
+        hub: KerasHub.
+        backbone: its backbone.
+        model: our task.
+        family: its family.
+        head: the class and the arguments, as `published_task` gives them.
+        tokenizer: its tokenizer, None without one.
+    """
+    made_class = getattr(hub.models, head["class_name"])
+    preprocessor = None
+    if tokenizer is not None:
+        preprocessor = _make_preprocessor(made_class.preprocessor_cls, tokenizer, model)
+    options = {"preprocessor": preprocessor, "compile": False, **head["config"]}
+    made = made_class(backbone=backbone, **options)
+    lines = family.heads[type(model).__name__].weights
+    if model.head:
+        arrays = {path: to_numpy(v).astype("float32") for path, v in model.head.items()}
+        tensors = export(lines, arrays)
+        tensors = {name.removeprefix(TASK_PREFIX): array for name, array in tensors.items()}
+        _load(made.load_task_weights, TASK_WEIGHTS_FILE, tensors)
+    if hasattr(made, "masked_lm_head"):
+        made.masked_lm_head._intermediate_layer_norm.epsilon = model.transform_norm.epsilon
+    made.compile()  # now: with an optimizer, Keras warns that the file has none for it
+    return made
+
+
+def _make_preprocessor(made_class, tokenizer, model: Any) -> Any:
+    """KerasHub's preprocessor: its own longest text, or the model's if that is shorter."""
+    longest = getattr(model, "max_length", None) or model.backbone.config.max_sequence_length
+    parameters = inspect.signature(made_class).parameters
+    options: dict[str, Any] = {
+        name: min(parameter.default, longest)
+        for name, parameter in parameters.items()
+        if name.endswith("sequence_length")
+    }
+    if "add_start_token" in parameters:
+        ours = model.tokenizer
+        options["add_start_token"] = ours.encode("a")[:1] == [ours.start_id]
+    return made_class(tokenizer, **options)
+
+
+def _load(load, name: str, tensors: Mapping[str, np.ndarray]) -> None:
+    """Gives a model of KerasHub tensors, by a file, as it reads them."""
+    import h5py  # Keras depends on it, and imports it when it saves only.
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        with h5py.File(path, "w") as file:
+            for name, array in tensors.items():
+                file[name] = array
+        load(str(path))

@@ -1,0 +1,161 @@
+"""Our tokenizers as KerasHub's: the other direction of `tokenizers`."""
+
+import base64
+import json
+import re
+import struct
+from typing import Any
+
+from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN
+
+_WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_SENTENCE_PIECE = {
+    "T5Tokenizer": "Unigram",
+    "AlbertTokenizer": "Unigram",
+    "XLMRobertaTokenizer": "Unigram",
+    "LlamaTokenizer": "BPE",
+    "MistralTokenizer": "BPE",
+}
+# Texts that must get the same ids: upper case, accents, spaces, punctuation, another script.
+_PROBES = ("A man wasn't here in 1999.", "naïve  CAFÉ (one) two ; x", "東京 ab")
+
+
+def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
+    """KerasHub's tokenizer for one of ours.
+
+    Args:
+        hub: KerasHub.
+        name: The class of its tokenizer.
+        tokenizer: Ours.
+
+    Returns:
+        The tokenizer of that class.
+
+    Raises:
+        ValueError: If the class is of another kind, lacks a token that it must have, or gives other
+            ids.
+    """
+    values = json.loads(tokenizer._backend.to_str())
+    try:
+        made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer, values))
+    except ValueError as error:
+        raise ValueError(
+            f"its {name} does not take this tokenizer: {error} Convert the `backbone` alone."
+        ) from error
+    for text in _PROBES:
+        ours = tokenizer.encode(text, special_tokens=False)
+        theirs = [int(i) for i in made(text)]
+        if ours != theirs:
+            raise ValueError(
+                f"its {name} gives other ids for {text!r}: {theirs}, and the model's {ours}. "
+                "Convert the `backbone` alone."
+            )
+    return made
+
+
+def _arguments(name: str, tokenizer: Tokenizer, values: dict[str, Any]) -> dict[str, Any]:
+    model = values["model"]
+    in_bytes = '"ByteLevel"' in json.dumps([values["pre_tokenizer"], values["decoder"]])
+    pieces = _SENTENCE_PIECE.get(name)
+    expected = "WordPiece" if name in _WORD_PIECE else pieces or "BPE"
+    if model["type"] != expected or in_bytes is not (expected == "BPE" and not pieces):
+        kind = f"{model['type']}{' of bytes' if in_bytes else ''}"
+        raise ValueError(f"it is of the kind {expected}, and the model's a {kind}.")
+    if expected == "WordPiece":
+        return _word_piece(tokenizer, model)
+    if pieces:
+        return {"proto": sentencepiece_proto(tokenizer, values, name == "XLMRobertaTokenizer")}
+    added = {each["content"]: each["id"] for each in values["added_tokens"]}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    first = '"add_prefix_space": true' in json.dumps(values["pre_tokenizer"])
+    return {"vocabulary": model["vocab"] | added, "merges": merges, "add_prefix_space": first}
+
+
+def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
+    vocabulary = sorted(tokenizer.get_vocabulary().items(), key=lambda item: item[1])
+    if [index for _, index in vocabulary] != list(range(len(vocabulary))):
+        raise ValueError("the ids of the vocabulary have gaps.")
+    # By what it does: the same options have several forms.
+    normalizer = tokenizer._backend.normalizer
+    example = "" if normalizer is None else normalizer.normalize_str("É")
+    return {
+        "vocabulary": [token for token, _ in vocabulary],
+        "lowercase": example in ("é", "e"),
+        "strip_accents": example in ("E", "e"),
+        "oov_token": model["unk_token"],
+        "suffix_indicator": model["continuing_subword_prefix"],
+    }
+
+
+def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: bool) -> bytes:
+    """The content of a SentencePiece file that segments as a tokenizer does.
+
+    Args:
+        tokenizer: One whose model is of unigrams, or BPE with `▁` for spaces.
+        values: What its backend says of itself.
+        fairseq: Whether its ids are those of Fairseq, which KerasHub makes of the file's.
+
+    Returns:
+        The bytes of a `ModelProto`.
+
+    Source: the fields are those of `sentencepiece_model.proto`.
+    """
+    model = values["model"]
+    roles = {name: getattr(tokenizer, f"{name}_id") for name in ("unknown", "start", "end", "pad")}
+    if model["type"] == "Unigram":
+        scored = [(piece, score) for piece, score in model["vocab"]]
+        roles["unknown"] = model["unk_id"]
+        if fairseq:  # the special tokens are four there and three here, and the mask is no piece
+            rest = scored[4:-1] if scored[-1][0] == tokenizer.id_to_token(tokenizer.mask_id) else ()
+            scored = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *(rest or scored[4:])]
+            roles = {"unknown": 0, "start": 1, "end": 2, "pad": None}
+    else:
+        ranks: dict[str, int] = {}
+        for merge in model["merges"]:
+            ranks.setdefault(
+                "".join(merge.split(" ") if isinstance(merge, str) else merge), len(ranks)
+            )
+        pieces = sorted(model["vocab"], key=model["vocab"].get)
+        scored = [(piece, -float(ranks.get(piece, len(ranks)))) for piece in pieces]
+        roles["unknown"] = model["vocab"].get(model["unk_token"] or "<unk>")
+    special = {each["content"] for each in values["added_tokens"] if each["special"]}
+    data = b""
+    for place, (piece, score) in enumerate(scored):
+        kind = CONTROL if piece in special else NORMAL
+        kind = BYTE if re.fullmatch("<0x[0-9A-F]{2}>", piece) else kind
+        kind = UNKNOWN if place == roles["unknown"] else kind
+        data += _field(1, _field(1, piece.encode()) + _field(2, score) + _field(3, kind))
+    trainer = _field(3, 1 if model["type"] == "Unigram" else 2) + _field(4, len(scored))
+    trainer += _field(35, int(model.get("byte_fallback") or False))
+    for place, index in enumerate(roles.values()):
+        trainer += _field(40 + place, -1 if index is None else index)
+        if index is not None and index < len(scored):
+            trainer += _field(45 + place, scored[index][0].encode())
+    around = json.dumps([values["normalizer"], values["pre_tokenizer"]])
+    rules = re.search('"precompiled_charsmap": "([^"]*)"', around)
+    prefix = '"Prepend"' in around or ('"Metaspace"' in around and '"never"' not in around)
+    joined = tokenizer.encode("a  b", special_tokens=False) == tokenizer.encode(
+        "a b", special_tokens=False
+    )
+    normalizer = _field(2, base64.b64decode(rules[1])) if rules else b""
+    normalizer += _field(3, int(prefix)) + _field(4, int(joined))
+    return data + _field(2, trainer) + _field(3, normalizer)
+
+
+def _field(number: int, value: bytes | int | float) -> bytes:
+    """A field of a protobuf: bytes, an integer or a float of 32 bits."""
+    if isinstance(value, float):
+        return _varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    value %= 2**64
+    data = bytearray()
+    while value > 127:
+        data.append(value % 128 + 128)
+        value //= 128
+    return bytes([*data, value])

@@ -1,0 +1,111 @@
+"""What users of KerasHub type, and what it is called here. Values, and the errors made of them."""
+
+from collections.abc import Iterable, Mapping
+
+# Their options that are none here.
+OPTIONS = {
+    "preprocessor": "A task has its `tokenizer` in the place of a preprocessor, and cuts and pads "
+    "texts by itself; `make_dataset(..., max_length=...)` cuts them shorter.",
+    "activation": "Outputs are logits: `classify` gives probabilities, and `keras.ops.softmax` or "
+    "`sigmoid` makes them of what `predict` returns. (In `from_preset` `activation` is a value of "
+    "the config, that of every block.)",
+    "sequence_length": "Texts are padded to the bucket that fits them, and cut at the model's "
+    "longest; `make_dataset(..., max_length=...)` cuts them shorter.",
+    "max_length": "`make_dataset(..., max_length=...)` cuts texts; of a language model "
+    "`generate(..., max_length=...)`.",
+    "pooling_mode": "It is `pooling` here: 'mean', 'max', or 'first' for their 'cls'.",
+    "strip_prompt": "`generate` returns the continuation without the prompt; `return_prompt=True` "
+    "puts the prompt before it.",
+    "stop_token_ids": "It is `stop` here: strings and token ids.",
+}
+
+# Their names, by our module, of what is called otherwise here.
+_NAMES = {
+    "keras_transformer": {
+        "samplers": "`kt.generation`: `Greedy`, `BeamSearch`, `Random`, `Contrastive`, ...",
+        "metrics": "`kt.training`: `Perplexity`, `BLEU`",
+        "upload_preset": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
+    },
+    "keras_transformer.layers": {
+        "TransformerEncoder": "`EncoderBlock`",
+        "TransformerDecoder": "`DecoderBlock`",
+        "PositionEmbedding": "`LearnedPosition`",
+        "SinePositionEncoding": "`SinusoidalPosition`",
+        "AlibiBias": "`ALiBi`",
+        "ReversibleEmbedding": "`TokenEmbedding`",
+        "TokenAndPositionEmbedding": "`TokenEmbedding` and `LearnedPosition`, added",
+    },
+}
+# Endings of their classes in `keras_hub.models`, one class for each architecture.
+_MODELS = {
+    "Preprocessor": "no class here: a task has its `tokenizer`, and `make_dataset`",
+    "Tokenizer": "`kt.Tokenizer`",
+    "Backbone": "`kt.Backbone`, one class for every architecture",
+    **{
+        name: f"`kt.{name}`, one class for every architecture"
+        for name in ("TextClassifier", "TextEmbedder", "MaskedLM", "CausalLM", "Seq2SeqLM")
+    },
+}
+
+
+def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """ValueError for options that only KerasHub has, with the name that they have here.
+
+    Args:
+        owner: The class or the function that they are given to.
+        given: The names of the options.
+        known: The names that it takes.
+    """
+    for name in given:
+        if name in OPTIONS and name not in known:
+            raise ValueError(f"{owner} has no `{name}`, as KerasHub has it. {OPTIONS[name]}")
+
+
+def refuse(owner: str, given: Iterable[str]) -> None:
+    """As `check_options`, where there are no others: TypeError, as Python's, for the rest."""
+    check_options(owner, given, ())
+    for name in given:
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """The error for a name that a module lacks, with ours if it is one of KerasHub's.
+
+    Args:
+        module: The module's `__name__`.
+        name: What was asked of it.
+
+    Returns:
+        The error, for the module's `__getattr__` to raise.
+    """
+    ours = _NAMES.get(module, {}).get(name)
+    if ours is None and module == "keras_transformer.models":
+        ours = next((ours for end, ours in _MODELS.items() if name.endswith(end)), None)
+    hint = "" if ours is None else f". What KerasHub calls so is {ours}"
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+# Presets of KerasHub with the weights of ours, where the names differ.
+PRESETS: Mapping[str, str] = {
+    "all_minilm_l6_v2_en": "minilm_l6_en",
+    "all_minilm_l12_v2_en": "minilm_l12_en",
+    **{f"distil_bert_{end}": f"distilbert_{end}" for end in (
+        "base_en", "base_en_uncased", "base_multi")},
+    **{f"albert_{size}_en_uncased": f"albert_{size}_en" for size in (
+        "base", "large", "extra_large", "extra_extra_large")},
+    **{f"electra_{size}_discriminator_uncased_en": f"electra_{size}_en" for size in (
+        "small", "base", "large")},
+    **{f"electra_{size}_generator_uncased_en": f"electra_{size}_generator_en" for size in (
+        "small", "base")},
+    **{f"flan_{size}_multi": f"flan_t5_{size}_multi" for size in ("small", "base", "large")},
+    "llama3.1_8b": "llama3_1_8b",
+    "llama3.2_1b": "llama3_2_1b",
+    "llama3.2_3b": "llama3_2_3b",
+    "mistral_0.3_7b_en": "mistral_0_3_7b_en",
+    "qwen2.5_0.5b_en": "qwen2_5_0_5b",
+    "qwen2.5_3b_en": "qwen2_5_3b",
+    "qwen3_0.6b_en": "qwen3_0_6b",
+    "qwen3_1.7b_en": "qwen3_1_7b",
+    "qwen3_4b_en": "qwen3_4b",
+    "qwen3_8b_en": "qwen3_8b",
+}  # fmt: skip
