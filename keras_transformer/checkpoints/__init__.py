@@ -34,3 +34,7 @@ __all__ = [
     "save_preset",
     "variable_shapes",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

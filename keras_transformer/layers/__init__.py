@@ -34,3 +34,7 @@ __all__ = [
     "VocabularyBias",
     "combine_masks",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,3 +16,7 @@ def build_backbone(config: TransformerConfig, dtype=None, name: str | None = Non
 
 
 __all__ = ["Backbone", "Decoder", "Encoder", "KeepsState", "Seq2Seq", "build_backbone"]
+
+
+def __dir__() -> list[str]:
+    return __all__
