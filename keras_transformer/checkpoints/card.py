@@ -134,9 +134,8 @@ def presets_table(names: list[str]) -> str:
 def _whereabouts(source: PresetSource) -> str:
     if source.local_weights:
         return "on this machine"
-    return (
-        "none: a config alone" if source.bundled and "weights" not in source.config else "the hub"
-    )
+    bare = source.bundled and "weights" not in source.config
+    return "none: a config alone" if bare else "on the hub"
 
 
 def _cell(value: object) -> str:
