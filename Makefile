@@ -32,7 +32,7 @@ help:  ## print the targets
 	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
 	@echo "make test BACKENDS=jax TESTS=tests/layers PYTEST_ARGS=-x   some of the tests"
 
-demo: $(VENV)/.demo  ## fit a classifier, translate: under three minutes after the install
+demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after the install
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(VENV)/.test  ## run the tests on each backend
@@ -46,9 +46,10 @@ test: $(VENV)/.test  ## run the tests on each backend
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style
+lint: $(VENV)/.lint  ## check the style, and the types of the public surface
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy tests/public_types.py
 
 format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .
@@ -95,6 +96,6 @@ $(VENV)/.bench: $(VENV)/.test
 	@$(INSTALL) -e '.[all,bench]'
 	@touch $@
 
-$(VENV)/.lint: $(VENV)/.venv requirements/constraints.txt
-	@$(INSTALL) ruff
+$(VENV)/.lint: $(VENV)/.venv $(REQUIREMENTS)
+	@$(INSTALL) -e . mypy ruff
 	@touch $@

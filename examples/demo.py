@@ -1,12 +1,13 @@
-"""The main job in three minutes: fits a classifier on labelled sentences, and translates.
+"""What the library is for, in a minute: fits a classifier on sentences, translates, writes on.
 
     python examples/demo.py "I loved it." "It was dull."
 
-classifies the sentences given, after training on the 220 reviews in examples/data.
+classifies the sentences given, after training on the 746 reviews in examples/data.
 """
 
 import logging
 import pathlib
+import sys
 import time
 
 import keras_transformer as kt
@@ -16,22 +17,24 @@ from runs import start
 
 import keras
 from absl import flags
+from absl import logging as absl_logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("encoder", "minilm_l6_en", "Preset of the encoder to fine-tune.")
 flags.DEFINE_string("translator", "transformer_tiny_en_de", "Preset that translates.")
-flags.DEFINE_integer("epochs", 6, "Passes over the training sentences.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 16, "Sentences of a training step.", lower_bound=1)
+flags.DEFINE_string("writer", "gpt_tiny_shakespeare", "Preset that continues a text.")
+flags.DEFINE_integer("epochs", 2, "Passes over the training sentences.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 32, "Sentences of a training step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 2e-4, "Peak of the learning rate, which then falls to 0.")
-flags.DEFINE_integer("seed", 1, "Seed of the new layer, dropout and shuffling.")
+flags.DEFINE_integer("seed", 0, "Seed of the new layer, dropout, shuffling and the continuation.")
 
 DATA = pathlib.Path(__file__).parent / "data"
 LABELS = ["negative", "positive"]
 REVIEWS = [
     "The best pizza I have had in years.",
-    "The battery died on the second day and nobody answered my calls.",
-    "Not bad at all, I would go again.",
-    "The hotel looks lovely in the photos, and nothing like it in reality.",
+    "Our waiter forgot us twice and still expected a tip.",
+    "The soup was cold and nobody cared.",
+    "Great sound, and the battery lasts for days.",
 ]
 ENGLISH = [
     "A man rides a bike.",
@@ -39,6 +42,25 @@ ENGLISH = [
     "A woman in a red dress is dancing on the street.",
     "A brown dog jumps over a fence and catches a ball.",
 ]
+PROMPT = "JULIET:\nO Romeo,"
+
+
+class OneLineAnEpoch(keras.callbacks.Callback):
+    """Prints what `fit` is at on one line, which in a terminal is written over while it runs."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.name, self.started = f"  epoch {epoch + 1} of {self.params['epochs']}", time.time()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if sys.stdout.isatty():
+            steps = self.params["steps"]
+            bar = "=" * (20 * (batch + 1) // steps)
+            print(f"\r{self.name}  [{bar:20}]  step {batch + 1} of {steps}", end="", flush=True)
+
+    def on_epoch_end(self, epoch, logs=None):
+        line = f"{self.name}  loss {logs['loss']:.3f}  accuracy {logs['accuracy']:.1%}"
+        over = "\r" if sys.stdout.isatty() else ""
+        print(f"{over}{f'{line}  {time.time() - self.started:.0f} s':60}".rstrip(), flush=True)
 
 
 def read(name: str) -> tuple[list[str], list[int]]:
@@ -48,56 +70,72 @@ def read(name: str) -> tuple[list[str], list[int]]:
     return list(texts), [int(label) for label in labels]
 
 
-def fit_classifier() -> tuple[kt.TextClassifier, float, float]:
-    """The classifier, and its accuracy on the held-out sentences before and after."""
+def title(number: int, what: str, preset: str, model: keras.Model) -> None:
+    print(f"{number}. {what}: {preset}, {model.count_params() / 1e6:.1f} million parameters")
+
+
+def fit_classifier() -> tuple[kt.TextClassifier, float]:
+    """The classifier, and its accuracy on the held-out sentences."""
     (texts, labels), test = read("reviews_train.tsv"), read("reviews_test.tsv")
     classifier = kt.TextClassifier.from_preset(FLAGS.encoder, labels=LABELS)
-    print(
-        f"1. Sentiment: {FLAGS.encoder} ({classifier.count_params() / 1e6:.1f} million parameters) "
-        f"learns from {len(texts)} labelled reviews; {len(test[0])} others are held out.\n"
-    )
-    steps = -(-len(texts) // FLAGS.batch_size) * FLAGS.epochs
+    title(1, "Classify", FLAGS.encoder, classifier)
+    print(f"   fits {len(texts)} sentences of restaurant reviews; {len(test[0])} are held out\n")
+    # Of so few sentences, each further length of batches takes longer to compile than it saves.
+    sizes = {"batch_size": FLAGS.batch_size, "max_buckets": 2}
+    train = classifier.make_dataset(texts, labels, shuffle=True, seed=FLAGS.seed, **sizes)
+    steps = len(train) * FLAGS.epochs
     schedule = kt.training.LinearDecay(FLAGS.learning_rate, steps, warmup_steps=steps // 10)
     classifier.compile(
-        optimizer=keras.optimizers.AdamW(schedule, weight_decay=0.01),
+        optimizer=kt.training.FineTuningAdamW(schedule),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    before = classifier.evaluate(*test, verbose=0)[1]
-    classifier.fit(texts, labels, batch_size=FLAGS.batch_size, epochs=FLAGS.epochs)
-    after = classifier.evaluate(*test, verbose=0)[1]
-    print(f"\naccuracy on the held-out reviews: {before:.1%} before, {after:.1%} after\n")
-    return classifier, before, after
+    classifier.fit(train, epochs=FLAGS.epochs, callbacks=[OneLineAnEpoch()], verbose=0)
+    accuracy = classifier.evaluate(classifier.make_dataset(*test, **sizes), verbose=0)[1]
+    print(f"\n  right on {accuracy:.1%} of the {len(test[0])} held-out sentences\n")
+    return classifier, accuracy
 
 
 def main(arguments):
     started = time.time()
     keras.utils.set_random_seed(FLAGS.seed)
-    # That the new layer is untrained need not be said: the accuracy before shows it.
+    # That JAX finds no TPU and that the new layer is untrained need not be said.
+    absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
-    for preset in (FLAGS.encoder, FLAGS.translator):
+    for preset in (FLAGS.encoder, FLAGS.translator, FLAGS.writer):
         resolve_preset(preset)  # A wrong name is said at once, not after the training.
 
-    classifier, before, after = fit_classifier()
+    classifier, accuracy = fit_classifier()
     reviews = arguments[1:] or REVIEWS
     for review, (label, probability) in zip(reviews, classifier.classify(reviews), strict=True):
         print(f"  {label}  {probability:6.1%}  {review}")
 
     translator = kt.Seq2SeqLM.from_preset(FLAGS.translator)
-    print(
-        f"\n2. Translation: {FLAGS.translator} ({translator.count_params() / 1e6:.1f} million "
-        "parameters), beam search, 5 beams. Trained on descriptions of images, in lower case.\n"
-    )
+    print()
+    title(2, "Translate", FLAGS.translator, translator)
+    print("   trained on descriptions of photographs, in lower case; beam search\n")
     # It learned words apart from their punctuation: "a man rides a bike ."
     german = translator.generate(
         [moses_tokenize(text) for text in ENGLISH], sampler=kt.generation.BeamSearch(num_beams=5)
     )
-    width = max(map(len, ENGLISH))
     for source, target in zip(ENGLISH, german, strict=True):
-        print(f"  {source:<{width}}  ->  {moses_detokenize(target)}")
+        print(f"  {source}\n    {moses_detokenize(target)}")
+
+    writer = kt.CausalLM.from_preset(FLAGS.writer)
+    print()
+    title(3, "Write on", FLAGS.writer, writer)
+    print("   trained on Shakespeare's plays; draws among the likely tokens\n")
+    text = writer.generate(
+        PROMPT,
+        max_new_tokens=100,
+        sampler=kt.generation.Random(temperature=0.7, top_p=0.9),
+        seed=FLAGS.seed,
+    )
+    whole = text.rpartition("\n")[0] or text  # the last line is not at its end
+    print("\n".join(f"  {line}".rstrip() for line in (PROMPT + whole).rstrip().splitlines()))
     print(
-        f"\nDone in {time.time() - started:.0f} s on {keras.backend.backend()}: held-out accuracy "
-        f"{before:.1%} -> {after:.1%}, {len(german)} translations."
+        f"\nDone in {time.time() - started:.0f} s on {keras.backend.backend()}: {accuracy:.1%} of "
+        f"the held-out reviews, {len(german)} translations, one scene."
     )
 
 

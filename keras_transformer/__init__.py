@@ -1,4 +1,34 @@
-"""One set of transformer layers, every kind of model, on JAX, TensorFlow and PyTorch."""
+"""Transformers in Keras 3 on JAX, TensorFlow and PyTorch: load a preset, fit it on strings, ask it.
+
+To begin:
+
+    import keras_transformer as kt              # before keras: it picks an installed backend
+
+    kt.list_presets()                           # what can be loaded by name
+
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["bad", "good"])
+    classifier.fit(texts, labels, epochs=3)     # lists of strings, as keras.Model.fit
+    classifier.classify(["what a lovely evening"])
+    classifier.save_to_preset("my_classifier")  # a folder that from_preset reads
+
+    kt.Seq2SeqLM.from_preset("transformer_tiny_en_de").generate("a man rides a bike .")
+    kt.CausalLM.from_preset("gpt_tiny_shakespeare").generate("ROMEO:", sampler="top_p")
+
+What there is:
+
+    TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
+                        tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
+    Tokenizer           text to ids and back
+    TransformerConfig   the values that make a model; models.Encoder(config) builds it
+    layers, models      the parts, for a Keras model of your own
+    data, training      files larger than memory; schedules, losses, metrics, resuming
+    generation          samplers, rules, constraints
+    planning            what a model takes before it is built
+    distribution        many devices
+
+A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or "hf://org/name".
+`help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
+"""
 
 from keras_transformer.backend import choose_backend
 from keras_transformer.cli import tell_errors_of_import
@@ -70,3 +100,8 @@ __all__ = [
     "to_keras_hub",
     "training",
 ]
+
+
+def __dir__() -> list[str]:
+    # What tab completion offers. Without it, every module that Python has imported is there too.
+    return [*__all__, "__version__"]

@@ -90,3 +90,8 @@ print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params()
 def test_console_command_lists_the_presets(installed, tmp_path):
     table = run(str(installed / "keras-transformer"), "presets", cwd=tmp_path)
     assert all(name in table for name in PRESETS)
+
+
+def test_wheel_says_that_it_has_types(wheel):
+    """Else type checkers take nothing from an installed copy (PEP 561)."""
+    assert "keras_transformer/py.typed" in zipfile.ZipFile(wheel).namelist()

@@ -37,3 +37,7 @@ __all__ = [
     "to_keras_hub",
     "variable_shapes",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

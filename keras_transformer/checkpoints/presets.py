@@ -167,6 +167,11 @@ class PresetSource(os.PathLike):
         kind = keras_hub.KerasHubCheckpoint if self.weights.is_keras_hub else Checkpoint
         return kind(self.weights.directory)
 
+    def _repr_html_(self) -> str:
+        from keras_transformer.checkpoints.card import preset_table
+
+        return preset_table(self)
+
     @property
     def local_weights(self) -> list[Path]:
         """The files of the weights that are on this machine, none if they must be downloaded."""
@@ -217,6 +222,16 @@ class PresetSource(os.PathLike):
         return PresetSource(self.name, folder)
 
 
+class PresetNames(list[str]):
+    """A list of names of presets. A notebook shows what they are."""
+
+    def _repr_html_(self) -> str:
+        # Lazily: what reads configs needs this module.
+        from keras_transformer.checkpoints.card import presets_table
+
+        return presets_table(self)
+
+
 def presets_folder() -> Path:
     """The folder of the bundled presets: in the installed package, or in the checkout."""
     package = Path(__file__).parents[1]
@@ -233,7 +248,7 @@ def list_presets(task: str | None = None) -> list[str]:
             `"seq2seq_lm"`, `"text_classification"`, `"text_embedding"`, `"token_classification"`.
 
     Returns:
-        The sorted names.
+        The sorted names, a list. A notebook shows it as a table of what the presets are.
 
     Raises:
         ValueError: If there is no such task.
@@ -249,8 +264,8 @@ def list_presets(task: str | None = None) -> list[str]:
     folder = presets_folder()
     names = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
     if task is None:
-        return names
-    kept = []
+        return PresetNames(names)
+    kept = PresetNames()
     for name in names:
         saved = resolve_preset(name).config.get("task")
         if saved is not None and saved["name"] == TASKS.get(task, task):

@@ -15,3 +15,7 @@ __all__ = [
     "pack_rows",
     "read",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

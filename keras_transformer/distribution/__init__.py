@@ -12,3 +12,7 @@ __all__ = [
     "layout_map",
     "shard_of",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -40,3 +40,7 @@ __all__ = [
     "VocabularyBias",
     "combine_masks",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

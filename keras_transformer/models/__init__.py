@@ -21,3 +21,7 @@ def __getattr__(name: str):
 
 
 __all__ = ["Backbone", "Decoder", "Encoder", "KeepsState", "Seq2Seq", "build_backbone"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -236,7 +236,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         load_weights: bool = True,
         dtype=None,
         **config_overrides: Any,
-    ) -> "Backbone":
+    ) -> Self:
         """The backbone of a preset.
 
         Args:
@@ -281,6 +281,11 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
 
         save_preset(directory, backbone=self, dtype=dtype)
 
+    def _repr_html_(self) -> str:
+        from keras_transformer.checkpoints.card import model_table
+
+        return model_table(self, self.config)
+
     def get_config(self) -> dict:
         return {
             "config": self.config.to_dict(),
@@ -289,7 +294,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict, custom_objects=None) -> "Backbone":
+    def from_config(cls, config: dict, custom_objects=None) -> Self:
         values = dict(config)
         values["config"] = TransformerConfig.from_dict(values["config"])
         if isinstance(values.get("dtype"), dict):

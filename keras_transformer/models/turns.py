@@ -9,7 +9,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+# With its type, a decorated method keeps its signature for type checkers.
+Method = TypeVar("Method", bound=Callable)
 
 
 class _Call(NamedTuple):
@@ -41,7 +44,7 @@ class Turns:
             self._calls.pop(key, None)
 
 
-def _in_turn(method: Callable, changes: bool) -> Callable:
+def _in_turn(method, changes: bool):
     verb = method.__name__
 
     @functools.wraps(method)
@@ -52,12 +55,12 @@ def _in_turn(method: Callable, changes: bool) -> Callable:
     return in_turn
 
 
-def reads(method: Callable) -> Callable:
+def reads(method: Method) -> Method:
     """A method that reads the weights: it may overlap with others that do."""
     return _in_turn(method, changes=False)
 
 
-def changes(method: Callable) -> Callable:
+def changes(method: Method) -> Method:
     """A method that changes the weights, or what is trained: no call of another thread overlaps."""
     return _in_turn(method, changes=True)
 

@@ -12,3 +12,7 @@ __all__ = [
     "flops_per_token",
     "make_plan",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

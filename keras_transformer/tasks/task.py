@@ -3,12 +3,13 @@
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
 
 from keras_transformer.checking import check_seed, describe
+from keras_transformer.checkpoints.card import model_table
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.packing import packed_inputs
@@ -207,7 +208,9 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             )  # fmt: skip
 
     @reads
-    def evaluate(self, x=None, y=None, batch_size=None, sample_weight=None, **kwargs):
+    def evaluate(
+        self, x=None, y=None, batch_size: int | None = None, sample_weight=None, **kwargs
+    ) -> Any:
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
         kwargs = checked_options(kwargs)
         sizes = batching(batch_size)
@@ -222,7 +225,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             )
 
     @reads
-    def predict(self, x, batch_size=None, **kwargs):
+    def predict(self, x, batch_size: int | None = None, **kwargs) -> np.ndarray:
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
         kwargs = checked_options(kwargs)
         sizes = batching(batch_size)
@@ -343,7 +346,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     @classmethod
     def from_preset(
         cls, preset: str | os.PathLike, load_weights: bool = True, dtype=None, **options
-    ) -> "Task":
+    ) -> Self:
         """The task of a preset, compiled. A head that the preset lacks is made fresh.
 
         Args:
@@ -384,6 +387,10 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             dtype=dtype,
             **options,
         )
+
+    def _repr_html_(self) -> str:
+        task = {"name": type(self).__name__, **self.task_values()}
+        return model_table(self, self.backbone.config, task, tokenizer=self.tokenizer)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from keras_transformer.checking import (
     is_int,
     shorten,
 )
+from keras_transformer.notebook import html_table
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
@@ -584,6 +585,16 @@ class Tokenizer:
         return TensorFlowTokenizer(
             self._backend.to_str(), pad_id=self.pad_id, sequence_length=sequence_length
         )
+
+    def _repr_html_(self) -> str:
+        tokens = {
+            role: f"{token}  (id {self.token_to_id(token)})"
+            for role, token in self._roles.items()
+            if token
+        }
+        rows = {"kind": type(self._backend.model).__name__, "vocabulary": self.vocabulary_size}
+        rows |= {**tokens, "chat template": "yes" if self.chat_template else "no"}
+        return html_table(type(self).__name__, rows)
 
     def __repr__(self) -> str:
         model = type(self._backend.model).__name__

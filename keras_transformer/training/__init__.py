@@ -45,3 +45,7 @@ __all__ = [
     "smaller",
     "transformer_adam",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,8 +1,8 @@
-"""The sentences of the demo: enough, balanced, different, and not told apart by one word."""
+"""The sentences of the demo: all there, balanced, different, not told apart by one word."""
 
 import re
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,29 +29,20 @@ def words(text):
 
 
 def test_size_and_balance():
-    assert Counter(label for _, label in TRAIN) == {0: 110, 1: 110}
-    assert Counter(label for _, label in TEST) == {0: 40, 1: 40}
+    """Kotzias et al. 2015 have 500 of each; four of the 1,000 are there twice."""
+    assert Counter(label for _, label in TRAIN) == {0: 372, 1: 374}
+    assert Counter(label for _, label in TEST) == {0: 125, 1: 125}
 
 
 def test_shuffled():
     labels = [label for _, label in TRAIN]
     changes = sum(a != b for a, b in pairwise(labels))
-    assert 90 < changes < 130  # 110 expected of a random order
+    assert 330 < changes < 420  # 373 expected of a random order
 
 
-def test_lengths_vary():
-    lengths = [len(text.split()) for text, _ in TRAIN + TEST]
-    assert min(lengths) >= 4
-    assert max(lengths) <= 36
-    assert sum(length <= 8 for length in lengths) >= 20
-    assert sum(length >= 18 for length in lengths) >= 30
-
-
-def test_no_text_twice_or_nearly():
-    bags = [(words(text), text) for text, _ in TRAIN + TEST]
-    for (first, a), (second, b) in combinations(bags, 2):
-        overlap = len(first & second) / len(first | second)
-        assert overlap <= 0.5, f"{a!r} and {b!r} share {overlap:.0%} of their words"
+def test_no_text_twice():
+    texts = [text for text, _ in TRAIN + TEST]
+    assert len(set(texts)) == len(texts) == 996
 
 
 def test_no_single_word_tells_the_label():

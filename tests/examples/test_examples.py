@@ -81,21 +81,25 @@ def shares(text):
 
 def test_demo(run, presets):
     reviews = ["I loved it.", "It was dull."]
-    models = [f"--encoder={presets / 'encoder'}", f"--translator={presets / 'translator'}"]
+    kinds = {"encoder": "encoder", "translator": "translator", "writer": "decoder"}
+    models = [f"--{flag}={presets / kind}" for flag, kind in kinds.items()]
     printed = run("demo", *models, "--epochs=1", *reviews)
-    before, after = shares(re.search(r"accuracy on the held-out reviews: (.*)", printed)[1])
-    assert 0.3 < before < 0.7
-    assert 0.3 < after < 0.8
+    (reached,) = shares(re.search(r"right on (.*) of the 250 held-out sentences", printed)[1])
+    assert 0.3 < reached < 0.9
+    # One line an epoch, nothing written over where there is no terminal, and lines that fit one.
+    assert len(re.findall(r"^  epoch 1 of 1  loss .* accuracy .* s$", printed, re.M)) == 1
+    assert printed.count("epoch") == 1 and "\r" not in printed
     for review in reviews:
         assert re.search(rf"  (negative|positive)  +[\d.]+%  {re.escape(review)}\n", printed)
-    assert len(re.findall(r"  A .*?\.? +-> ", printed)) >= 3
-    assert re.search(r"Done in \d+ s on \w+: held-out accuracy .*, 4 translations\.\n$", printed)
+    assert len(re.findall(r"\n  (?:A|Two) .*\.\n    ", printed)) == 4
+    assert "  O Romeo," in printed
+    assert re.search(r"Done in \d+ s on \w+: .*, 4 translations, one scene\.\n$", printed)
 
 
 def test_demo_says_a_wrong_preset_before_it_trains(run):
     printed = run("demo", "--translator=transformer_tiny_en_dee", code=1)
     assert "There is no preset 'transformer_tiny_en_dee'" in printed
-    assert "Sentiment" not in printed
+    assert "Classify" not in printed
 
 
 def test_classification(run, presets, tmp_path):
