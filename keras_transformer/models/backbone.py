@@ -285,6 +285,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
             "config": self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
+            "family": self.family,
         }
 
     @classmethod
@@ -293,7 +294,10 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         values["config"] = TransformerConfig.from_dict(values["config"])
         if isinstance(values.get("dtype"), dict):
             values["dtype"] = keras.dtype_policies.deserialize(values["dtype"])
-        return cls(**values)
+        family = values.pop("family", None)
+        backbone = cls(**values)
+        backbone.family = family
+        return backbone
 
 
 def as_mask(ids, padding_mask):

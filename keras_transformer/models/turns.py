@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import keras
+
 
 class _Call(NamedTuple):
     thread: threading.Thread
@@ -87,6 +89,12 @@ class TakesTurns:
             return super().compile(*args, **kwargs)
         with self.turns.of("compile", changes=True):
             return super().compile(*args, **kwargs)
+
+    def compile_from_config(self, config: dict) -> None:
+        # Keras's own leaves a model alone that has a `compile` of its own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     @changes
     def fit(self, *args, **kwargs):

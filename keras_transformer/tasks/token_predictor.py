@@ -13,6 +13,9 @@ from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import TokenMean
 from keras_transformer.training.steps import KnowsItsSteps
 
+# What a subclass may override, to be given logits.
+_OF_LOGITS = ("call", "compute_loss", "compute_metrics")
+
 
 @dataclasses.dataclass(frozen=True)
 class _SumsOfTokens:
@@ -28,7 +31,8 @@ class TokenPredictor(KnowsItsSteps, Task):
     In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
     a batch are never there as a whole (see `training.linear_cross_entropy`). So it is with the
     loss `TokenCrossEntropy`, and of metrics only `Perplexity` and `TokenAccuracy` among the
-    `weighted_metrics`; with others, or a `call` of a subclass, Keras computes from the logits.
+    `weighted_metrics`; with others Keras computes from the logits, and so it does for a subclass
+    with a `call`, `compute_loss` or `compute_metrics` of its own, which are given the logits.
     """
 
     @property
@@ -100,7 +104,7 @@ class TokenPredictor(KnowsItsSteps, Task):
 
     def _projects_in_the_loss(self) -> bool:
         return (
-            type(self).call is TokenPredictor.call
+            all(getattr(type(self), name) is getattr(TokenPredictor, name) for name in _OF_LOGITS)
             and self._sums.suffice
             and self.backbone.token_embedding.quantization_mode is None
         )
