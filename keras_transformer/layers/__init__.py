@@ -17,6 +17,7 @@ from keras_transformer.layers.position import (
     SinusoidalPosition,
 )
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
+from keras_transformer.layers.slots import Slots
 
 __all__ = [
     "ALiBi",
@@ -30,6 +31,7 @@ __all__ = [
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SinusoidalPosition",
+    "Slots",
     "TokenEmbedding",
     "VocabularyBias",
     "combine_masks",

@@ -139,6 +139,13 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         """The stacks of blocks, in the order of the forward pass."""
         raise NotImplementedError
 
+    @property
+    def cache_layers(self) -> list[tuple[int, int]]:
+        """Of each layer that a cache keeps keys and values of, how many heads, and their width."""
+        config = self.config
+        layers = config.num_decoder_layers or config.num_layers
+        return [(config.num_key_value_heads, config.head_dim)] * layers
+
     def _part_shape(self, part: str, inputs) -> tuple:
         """The shape of what the method of this name returns for symbolic inputs."""
         if part == "encode":

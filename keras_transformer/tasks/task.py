@@ -61,7 +61,8 @@ class Task(Serializable, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.M
             given = backbone.config.kind if isinstance(backbone, Backbone) else type(backbone)
             raise ValueError(
                 f"{type(self).__name__} needs a backbone of kind "
-                f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}."
+                f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
+                "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
         if not isinstance(tokenizer, Tokenizer | None):
             raise ValueError(

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
 from keras_transformer.training.losses import TokenCrossEntropy
@@ -105,6 +106,7 @@ class TokenPredictor(KnowsItsSteps, Task):
     def _projects_in_the_loss(self) -> bool:
         return (
             all(getattr(type(self), name) is getattr(TokenPredictor, name) for name in _OF_LOGITS)
+            and type(self.backbone).logits is Backbone.logits
             and self._sums.suffice
             and self.backbone.token_embedding.quantization_mode is None
         )
