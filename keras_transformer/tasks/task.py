@@ -30,12 +30,15 @@ from keras_transformer.tasks.inputs import (
     split_rows,
 )
 from keras_transformer.tasks.saving import Serializable
+from keras_transformer.tasks.single_batches import TakesSingleBatches
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
 
 
-class Task(Serializable, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
+class Task(
+    Serializable, TakesSingleBatches, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model
+):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -273,37 +276,6 @@ class Task(Serializable, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.M
             x = x.of_one_length()
         restore = x.restoring()
         return restore(super().predict(x, **options))
-
-    def train_on_batch(
-        self, x, y=None, sample_weight=None, class_weight=None, return_dict: bool = False
-    ):
-        """One step, as `keras.Model.train_on_batch`, on strings too."""
-        if is_text(x):
-            check_labels_given(self, x, y)
-            seed = int(np.random.randint(2**31))  # of what is drawn of the texts, if anything is
-            dataset = self._one_batch(x, y, sample_weight, shuffle=True, seed=seed)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
-
-    def test_on_batch(self, x, y=None, sample_weight=None, return_dict: bool = False):
-        """Loss and metrics of one batch, as `keras.Model.test_on_batch`, on strings too."""
-        if is_text(x):
-            check_labels_given(self, x, y)
-            dataset = self._one_batch(x, y, sample_weight)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        return super().test_on_batch(x, y, sample_weight, return_dict)
-
-    def predict_on_batch(self, x):
-        """Outputs for one batch, as `keras.Model.predict_on_batch`, on strings too."""
-        if not is_text(x):
-            return super().predict_on_batch(x)
-        dataset = self._one_batch(x, **self.predict_options)
-        restore = dataset.restoring()
-        return restore(super().predict_on_batch(dataset[0][0]))
-
-    def _one_batch(self, *data, **options) -> BucketedDataset:
-        """Strings as one batch."""
-        return self.make_dataset(*data, **{**options, "batch_size": 2**31 - 1, "max_buckets": 1})
 
     def _validation(self, data, options: dict, batch_size: int | None):
         """`validation_data` with strings made a dataset."""
