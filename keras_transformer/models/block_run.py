@@ -28,14 +28,16 @@ class BlockRun:
         self.cache = cache
         self._kept: list = []
         self.positions = self.key_positions = inputs.get("position_ids")
-        self._options = {"mask": inputs.get("padding_mask"), "pack_ids": inputs.get("pack_ids")}
+        # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
+        mask = inputs.get("padding_mask")
+        self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
         if cache is not None:
             length = x.shape[1]
-            self.cache = cache.reserve(x, inputs.get("padding_mask"))
+            self.cache = cache.reserve(x, mask)
             self.positions = self.cache.new_positions(length)
             self.key_positions = self.cache.read_positions()
             self._options |= {
-                "mask": None,
+                "inputs_mask": None,
                 "key_positions": self.key_positions,
                 "cache_index": self.cache.start,
                 "attention_mask": self.cache.visible(length),

@@ -67,7 +67,6 @@ def test_generating_with_the_cache_is_generating_without():
     task = make()
     expected = [by_whole_passes(task, prompt, 9) for prompt in PROMPTS]
     assert task.generate(PROMPTS, max_new_tokens=9) == expected
-    assert task.generate(PROMPTS, max_new_tokens=9, sampler="speculative") == expected
     beams = task.generate(PROMPTS[:1], max_new_tokens=4, sampler="beam", return_details=True)
     found = beams[0]
     assert found.score == pytest.approx(float(found.log_probabilities.sum()) / 4, rel=1e-4)

@@ -20,7 +20,7 @@ from tests.tasks.common import (
     translator,
 )
 
-TEXTS = ["a man rides a bike .", "never dull", "two dogs run .", "a warm film"] * 3
+TEXTS = ["a man", "dull", "two dogs", "a film"] * 3  # of one length, for few programs
 LABELS = [1, 0, 1, 0] * 3
 MIXED = [*ENGLISH, "a", "a man rides a bike . " * 3]  # of several lengths
 
@@ -51,11 +51,11 @@ def test_positions_are_keras(verb):
 
 def test_arguments_by_place_and_a_split():
     task = classifier(labels=["bad", "good"])
-    history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 0.25)
+    history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
     assert history.epoch == [0, 1] and len(history.history["val_loss"]) == 2
-    assert int(task.optimizer.iterations) == 2 * 3  # of nine texts, four at a time
+    assert int(task.optimizer.iterations) == 2 * 2  # of eight texts, four at a time
     # The last rows are those of the validation, as in Keras.
-    expected = task.evaluate(TEXTS[9:], LABELS[9:], 4, 0)
+    expected = task.evaluate(TEXTS[8:], LABELS[8:], 4, 0)
     np.testing.assert_allclose(history.history["val_loss"][-1], expected[0], rtol=1e-5)
     with pytest.raises(ValueError, match="no text for one of the two parts"):
         task.fit(TEXTS[:1], LABELS[:1], validation_split=0.5)
