@@ -163,7 +163,7 @@ def main(_):
     hypotheses = translator.generate(test[0], sampler=beam)
     speed = len(hypotheses) / (time.time() - started)
     bleu = kt.training.BLEU(tokenize="none")
-    bleu.update(hypotheses, test[1])
+    bleu.update_state(test[1], hypotheses)
     for i in range(0, len(test[0]), max(1, len(test[0]) // 3)):
         print(
             f"\n  source     {test[0][i]}\n  reference  {test[1][i]}\n  model      {hypotheses[i]}"

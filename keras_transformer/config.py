@@ -244,9 +244,10 @@ class TransformerConfig:
             expected = {int: int, float: (int, float), bool: bool, str: str}[_base_type(field)]
             wrong = not isinstance(value, expected)
             if wrong or (isinstance(value, bool) and expected is not bool):
+                hint = " Functions are for the layers, see `models.DecoderBase`."
                 raise ValueError(
                     f"`{field.name}` must be of type {_base_type(field).__name__}, received "
-                    f"{describe(value)}."
+                    f"{describe(value)}.{hint if callable(value) else ''}"
                 )
 
     def _check_ranges(self):

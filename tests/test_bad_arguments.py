@@ -261,8 +261,8 @@ def test_meshes():
 def test_bleu():
     bleu = training.BLEU(tokenize="none")
     for value in (None, 5, "a", [5], [b"a"], ["a\ud800"]):
-        refused("hypotheses", bleu.update, hypotheses=value, references=["a"])
-        refused("references", bleu.update, hypotheses=["a"], references=value)
+        refused("y_pred", bleu.update_state, y_true=["a"], y_pred=value)
+        refused("y_true", bleu.update_state, y_true=value, y_pred=["a"])
         refused("sources", training.BLEUCallback, sources=value, references=["a"])
         refused("references", training.BLEUCallback, sources=["a"], references=value)
 

@@ -15,6 +15,7 @@ from keras_transformer.checkpoints.loading import GENERATION, backbone_variables
 from keras_transformer.checkpoints.presets import CONFIG_FILE, GENERATION_FILE
 from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
+from keras_transformer.checkpoints.saving import refuse_own_blocks
 from keras_transformer.checkpoints.sentence_transformers import write_embedder
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
@@ -60,6 +61,7 @@ def export_to_huggingface(
     backbone = getattr(model, "backbone", model)
     if not hasattr(backbone, "config"):
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
+    refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
     task = None

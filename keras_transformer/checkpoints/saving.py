@@ -128,6 +128,7 @@ def _replaced(
 def _named_variables(
     backbone: keras.Model, head_variables: Mapping[str, keras.Variable] | None
 ) -> dict[str, keras.Variable]:
+    refuse_own_blocks(backbone)
     further = sorted(set(backbone_variables(backbone)) - set(variable_shapes(backbone.config)))
     if further:
         raise ValueError(
@@ -138,6 +139,15 @@ def _named_variables(
         )
     backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}
+
+
+def refuse_own_blocks(backbone: keras.Model) -> None:
+    """ValueError for a model that its config does not make again."""
+    if not backbone.stacks:
+        raise ValueError(
+            f"A preset is values only, and {type(backbone).__name__} is code of your own. Save the "
+            'model as Keras does, with `save("model.keras")`.'
+        )
 
 
 def _origin(backbone: keras.Model) -> dict[str, Any]:

@@ -4,6 +4,7 @@ NumPy only, so the same (seed, epoch) gives the same batches in the same order w
 backend, and no TensorFlow is needed.
 """
 
+import copy
 import warnings
 import zlib
 from collections import Counter
@@ -292,6 +293,30 @@ class BucketedDataset(keras.utils.PyDataset):
         if isinstance(outputs, list):
             return [outputs[i] for i in position]
         return np.asarray(outputs)[position]
+
+    def restoring(self) -> Callable:
+        """What `restore_order` is now, though an epoch may end: of arrays, or structures of them.
+
+        Outputs for fewer rows than all, or for packed ones, stay as they are.
+        """
+        if self._packs is not None:
+            return lambda outputs: outputs
+        order = self.order
+        _, places = np.unique(order, return_index=True)
+
+        def restore(outputs):
+            return outputs[places] if len(outputs) == len(order) else outputs
+
+        return lambda outputs: keras.tree.map_structure(restore, outputs)
+
+    def of_one_length(self) -> "BucketedDataset":
+        """The same batches, all of the longest length: so their outputs go in one array."""
+        longest = tuple(map(max, zip(*self._shapes, strict=True)))
+        dataset = copy.copy(self)
+        dataset._shapes = [longest] * len(self._shapes)
+        dataset._composed = (None, None)
+        dataset._sizes = dataset._fetched = dataset._prepared = None
+        return dataset
 
     @property
     def batches_per_epoch(self) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -29,6 +30,7 @@ class BeamState(NamedTuple):
     finished: Any  # bool (rows,)
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class BeamSearch(Sampler):
     """Keeps the `num_beams` likeliest beginnings and returns the best ended ones.

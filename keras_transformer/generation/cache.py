@@ -76,7 +76,7 @@ class Cache(NamedTuple):
 
     @classmethod
     def create(cls, backbone, rows: int, slots: int, dtype: str | None = None) -> "Cache":
-        """An empty cache for a `Decoder` or `Seq2Seq` backbone.
+        """An empty cache for a backbone with a decoder, of `backbone.cache_layers`.
 
         Args:
             backbone: the model.
@@ -85,16 +85,10 @@ class Cache(NamedTuple):
             dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and values
                 are kept. Defaults to the compute dtype of the model.
         """
-        config = backbone.config
         dtype = dtype or backbone.compute_dtype
         layers = [
-            {
-                "self": Slots.make(
-                    rows, config.num_key_value_heads, slots, config.head_dim, dtype
-                ).tensors,
-                "cross": (),
-            }
-            for _ in backbone.decoder.order
+            {"self": Slots.make(rows, heads, slots, head_dim, dtype).tensors, "cross": ()}
+            for heads, head_dim in backbone.cache_layers
         ]
         return cls(
             layers,

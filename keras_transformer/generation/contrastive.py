@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.generation import values
@@ -21,6 +22,7 @@ class ContrastiveState(NamedTuple):
     past: Any  # float32 (rows, prompt + size, hidden_dim), states of length 1, zeros for none
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Sampler):
     """Likely tokens whose states differ from all states before: coherent and not repetitive.

@@ -24,15 +24,16 @@ _MOST_SETTINGS = 32
 class Engine:
     """Steps of generation with a backbone that follows the cache protocol.
 
-    The protocol: `backbone(inputs, cache=cache)` returns states and the updated cache;
-    `backbone.logits`; `backbone.prompt_tokens(inputs)` the ids and mask that the decoder starts
-    from; and `backbone.step_inputs(tokens)` the inputs of one further step.
+    The protocol: `backbone(inputs, cache=cache)` returns states and the updated cache, which keeps
+    what `backbone.cache_layers` says; `backbone.logits`; `backbone.prompt_tokens(inputs)` the ids
+    and mask that the decoder starts from; and `backbone.step_inputs(tokens)` the inputs of one
+    further step. `models.DecoderBase` has it for a decoder of one's own.
 
     `generate` decodes one batch to its end. `Scheduler.run` decodes many prompts, and lets
     others take the place of those that are done.
 
     Args:
-        backbone: a `Decoder` or `Seq2Seq`.
+        backbone: a `Decoder` or `Seq2Seq`, or one of your own.
 
     Example:
     ```python

@@ -53,7 +53,7 @@ def make_functions(backbone, settings: Settings) -> dict:
     """
     sampler, general = settings.sampler, settings.rules
     models = (backbone, *sampler.models)  # all write the same slots, each with its own layers
-    own = len(backbone.decoder.order)
+    own = len(backbone.cache_layers)
     windows = [model.config.window for model in models]
     window = None if None in windows else max(windows)
 
@@ -107,7 +107,7 @@ def make_functions(backbone, settings: Settings) -> dict:
         """The backbone's states of the prompts, and the cache after all models read them."""
         first, states, caches = 0, [], []
         for model in models:
-            last = first + len(model.decoder.order)
+            last = first + len(model.cache_layers)
             hidden, after = model(inputs, cache=cache.part(first, last))
             states.append(hidden)
             caches.append(after)

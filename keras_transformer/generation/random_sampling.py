@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+import keras
 from keras import ops
 
 from keras_transformer.generation import values
@@ -12,6 +13,7 @@ from keras_transformer.generation.cutting import NEVER, best, keep, ordered, sha
 from keras_transformer.generation.samplers import Limits, RowSampler
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Random(RowSampler):
     """Draws each token from the model's distribution, sharpened and cut as asked.

@@ -79,6 +79,14 @@ class Sampler(abc.ABC):
     # The fields of the state that have a place for each new token, and on which axis.
     sized: ClassVar[dict[str, int]] = {"tokens": -1}
 
+    def get_config(self) -> dict[str, Any]:
+        """The values that make the sampler again, for Keras's files."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Sampler":
+        return cls(**config)
+
     @property
     def slots_per_step(self) -> int:
         """Slots of the cache that a step needs at most."""
@@ -190,6 +198,7 @@ class RowSampler(Sampler):
         return Outputs(state.tokens[:, None], state.count[:, None])
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Greedy(RowSampler):
     """The likeliest token at every step.

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.generation import values
@@ -30,6 +31,7 @@ class SpeculativeState(NamedTuple):
     chances: Any = ()  # float32 (rows, num_draft_tokens, vocabulary_size), what they were drawn of
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Speculative(Sampler):
     """Greedy decoding or sampling, in fewer passes of the model.

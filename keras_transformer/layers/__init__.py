@@ -18,6 +18,7 @@ from keras_transformer.layers.position import (
     SinusoidalPosition,
 )
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
+from keras_transformer.layers.slots import Slots
 
 
 def __getattr__(name: str):
@@ -36,6 +37,7 @@ __all__ = [
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SinusoidalPosition",
+    "Slots",
     "TokenEmbedding",
     "VocabularyBias",
     "combine_masks",

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 
 def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a call by name, those with defaults too.
@@ -13,6 +15,16 @@ def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict
     bound = inspect.signature(call).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+
+def serialized(value: Any) -> Any:
+    """For `get_config`: a function or a layer as Keras writes it, a name as it is."""
+    return keras.saving.serialize_keras_object(value) if callable(value) else value
+
+
+def deserialized(value: Any) -> Any:
+    """What `serialized` was given."""
+    return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 
 
 def refuse_unused(reason: str, **arguments: Any) -> None:

@@ -1,10 +1,18 @@
 """Multi-head attention: self, cross, causal, grouped, cached, with any score function."""
 
+from collections.abc import Callable
+
 import keras
 from keras import ops
 
 from keras_transformer.layers import scores
-from keras_transformer.layers.arguments import check_positions, named_arguments, refuse_unused
+from keras_transformer.layers.arguments import (
+    check_positions,
+    deserialized,
+    named_arguments,
+    refuse_unused,
+    serialized,
+)
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import combine_masks
 from keras_transformer.layers.normalization import make_normalization
@@ -31,7 +39,10 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             `"dot"`: `q.k` and `"general"`: `q W k` (Luong et al. 2015, equation 8);
             `"additive"`: `v.tanh(q + k)` (Bahdanau et al. 2014, appendix A.1.2);
             `"cosine"`: content-based, `strength * cos(q, k)` (Graves et al. 2014, section 3.3.1);
-            `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9).
+            `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9);
+            or a function or layer of your own, of queries `(batch, num_heads, query_length,
+            head_dim)` and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch,
+            num_heads, query_length, key_length)`.
         causal: bool, a query sees only keys up to its own place.
         window: int, a query sees only keys less than this many positions away.
         rotary: dict, rotates queries and keys: the options of `RotaryEmbedding`, `{}` for its
@@ -102,7 +113,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         head_dim: int,
         num_key_value_heads: int | None = None,
         output_dim: int | None = None,
-        score: str = "scaled_dot",
+        score: str | Callable = "scaled_dot",
         causal: bool = False,
         window: int | None = None,
         rotary: dict | None = None,
@@ -126,7 +137,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
                 f"`num_key_value_heads`, received {num_heads}, {head_dim}, {num_key_value_heads}."
             )
         self.output_dim = output_dim
-        self.score = score
+        self.score = score = deserialized(score)
         self.causal = causal
         self.window = window
         self.rotary = rotary
@@ -356,7 +367,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
             "head_dim": self.head_dim,
             "num_key_value_heads": self.num_key_value_heads,
             "output_dim": self.output_dim,
-            "score": self.score,
+            "score": serialized(self.score),
             "causal": self.causal,
             "window": self.window,
             "rotary": None if self.rotary is None else dict(self.rotary),

@@ -1,8 +1,15 @@
 """The encoder block: self-attention and feed-forward, each with residual and normalization."""
 
+from collections.abc import Callable
+
 import keras
 
-from keras_transformer.layers.arguments import check_positions, named_arguments
+from keras_transformer.layers.arguments import (
+    check_positions,
+    deserialized,
+    named_arguments,
+    serialized,
+)
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
@@ -24,7 +31,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         intermediate_dim: int, width inside the feed-forward layer.
         num_key_value_heads: int, see `MultiHeadAttention`. Defaults to `num_heads`.
         head_dim: int. Defaults to the input width divided by `num_heads`.
-        activation: str, see `FeedForward`.
+        activation: str, function or layer, see `FeedForward`.
         gated: bool, see `FeedForward`.
         use_bias: bool, biases in the feed-forward layer.
         attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
@@ -78,7 +85,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         intermediate_dim: int,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
-        activation: str = "relu",
+        activation: str | Callable = "relu",
         gated: bool = False,
         use_bias: bool = True,
         attention_bias: bool | None = None,
@@ -90,7 +97,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         parallel_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        score: str = "scaled_dot",
+        score: str | Callable = "scaled_dot",
         window: int | None = None,
         rotary: dict | None = None,
         max_sequence_length: int | None = None,
@@ -105,7 +112,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         self.intermediate_dim = intermediate_dim
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim
-        self.activation = activation
+        self.activation = activation = deserialized(activation)
         self.gated = gated
         self.use_bias = use_bias
         self.attention_bias = use_bias if attention_bias is None else attention_bias
@@ -119,7 +126,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         self.parallel_residual = parallel_residual
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        self.score = score
+        self.score = deserialized(score)
         self.window = window
         self.rotary = rotary
         self.max_sequence_length = max_sequence_length
@@ -252,7 +259,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
             "intermediate_dim": self.intermediate_dim,
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": self.head_dim,
-            "activation": self.activation,
+            "activation": serialized(self.activation),
             "gated": self.gated,
             "use_bias": self.use_bias,
             "attention_bias": self.attention_bias,
@@ -264,7 +271,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
             "parallel_residual": self.parallel_residual,
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
-            "score": self.score,
+            "score": serialized(self.score),
             "window": self.window,
             "rotary": None if self.rotary is None else dict(self.rotary),
             "max_sequence_length": self.max_sequence_length,

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import shorten
+from keras_transformer.layers.arguments import deserialized, serialized
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 _ACTIVATIONS = {
@@ -41,7 +42,8 @@ class FeedForward(Rematerializable, keras.layers.Layer):
         intermediate_dim: int, the width between.
         output_dim: int, width of the output. Defaults to that of the input.
         activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"`,
-            `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`.
+            `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`; or a function or
+            layer of your own.
         gated: bool.
         use_bias: bool.
         kernel_initializer: initializer of the kernels.
@@ -71,14 +73,16 @@ class FeedForward(Rematerializable, keras.layers.Layer):
         self,
         intermediate_dim: int,
         output_dim: int | None = None,
-        activation: str = "relu",
+        activation: str | Callable = "relu",
         gated: bool = False,
         use_bias: bool = True,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
-        get_activation(activation)
+        activation = deserialized(activation)
+        if not callable(activation):
+            get_activation(activation)
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
         self.activation = activation
@@ -101,13 +105,16 @@ class FeedForward(Rematerializable, keras.layers.Layer):
 
     def build(self, input_shape):
         self.intermediate_dense.build(input_shape)
+        if isinstance(self.activation, keras.layers.Layer) and not self.activation.built:
+            self.activation.build((*input_shape[:-1], self.intermediate_dim))
         if self.gated:
             self.gate_dense.build(input_shape)
         self.output_dense = self._projection(self.output_dim or input_shape[-1], "output")
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
 
     def call(self, inputs):
-        activation = get_activation(self.activation)
+        activation = self.activation
+        activation = activation if callable(activation) else get_activation(activation)
         hidden = self.intermediate_dense(inputs)
         hidden = activation(self.gate_dense(inputs)) * hidden if self.gated else activation(hidden)
         return self.output_dense(hidden)
@@ -120,7 +127,7 @@ class FeedForward(Rematerializable, keras.layers.Layer):
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,
             "output_dim": self.output_dim,
-            "activation": self.activation,
+            "activation": serialized(self.activation),
             "gated": self.gated,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),

@@ -1,6 +1,7 @@
 """The score functions of attention: how well a key fits a query, per head."""
 
 import math
+from collections.abc import Callable
 
 import keras
 from keras import ops
@@ -122,6 +123,22 @@ class Location(Score):
         return ops.einsum("bnth,nhs->bnts", queries, self.kernel[..., :slots])
 
 
+class Own(Score):
+    """A function or layer of the user's, of queries and of as many heads of keys."""
+
+    def __init__(self, function: Callable, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.function = function
+
+    def build(self, input_shape):
+        if isinstance(self.function, keras.layers.Layer) and not self.function.built:
+            states = keras.KerasTensor((1, self.num_heads, 2, self.head_dim), self.compute_dtype)
+            self.function(states, states)
+
+    def call(self, queries, keys):
+        return self.function(queries, _ungrouped(queries, keys))
+
+
 def _ungrouped(queries, keys):
     """One key head for each query head."""
     groups = queries.shape[1] // keys.shape[1]
@@ -138,8 +155,12 @@ _SCORES = {
 }
 
 
-def get(name: str, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs) -> Score:
-    """The score function of this name. ValueError for an unknown one."""
+def get(
+    name: str | Callable, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs
+) -> Score:
+    """The score function of this name, or one of the user's. ValueError for an unknown name."""
+    if callable(name):
+        return Own(name, num_heads, head_dim, max_sequence_length, **kwargs)
     if name not in _SCORES:
         raise ValueError(f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}.")
     return _SCORES[name](num_heads, head_dim, max_sequence_length, **kwargs)

@@ -3,7 +3,8 @@
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kerashub_names import missing
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.decoder import Decoder
+from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.decoder import Decoder, DecoderBase
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.seq2seq import Seq2Seq
 from keras_transformer.models.state import KeepsState
@@ -16,11 +17,20 @@ def build_backbone(config: TransformerConfig, dtype=None, name: str | None = Non
     return _BACKBONES[config.kind](config, dtype=dtype, name=name)
 
 
+__all__ = [
+    "Backbone",
+    "BlockRun",
+    "Decoder",
+    "DecoderBase",
+    "Encoder",
+    "KeepsState",
+    "Seq2Seq",
+    "build_backbone",
+]
+
+
 def __getattr__(name: str):
     raise missing(__name__, name)
-
-
-__all__ = ["Backbone", "Decoder", "Encoder", "KeepsState", "Seq2Seq", "build_backbone"]
 
 
 def __dir__() -> list[str]:

@@ -140,6 +140,13 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         """The stacks of blocks, in the order of the forward pass."""
         raise NotImplementedError
 
+    @property
+    def cache_layers(self) -> list[tuple[int, int]]:
+        """Of each layer that a cache keeps keys and values of, how many heads, and their width."""
+        config = self.config
+        layers = config.num_decoder_layers or config.num_layers
+        return [(config.num_key_value_heads, config.head_dim)] * layers
+
     def _part_shape(self, part: str, inputs) -> tuple:
         """The shape of what the method of this name returns for symbolic inputs."""
         if part == "encode":
@@ -291,6 +298,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
             "config": self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
+            "family": self.family,
         }
 
     @classmethod
@@ -299,7 +307,10 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         values["config"] = TransformerConfig.from_dict(values["config"])
         if isinstance(values.get("dtype"), dict):
             values["dtype"] = keras.dtype_policies.deserialize(values["dtype"])
-        return cls(**values)
+        family = values.pop("family", None)
+        backbone = cls(**values)
+        backbone.family = family
+        return backbone
 
 
 def as_mask(ids, padding_mask):

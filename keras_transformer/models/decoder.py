@@ -6,8 +6,84 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.models.backbone import Backbone, as_mask
 
 
+class DecoderBase(Backbone):
+    """What a decoder of one's own is built on: any task of decoders takes it, `CausalLM` generates.
+
+    A subclass makes its layers in `__init__`, ends it with `self.build()`, and has a `call` of
+    inputs and an optional cache; `BlockRun` is how blocks read and write the cache. Of the config
+    are the token embedding, the logits (of states of width `hidden_dim`), the limit of learned
+    positions and what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`. What
+    else the config says is for the subclass to use.
+
+    It is saved in Keras's formats. A preset, which is values only, cannot hold it.
+
+    Args:
+        config: `TransformerConfig` of kind `"decoder"`.
+        dtype: dtype or dtype policy.
+        name: str.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+    from keras_transformer.layers import DecoderBlock
+    import keras
+
+    @keras.saving.register_keras_serializable()
+    class Alternating(kt.models.DecoderBase):  # every second block sees eight tokens
+        def __init__(self, config, **kwargs):
+            super().__init__(config, **kwargs)
+            self.blocks = [
+                DecoderBlock(
+                    config.num_heads, config.intermediate_dim, rotary={}, normalize_first=True,
+                    window=8 if i % 2 else None, name=f"layer_{i}", dtype=self.dtype_policy,
+                )
+                for i in range(config.num_layers)
+            ]
+            self.norm = keras.layers.LayerNormalization(dtype=self.dtype_policy)
+            self.build()
+
+        def call(self, inputs, cache=None, training=False):
+            x = self.token_embedding(inputs["token_ids"])
+            run = kt.models.BlockRun(x, inputs, cache)
+            for block in self.blocks:
+                x = run(block, x, training=training)
+            return run.outputs(self.norm(x))
+
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=50, hidden_dim=32, num_layers=2, num_heads=4,
+        intermediate_dim=64,
+    )
+    lm = kt.CausalLM(Alternating(config))
+    assert len(lm.generate([3, 4, 5], max_new_tokens=6)) == 6
+    ```
+    """
+
+    kind = "decoder"
+    id_inputs = ("token_ids",)
+    input_names = ("token_ids", "padding_mask", "position_ids", "pack_ids")
+
+    @property
+    def stacks(self) -> list:
+        return []
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        if not self.stacks:
+            # By a call without numbers, which builds the layers of a subclass.
+            ids = keras.KerasTensor((1, 2), "int32")
+            keras.Model.compute_output_spec(self, {"token_ids": ids})
+
+    def prompt_tokens(self, inputs):
+        """The ids and the mask that generation starts from."""
+        return inputs["token_ids"], as_mask(inputs["token_ids"], inputs.get("padding_mask"))
+
+    def step_inputs(self, tokens) -> dict:
+        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
+        return {"token_ids": tokens}
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(Backbone):
+class Decoder(DecoderBase):
     """A token attends to itself and to the tokens before it.
 
     Args:
@@ -43,8 +119,7 @@ class Decoder(Backbone):
     Source: Radford et al. 2018 and 2019 (GPT, GPT-2), sections 3.1 and 2.3.
     """
 
-    kind = "decoder"
-    id_inputs = ("token_ids",)
+    input_names = Backbone.input_names
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
@@ -67,11 +142,3 @@ class Decoder(Backbone):
             cache=cache,
             training=training,
         )
-
-    def prompt_tokens(self, inputs):
-        """The ids and the mask that generation starts from."""
-        return inputs["token_ids"], as_mask(inputs["token_ids"], inputs.get("padding_mask"))
-
-    def step_inputs(self, tokens) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
-        return {"token_ids": tokens}

@@ -22,6 +22,7 @@ from keras_transformer.layers.position import (
 )
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
 from keras_transformer.layers.remat import one_piece
+from keras_transformer.models.block_run import BlockRun
 
 _loading = contextvars.ContextVar("loading", default=False)
 _change = contextvars.ContextVar("change", default=None)
@@ -234,21 +235,12 @@ class Stack(keras.layers.Layer):
         training: bool = False,
     ):
         self._check_used(segment_ids, position_ids, pack_ids, cache)
-        key_positions, key_mask, block_options = position_ids, padding_mask, {}
-        if cache is not None:
-            length = inputs.shape[1]
-            cache = cache.reserve(inputs, padding_mask)
-            position_ids = cache.new_positions(length)
-            if self.config.position == "learned":
-                # Tokens that will not count may lie beyond: drafts, and those of finished rows.
-                longest = self.config.max_sequence_length
-                position_ids = ops.minimum(position_ids, longest - 1)
-            key_positions, key_mask = cache.read_positions(), None
-            block_options = {
-                "key_positions": key_positions,
-                "cache_index": cache.start,
-                "attention_mask": cache.visible(length),
-            }
+        given = {"padding_mask": padding_mask, "position_ids": position_ids, "pack_ids": pack_ids}
+        run = BlockRun(inputs, given, cache)
+        if cache is not None and self.config.position == "learned":
+            # Tokens that will not count may lie beyond: drafts, and those of finished rows.
+            run.positions = ops.minimum(run.positions, self.config.max_sequence_length - 1)
+        block_options = {"training": training}
         if encoder_states is not None:
             block_options["encoder_states"] = encoder_states
             block_options["encoder_states_mask"] = encoder_padding_mask
@@ -257,32 +249,19 @@ class Stack(keras.layers.Layer):
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
         elif cache is not None and cache.source.shape[1]:
             block_options["encoder_states_mask"] = cache.source
-        x = self._embed(inputs, segment_ids, position_ids, training)
-        bias = None
-        if self.position_bias is not None:
-            queries = sequence_positions(x) if position_ids is None else position_ids
-            bias = self.position_bias(queries, queries if key_positions is None else key_positions)
-        rotated = self.config.position == "rotary" or self.config.window is not None
-        layer_caches = []
+        x = self._embed(inputs, segment_ids, run.positions, training)
+        if self.position_bias is None:
+            block_options["bias"] = None
+        else:
+            queries = sequence_positions(x) if run.positions is None else run.positions
+            keys = queries if run.key_positions is None else run.key_positions
+            block_options["bias"] = self.position_bias(queries, keys)
         for i, block in enumerate(self.order):
-            if cache is not None:
-                block_options["cache"] = cache.layer(i)
             if first_only and i == len(self.order) - 1:
                 block_options["first_only"] = True
-            x = self.blocks[block](
-                x,
-                mask=key_mask,
-                bias=bias,
-                positions=position_ids if rotated else None,
-                pack_ids=pack_ids,
-                training=training,
-                **block_options,
-            )
-            if cache is not None:
-                x, layer_cache = x
-                layer_caches.append(layer_cache)
+            x = run(self.blocks[block], x, **block_options)
         x = x if self.final_norm is None else self.final_norm(x)
-        return x if cache is None else (x, cache.with_layers(layer_caches, encoder_padding_mask))
+        return run.outputs(x, encoder_padding_mask)
 
     def _check_used(self, segment_ids, position_ids, pack_ids, cache):
         """ValueError for what would be ignored, and was meant to change the result."""

@@ -285,7 +285,7 @@ class StepPrograms:
             jitted.lower(*arguments).compile()  # The call finds again what is compiled here.
             return Program(jitted, compiled=True)
 
-        return PROGRAMS.get(self, signature_of(arguments[-1]), make)
+        return PROGRAMS.get(self, signature_of(*arguments), make)
 
     def _jitted(self):
         """A function of `jax.jit` of its own: dropped with it is all that JAX keeps of it."""
@@ -296,12 +296,21 @@ class StepPrograms:
         return jax.jit(lambda *arguments: this()._function(*arguments), **self._options)
 
 
-def signature_of(data) -> tuple:
-    """Structure, shapes and dtypes of arrays for a function of `jax.jit`."""
+def signature_of(*values_and_data) -> tuple:
+    """What tells the programs of a step apart.
+
+    The number of values in each group, which changes with `trainable`, and of the data structure,
+    shapes and dtypes.
+    """
     import jax
 
+    *values, data = values_and_data
     leaves, structure = jax.tree.flatten(data)
-    return structure, tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
+    return (
+        tuple(map(len, values)),
+        structure,
+        tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves),
+    )
 
 
 def _until_done(function: Callable) -> Callable:

@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeVar
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
 
+import keras
+
 
 class _Call(NamedTuple):
     thread: threading.Thread
@@ -90,6 +92,12 @@ class TakesTurns:
             return super().compile(*args, **kwargs)
         with self.turns.of("compile", changes=True):
             return super().compile(*args, **kwargs)
+
+    def compile_from_config(self, config: dict) -> None:
+        # Keras's own leaves a model alone that has a `compile` of its own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     @changes
     def fit(self, *args, **kwargs):

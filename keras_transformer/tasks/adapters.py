@@ -56,6 +56,8 @@ class Adaptable:
         """
         if self._frozen is not None:
             raise ValueError("The task has adapters, and its weights are frozen already.")
+        if not self.backbone.stacks:
+            raise ValueError("`freeze` knows no blocks of your own: set `trainable` of yours.")
         most = max(len(stack.blocks) for stack in self.backbone.stacks)
         layers = check_int("layers", layers, at_least=0, at_most=most)
         embeddings = check_bool("embeddings", embeddings)

@@ -31,6 +31,7 @@ class Classifier(Task):
     """
 
     needs_labels = True
+    adversarial_norm: float = 0.0
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Classifier(Task):
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
 
-    def compile(self, *args, adversarial_norm: float = 0.0, **kwargs):
+    def compile(self, *args, adversarial_norm: float | None = None, **kwargs):
         """As `keras.Model.compile`, and whether the training is adversarial.
 
         Args:
@@ -62,7 +63,7 @@ class Classifier(Task):
             adversarial_norm: float. Above 0, each step also learns from its texts with the token
                 embeddings moved to where the loss rises most, by this share of their length. The
                 loss is the mean of both. A step takes nearly three times as long, and few labels
-                go further.
+                go further. Defaults to what it is, at first 0.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:
@@ -71,12 +72,17 @@ class Classifier(Task):
         Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
         Classification", section 3.
         """
+        if adversarial_norm is None:
+            adversarial_norm = self.adversarial_norm
         adversarial_norm = check_number(
             "adversarial_norm", adversarial_norm, at_least=0,
             hint="It is a share of the length of the embeddings, such as 0.1, or 0 for none.",
         )  # fmt: skip
         super().compile(*args, **kwargs)
         self.adversarial_norm = adversarial_norm
+
+    def compile_values(self) -> dict:
+        return {"adversarial_norm": self.adversarial_norm}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss_of = super().compute_loss

@@ -228,3 +228,29 @@ def _check_targets(task, y, ids: tuple) -> None:
         outside = y[((y < 0) | (y >= count)) & (y != ignored)]
         if outside.size:
             raise ValueError(f"`y` must be from 0 to {count - 1}, but holds {outside[0]}.")
+
+
+def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
+    """The rows of texts in two parts, of which the second is `share` of them, as Keras splits.
+
+    Raises:
+        ValueError: for what `data.read` makes, and for a part without rows.
+    """
+    if isinstance(x, Records):
+        raise ValueError(
+            "`validation_split` is for texts in memory. Of files, give others as `validation_data`."
+        )
+    count = len(x[0] if isinstance(x, tuple) else x)
+    first = int(count * (1 - share))
+    if not 0 < first < count:
+        raise ValueError(
+            f"validation_split={share} of {count} texts leaves no text for one of the two parts."
+        )
+
+    def part(rows, where: slice):
+        return tuple(column[where] for column in rows) if isinstance(rows, tuple) else rows[where]
+
+    return tuple(
+        tuple(None if rows is None else part(rows, where) for rows in (x, y, sample_weight))
+        for where in (slice(first), slice(first, None))
+    )

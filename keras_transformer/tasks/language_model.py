@@ -44,6 +44,8 @@ class LanguageModel(TokenPredictor):
 
     predict_options: ClassVar = PER_TOKEN
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
+    sampler: Sampler = samplers.Greedy()  # of `generate`, when it is not told
+    pack_weights: bool = False
 
     def __init__(
         self,
@@ -70,20 +72,27 @@ class LanguageModel(TokenPredictor):
             weighted_metrics=[Perplexity(), TokenAccuracy()],
         )
 
-    def compile(self, *args, sampler="greedy", pack_weights: bool = False, **kwargs):
+    def compile(self, *args, sampler=None, pack_weights: bool | None = None, **kwargs):
         """As `keras.Model.compile`, and how `generate` works.
 
         Args:
             *args: as of `keras.Model.compile`.
-            sampler: name or object, the default of `generate`.
+            sampler: name or object, the default of `generate`. Defaults to what it is, at first
+                `"greedy"`.
             pack_weights: on PyTorch and a CPU, keep the weights once more in the order in which
-                they are read: faster, for the memory of the model once more.
+                they are read: faster, for the memory of the model once more. Defaults to what
+                it is, at first False.
             **kwargs: as of `keras.Model.compile`.
         """
-        sampler = samplers.get(sampler)
+        sampler = self.sampler if sampler is None else samplers.get(sampler)
+        if pack_weights is None:
+            pack_weights = self.pack_weights
         pack_weights = values.flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)
         self.sampler, self.pack_weights = sampler, pack_weights
+
+    def compile_values(self) -> dict:
+        return {"sampler": self.sampler, "pack_weights": self.pack_weights}
 
     def final_states(self, inputs, training: bool = False):
         return self.backbone(inputs, training=training)

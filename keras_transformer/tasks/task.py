@@ -31,7 +31,10 @@ from keras_transformer.tasks.inputs import (
     checked_options,
     is_text,
     naming,
+    split_rows,
 )
+from keras_transformer.tasks.saving import Serializable
+from keras_transformer.tasks.single_batches import TakesSingleBatches
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
@@ -39,7 +42,9 @@ from keras_transformer.training.optimizers import FineTuningAdamW
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
+class Task(
+    Serializable, TakesSingleBatches, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model
+):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
     `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
@@ -69,7 +74,8 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             given = backbone.config.kind if isinstance(backbone, Backbone) else type(backbone)
             raise ValueError(
                 f"{type(self).__name__} needs a backbone of kind "
-                f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}."
+                f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
+                "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
         if not isinstance(tokenizer, Tokenizer | None):
             raise ValueError(
@@ -108,10 +114,6 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             **options: of `data.BucketedDataset`, e.g. `batch_size`, `batch_tokens`, `max_length`.
         """
         raise NotImplementedError
-
-    def task_values(self) -> dict[str, Any]:
-        """The values beside the backbone's that make the task again."""
-        return {}
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
@@ -153,41 +155,66 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         x=None,
         y=None,
         batch_size: int | None = None,
-        batch_tokens: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks=None,
+        validation_split: float = 0.0,
         validation_data=None,
-        sample_weight=None,
         shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight=None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq=1,
+        *,
+        batch_tokens: int | None = None,
         seed: int | None = None,
-        **kwargs,
     ) -> keras.callbacks.History:
-        """Trains, as `keras.Model.fit`.
+        """Trains, as `keras.Model.fit`, whose arguments these are; two more are behind them.
 
         Args:
             x: strings; or what `data.read` makes, with the labels or targets in it; or as in
                 Keras.
             y: their labels or target strings; or as in Keras.
             batch_size: int, rows of a batch. Defaults to 32.
-            batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
+            epochs: int, passes over the data.
+            verbose: as in Keras.
+            callbacks: list of `keras.callbacks.Callback`.
+            validation_split: float, this share of the rows, the last ones, is for validation.
             validation_data: `(x, y)` as above, what `data.read` makes, or as in Keras.
-            sample_weight: one number a row.
             shuffle: bool, new batches every epoch.
+            class_weight: dict of the number of a class to its weight.
+            sample_weight: one number a row.
+            initial_epoch: int, the epoch to go on from.
+            steps_per_epoch: int, ends an epoch earlier.
+            validation_steps: int, likewise.
+            validation_batch_size: int. Defaults to `batch_size`.
+            validation_freq: int, or list of ints, after which epochs to validate.
+            batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
             seed: int, of the shuffling. Defaults to one drawn from NumPy, which
                 `keras.utils.set_random_seed` seeds.
-            **kwargs: as in `keras.Model.fit`, e.g. `epochs`, `callbacks`, `verbose`.
 
         Returns:
             The `History`.
         """
-        kwargs = checked_options(kwargs)
+        options = checked_options(
+            {
+                "epochs": epochs, "verbose": verbose, "callbacks": callbacks,
+                "validation_split": validation_split, "class_weight": class_weight,
+                "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
+                "validation_steps": validation_steps, "validation_freq": validation_freq,
+                "validation_batch_size": validation_batch_size,
+            }
+        )  # fmt: skip
         sizes = batching(batch_size, batch_tokens)
         seed = check_seed("seed", seed, none=True)
         if is_text(x):
-            if kwargs.pop("validation_split", 0.0):
-                raise ValueError(
-                    "`validation_split` is not available for strings. Split them yourself and "
-                    "give the second part as `validation_data=(x, y)`."
-                )
             check_labels_given(self, x, y)
+            share = options.pop("validation_split")
+            if share and validation_data is None:
+                (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, share)
             seed = int(np.random.randint(2**31)) if seed is None else seed
             x = self.make_dataset(x, y, sample_weight, shuffle=shuffle, seed=seed, **sizes)
             y = sample_weight = sizes["batch_size"] = None
@@ -196,7 +223,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         x, sample_weight = check_arrays(self, x, y, sample_weight)
         self._check_precision()
         with naming("validation_data"):
-            validation_data = self._validation(validation_data, kwargs)
+            validation_data = self._validation(validation_data, options, batch_size)
         if isinstance(x, (BucketedDataset, DatasetShard)):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
@@ -204,15 +231,25 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         with self._goes_through(x):
             return super().fit(
                 x, y, batch_size=sizes["batch_size"], validation_data=validation_data,
-                sample_weight=sample_weight, shuffle=shuffle, **kwargs,
+                sample_weight=sample_weight, shuffle=shuffle, **options,
             )  # fmt: skip
 
     @reads
     def evaluate(
-        self, x=None, y=None, batch_size: int | None = None, sample_weight=None, **kwargs
+        self,
+        x=None,
+        y=None,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        sample_weight=None,
+        steps: int | None = None,
+        callbacks=None,
+        return_dict: bool = False,
+        **kwargs,
     ) -> Any:
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
-        kwargs = checked_options(kwargs)
+        options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
+        options = checked_options({**options, "return_dict": return_dict, **kwargs})
         sizes = batching(batch_size)
         if is_text(x):
             check_labels_given(self, x, y)
@@ -221,31 +258,45 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         x, sample_weight = check_arrays(self, x, y, sample_weight)
         with self._goes_through(x):
             return super().evaluate(
-                x, y, batch_size=sizes["batch_size"], sample_weight=sample_weight, **kwargs
+                x, y, batch_size=sizes["batch_size"], sample_weight=sample_weight, **options
             )
 
     @reads
-    def predict(self, x, batch_size: int | None = None, **kwargs) -> np.ndarray:
-        """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
-        kwargs = checked_options(kwargs)
-        sizes = batching(batch_size)
-        if not is_text(x):
-            x, _ = check_arrays(self, x, learns=False)
-            return super().predict(x, batch_size=sizes["batch_size"], **kwargs)
-        if isinstance(x, str):
-            raise ValueError("Give a list of strings: predict([text]), not predict(text).")
-        options = {"sizes": self._sizes, **self.predict_options}
-        dataset = self.make_dataset(x, **options, **sizes)
-        return dataset.restore_order(super().predict(dataset, **kwargs))
+    def predict(
+        self,
+        x,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        steps: int | None = None,
+        callbacks=None,
+    ) -> np.ndarray:
+        """Outputs in the order of the input, as `keras.Model.predict`, on strings too.
 
-    def _validation(self, data, options: dict):
+        Those for the batches of `make_dataset` are in the order of its texts, but for `steps`,
+        which ends before the last, and for packed texts.
+        """
+        options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
+        sizes = batching(batch_size)
+        if is_text(x):
+            if isinstance(x, str):
+                raise ValueError("Give a list of strings: predict([text]), not predict(text).")
+            x = self.make_dataset(x, **{"sizes": self._sizes, **self.predict_options}, **sizes)
+        if not isinstance(x, BucketedDataset):
+            x, _ = check_arrays(self, x, learns=False)
+            return super().predict(x, batch_size=sizes["batch_size"], **options)
+        if "max_buckets" in self.predict_options:
+            x = x.of_one_length()
+        restore = x.restoring()
+        return restore(super().predict(x, **options))
+
+    def _validation(self, data, options: dict, batch_size: int | None):
         """`validation_data` with strings made a dataset."""
         if is_text(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
         if isinstance(data, tuple) and data and is_text(data[0]):
             x, y, sample_weight = (*data, None, None)[:3]
             check_labels_given(self, x, y)
-            size = options.pop("validation_batch_size", None)
+            size = options.pop("validation_batch_size") or batch_size
             return self.make_dataset(x, y, sample_weight, **batching(size))
         if data is None:
             return None

@@ -7,11 +7,15 @@ from keras import ops
 
 from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import TokenMean
 from keras_transformer.training.steps import KnowsItsSteps
+
+# What a subclass may override, to be given logits.
+_OF_LOGITS = ("call", "compute_loss", "compute_metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,8 @@ class TokenPredictor(KnowsItsSteps, Task):
     In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
     a batch are never there as a whole (see `training.linear_cross_entropy`). So it is with the
     loss `TokenCrossEntropy`, and of metrics only `Perplexity` and `TokenAccuracy` among the
-    `weighted_metrics`; with others, or a `call` of a subclass, Keras computes from the logits.
+    `weighted_metrics`; with others Keras computes from the logits, and so it does for a subclass
+    with a `call`, `compute_loss` or `compute_metrics` of its own, which are given the logits.
     """
 
     @property
@@ -100,7 +105,8 @@ class TokenPredictor(KnowsItsSteps, Task):
 
     def _projects_in_the_loss(self) -> bool:
         return (
-            type(self).call is TokenPredictor.call
+            all(getattr(type(self), name) is getattr(TokenPredictor, name) for name in _OF_LOGITS)
+            and type(self.backbone).logits is Backbone.logits
             and self._sums.suffice
             and self.backbone.token_embedding.quantization_mode is None
         )

@@ -157,8 +157,8 @@ class BLEUCallback(keras.callbacks.Callback):
 
     def _measure(self, epoch):
         hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
-        self.bleu.reset()
-        self.bleu.update(hypotheses, self.references)
+        self.bleu.reset_state()
+        self.bleu.update_state(self.references, hypotheses)
         self._last = self.bleu.result()
         if self.samples:
             print(self._report(epoch, self._last, hypotheses), flush=True)

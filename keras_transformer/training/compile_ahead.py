@@ -56,16 +56,17 @@ class AheadOfTime(StepPrograms):
     def __init__(self, function, coming, **options):
         super().__init__(function, **options)
         self._coming = coming
-        self._seen = lambda: None  # A weak reference to the dataset that was looked at last.
+        self._seen = lambda: None  # A weak reference to the dataset that was looked at last,
+        self._sizes = []  # and the number of values in each group then.
         self._pending = {}  # Abstract data by signature, in the order in which it will come.
         self._under_way = {}  # Futures of compiled programs by signature.
         self._threads = None
 
     def program(self, *arguments):
-        *values, data = arguments
-        signature = signature_of(data)
+        *values, _ = arguments
+        signature = signature_of(*arguments)
         if PROGRAMS.peek(self, signature) is None:
-            self._look_ahead()
+            self._look_ahead(values)
         for wanted in (signature, next(iter(self._pending), None)):
             if wanted in self._pending:
                 self._compile_ahead(values, wanted)
@@ -83,18 +84,20 @@ class AheadOfTime(StepPrograms):
         program = Program(lambda *arguments: future.result()(*arguments), compiled=True)
         PROGRAMS.put(self, signature, program)
 
-    def _look_ahead(self):
+    def _look_ahead(self, values):
         import jax
 
-        dataset = self._coming()
-        if dataset is None or dataset is self._seen():
+        dataset, sizes = self._coming(), list(map(len, values))
+        if dataset is None or (dataset is self._seen() and sizes == self._sizes):
             return
-        self._seen = weakref.ref(dataset)
+        if sizes != self._sizes:
+            self._pending.clear()  # Of other values than there are now.
+        self._seen, self._sizes = weakref.ref(dataset), sizes
         for batch in dataset.examples_of_shapes():
             abstract = keras.tree.map_structure(
                 lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch
             )
-            signature = signature_of(abstract)
+            signature = signature_of(*values, abstract)
             if PROGRAMS.peek(self, signature) is None:
                 self._pending[signature] = abstract
 

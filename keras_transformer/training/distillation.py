@@ -51,6 +51,8 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
     if not hasattr(teacher, "backbone"):
         raise ValueError(f"`teacher` must be a task, received {describe(teacher)}.")
     config = teacher.backbone.config
+    if not teacher.backbone.stacks:
+        raise ValueError("The blocks of the teacher are your own: make the student yourself.")
     if config.num_layer_groups != config.num_layers:
         raise ValueError("The teacher's layers share their weights: fewer of them are no smaller.")
     values = {"num_layers": num_layers}

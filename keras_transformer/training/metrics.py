@@ -129,6 +129,8 @@ def check_references(name: str, texts) -> None:
 class BLEU:
     """Corpus BLEU of texts, as sacrebleu computes it, accumulated over batches.
 
+    Its methods are those of a `keras.metrics.Metric`.
+
     Args:
         tokenize: sacrebleu's tokenizer: "13a" for plain text, "none" for text that is
             tokenized already.
@@ -145,7 +147,7 @@ class BLEU:
     from keras_transformer.training import BLEU
 
     bleu = BLEU(tokenize="none")
-    bleu.update(["a man rides a bike ."], ["a man rides a bike ."])
+    bleu.update_state(["a man rides a bike ."], ["a man rides a bike ."])
     assert round(bleu.result()) == 100
     ```
     """
@@ -163,42 +165,42 @@ class BLEU:
         # force: sacrebleu would warn that the text looks tokenized; whoever says
         # tokenize="none" knows.
         self._metric = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-        self.reset()
+        self.reset_state()
 
-    def reset(self):
+    def reset_state(self):
         """Forgets all texts."""
         self._hypotheses = []
         self._references = []
 
-    def update(self, hypotheses: list[str], references: list):
+    def update_state(self, y_true: list, y_pred: list[str]):
         """Adds texts.
 
         Args:
-            hypotheses: list of str.
-            references: list of str, or of a list of str where a text has several references
-                (then equally many for each).
+            y_true: references: list of str, or of a list of str where a text has several (then
+                equally many for each).
+            y_pred: hypotheses, list of str.
 
         Raises:
             ValueError: not one reference, or list of them, for each hypothesis.
         """
-        for name, texts in (("hypotheses", hypotheses), ("references", references)):
+        for name, texts in (("y_true", y_true), ("y_pred", y_pred)):
             if isinstance(texts, str):
                 raise ValueError(
-                    f"BLEU.update takes two lists of texts, got a single text as `{name}`."
+                    f"BLEU.update_state takes two lists of texts, got a single text as `{name}`."
                 )
             if not isinstance(texts, (list, tuple)):
                 raise ValueError(f"`{name}` must be a list of texts, received {describe(texts)}.")
-        for place, text in enumerate(hypotheses):
-            check_text(f"hypotheses[{place}]", text)
-        for place, texts in enumerate(references):
-            check_references(f"references[{place}]", texts)
-        if len(hypotheses) != len(references):
+        for place, texts in enumerate(y_true):
+            check_references(f"y_true[{place}]", texts)
+        for place, text in enumerate(y_pred):
+            check_text(f"y_pred[{place}]", text)
+        if len(y_pred) != len(y_true):
             raise ValueError(
-                f"Got {len(hypotheses)} hypotheses but {len(references)} references; "
-                "each hypothesis needs one."
+                f"Got {len(y_pred)} hypotheses but {len(y_true)} references; each hypothesis needs "
+                "one."
             )
-        self._hypotheses += hypotheses
-        self._references += [[r] if isinstance(r, str) else list(r) for r in references]
+        self._hypotheses += y_pred
+        self._references += [[r] if isinstance(r, str) else list(r) for r in y_true]
 
     def result(self) -> float:
         """BLEU of all texts so far, from 0 to 100.
@@ -207,7 +209,7 @@ class BLEU:
             ValueError: there are none, or they differ in their number of references.
         """
         if not self._hypotheses:
-            raise ValueError("BLEU of no texts: call update first.")
+            raise ValueError("BLEU of no texts: call update_state first.")
         counts = {len(texts) for texts in self._references}
         if len(counts) > 1:
             raise ValueError(f"Texts must have equally many references, got {sorted(counts)}.")

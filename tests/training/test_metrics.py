@@ -63,14 +63,14 @@ REFERENCES = ["the cat is on the mat .", "a dog is running fast !", "two men are
 def test_bleu_is_sacrebleus(options):
     sacrebleu = pytest.importorskip("sacrebleu")
     bleu = BLEU(**options)
-    bleu.update(HYPOTHESES[:1], REFERENCES[:1])
-    bleu.update(HYPOTHESES[1:], REFERENCES[1:])
+    bleu.update_state(REFERENCES[:1], HYPOTHESES[:1])
+    bleu.update_state(REFERENCES[1:], HYPOTHESES[1:])
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], **options).score
     assert 1 < expected < 99
     assert bleu.result() == pytest.approx(expected)
     assert f"tok:{options.get('tokenize', '13a')}" in bleu.signature
     assert f"case:{'lc' if options else 'mixed'}" in bleu.signature
-    bleu.reset()
+    bleu.reset_state()
     with pytest.raises(ValueError, match="BLEU of no texts"):
         bleu.result()
 
@@ -79,7 +79,7 @@ def test_bleu_with_several_references():
     sacrebleu = pytest.importorskip("sacrebleu")
     others = ["a cat sat on the mat .", "a dog runs fast !", "two men walk"]
     bleu = BLEU()
-    bleu.update(HYPOTHESES, list(zip(REFERENCES, others, strict=True)))
+    bleu.update_state(list(zip(REFERENCES, others, strict=True)), HYPOTHESES)
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES, others]).score
     assert bleu.result() == pytest.approx(expected)
 
@@ -88,10 +88,10 @@ def test_bleu_bad_input(monkeypatch):
     pytest.importorskip("sacrebleu")
     bleu = BLEU()
     with pytest.raises(ValueError, match="2 hypotheses but 1 references"):
-        bleu.update(["a", "b"], ["a"])
+        bleu.update_state(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="two lists of texts"):
-        bleu.update("a", "a")
-    bleu.update(["a", "b"], [["a"], ["b", "c"]])
+        bleu.update_state("a", "a")
+    bleu.update_state([["a"], ["b", "c"]], ["a", "b"])
     with pytest.raises(ValueError, match=r"equally many references, got \[1, 2\]"):
         bleu.result()
     monkeypatch.setitem(sys.modules, "sacrebleu", None)

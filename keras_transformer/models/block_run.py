@@ -1,0 +1,70 @@
+"""The blocks of a decoder one after the other, with a cache or without."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class BlockRun:
+    """One pass of tokens through blocks, which writes what a cache is to keep.
+
+    It is for `call` of a decoder of one's own, see `DecoderBase`. Without a cache each block gets
+    the padding mask, the positions and the documents of the inputs. With one, the tokens are put
+    behind those that the cache holds, and each block gets its keys and values.
+
+    Args:
+        x: float `(batch, length, dim)`, the embedded tokens; for their shape.
+        inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`.
+        cache: `generation.Cache`, or None.
+
+    Attributes:
+        positions: int `(batch, length)`, of each token in its row, for layers that are added to
+            the embedding; None for 0, 1, 2, ...
+        key_positions: likewise of all that is attended to.
+
+    Example: see `DecoderBase`.
+    """
+
+    def __init__(self, x, inputs: Mapping[str, Any], cache=None):
+        self.cache = cache
+        self._kept: list = []
+        self.positions = self.key_positions = inputs.get("position_ids")
+        # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
+        mask = inputs.get("padding_mask")
+        self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
+        if cache is not None:
+            length = x.shape[1]
+            self.cache = cache.reserve(x, mask)
+            self.positions = self.cache.new_positions(length)
+            self.key_positions = self.cache.read_positions()
+            self._options |= {
+                "inputs_mask": None,
+                "key_positions": self.key_positions,
+                "cache_index": self.cache.start,
+                "attention_mask": self.cache.visible(length),
+            }
+
+    def __call__(self, block, x, **options):
+        """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
+
+        Args:
+            block: the block. Blocks are called in the same order in every pass; one that is called
+                twice counts as two.
+            x: float `(batch, length, dim)`.
+            **options: further arguments of the block, e.g. `training`.
+        """
+        used = block.rotary is not None or block.window is not None
+        options = {**self._options, "positions": self.positions if used else None, **options}
+        if self.cache is None:
+            return block(x, **options)
+        x, kept = block(x, cache=self.cache.layer(len(self._kept)), **options)
+        self._kept.append(kept)
+        return x
+
+    def outputs(self, x, source=None):
+        """What `call` is to return: the states, and with a cache the updated one.
+
+        Args:
+            x: float `(batch, length, dim)`.
+            source: bool `(batch, source_length)`, the mask of encoder states that were given.
+        """
+        return x if self.cache is None else (x, self.cache.with_layers(self._kept, source))
