@@ -28,6 +28,7 @@ from keras_transformer.tasks.inputs import (
     is_text,
     naming,
 )
+from keras_transformer.tasks.streams import TextBatches, held, held_texts
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
@@ -36,10 +37,11 @@ from keras_transformer.training.optimizers import FineTuningAdamW
 class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
-    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
-    pairs), a dict of arrays as the backbone takes it, or any dataset that Keras takes. Strings
-    are tokenized in bulk and padded to a few length buckets, never to the model's maximum. Those
-    of files, which may be larger than memory, are given as `data.read` makes them.
+    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, a column of a data frame,
+    or a tuple of two of them for pairs), a dict of arrays as the backbone takes it, or any dataset
+    that Keras takes, of arrays or of strings. Strings are tokenized in bulk and padded to a few
+    length buckets, never to the model's maximum. Those of files, which may be larger than memory,
+    are given as `data.read` makes them.
 
     Args:
         backbone: a backbone of the kind that the task needs.
@@ -169,6 +171,8 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         kwargs = checked_options(kwargs)
         sizes = batching(batch_size, batch_tokens)
         seed = check_seed("seed", seed, none=True)
+        steps = kwargs.get("steps_per_epoch")
+        x = held(self, x, sizes["batch_size"], steps, shuffle=shuffle, seed=seed)
         if is_text(x):
             if kwargs.pop("validation_split", 0.0):
                 raise ValueError(
@@ -185,7 +189,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         self._check_precision()
         with naming("validation_data"):
             validation_data = self._validation(validation_data, kwargs)
-        if isinstance(x, (BucketedDataset, DatasetShard)):
+        if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
@@ -200,6 +204,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
         kwargs = checked_options(kwargs)
         sizes = batching(batch_size)
+        x = held(self, x, sizes["batch_size"], kwargs.get("steps"))
         if is_text(x):
             check_labels_given(self, x, y)
             x = self.make_dataset(x, y, sample_weight, **sizes)
@@ -215,6 +220,7 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too."""
         kwargs = checked_options(kwargs)
         sizes = batching(batch_size)
+        x = held_texts(x, kwargs)
         if not is_text(x):
             x, _ = check_arrays(self, x, learns=False)
             return super().predict(x, batch_size=sizes["batch_size"], **kwargs)
@@ -225,6 +231,11 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
 
     def _validation(self, data, options: dict):
         """`validation_data` with strings made a dataset."""
+        given = (options.get("validation_batch_size"), options.get("validation_steps"))
+        if isinstance(data, tuple) and data:
+            data = (held(self, data[0], *given), *data[1:])
+        else:
+            data = held(self, data, *given)
         if is_text(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
         if isinstance(data, tuple) and data and is_text(data[0]):
@@ -372,6 +383,12 @@ class Task(Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
             dtype=dtype,
             **options,
         )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probability of each logit by itself, float64."""
+    logits = logits.astype("float64")
+    return softmax(np.stack([logits, np.zeros_like(logits)], axis=-1))[..., 0]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
