@@ -133,8 +133,10 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         return None
     if isinstance(y, (list, tuple)) or is_column(y):
-        widths = {len(r) if isinstance(r, (list, tuple, np.ndarray)) else None for r in y}
-        if widths != {num_classes}:
+        rows = (list, tuple, np.ndarray)
+        if not isinstance(next(iter(y), None), rows) or not all(isinstance(r, rows) for r in y):
+            return None
+        if {np.shape(row)[:1] for row in y} != {(num_classes,)}:
             return None
         y = list(map(np.asarray, y))
     array = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -50,6 +51,10 @@ class TextBatches(keras.utils.PyDataset):
         self._task, self._begin, self._number, self._once = task, begin, num_batches, once
         self._seed = int(np.random.randint(2**31)) if seed is None else seed
         self._shuffle, self._served = shuffle, 0
+        config = task.backbone.config
+        # Lengths that are multiples of a divisor of the longest are not longer than that.
+        learned = config.position == "learned"
+        self._multiple = math.gcd(_MULTIPLE, config.max_sequence_length) if learned else _MULTIPLE
         self._batches, self._next = begin(), 0
         self._looked_at: dict[int, tuple] = {}
 
@@ -79,7 +84,7 @@ class TextBatches(keras.utils.PyDataset):
             seed=self._seed + (self._served if self._shuffle else index),
             batch_size=_ALL,
             max_buckets=1,
-            multiple=_MULTIPLE,
+            multiple=self._multiple,
         )[0]
         if self._once and index < _LOOKED_AT:
             self._looked_at[index] = made
@@ -163,7 +168,8 @@ def _opened(data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     if is_frame(data) and not ops.is_tensor(data):
         columns = tuple(data[name] for name in getattr(data, "column_names", data))
         return columns[0] if len(columns) == 1 else columns, None
-    known = (str, bytes, list, tuple, Mapping, Records, BucketedDataset, DatasetShard, TextBatches)
+    arrays = (np.ndarray, Mapping, Records, BucketedDataset, DatasetShard, TextBatches)
+    known = (str, bytes, list, tuple, *arrays)
     once = hasattr(data, "__next__")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if (

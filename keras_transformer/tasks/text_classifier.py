@@ -1,7 +1,6 @@
 """Classes of texts or of pairs of texts."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -173,12 +172,12 @@ class TextClassifier(Classifier):
             texts,
             encode,
             with_labels=isinstance(x, Records) and x.y is not None,
-            check_label=self._target,
+            check_label=lambda label: self._targets([label], 1, of_file=True),
             max_length=max_length,
         )
         values = {}
         if names is not None:
-            values["labels"] = np.stack([self._target(name) for name in names])[labels]
+            values["labels"] = self._targets(names, len(names), of_file=True)[labels]
         elif y is not None:
             values["labels"] = self._targets(y, len(columns["token_ids"]))
         has_labels = "labels" in values
@@ -198,13 +197,13 @@ class TextClassifier(Classifier):
             **options,
         )
 
-    def _targets(self, y, count: int, numbers: Callable | None = None) -> np.ndarray:
+    def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
         """Labels as the loss takes them.
 
         Args:
             y: labels, see the class.
             count: int, the texts.
-            numbers: function to the numbers of classes, of labels that are one a text.
+            of_file: bool, whether they are the different labels of a file, whose place is known.
 
         Returns:
             Int32 `(count,)`, numbers of classes; float32 `(count, num_classes)`, probabilities; or
@@ -215,22 +214,23 @@ class TextClassifier(Classifier):
         rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
         by_number = loss_name(self) in OF_CLASSES
         if rows is None:
-            found = self._class_numbers(y, count) if numbers is None else numbers()
+            if of_file:
+                numbers = [class_number(label, self.num_classes, self.labels) for label in y]
+                found = np.asarray(numbers, "int32")
+            else:
+                found = self._class_numbers(y, count)
             by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
             return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
         if by_number:
             check_probabilities(rows)
             if (rows.max(axis=1) == 1).all():
                 return rows.argmax(axis=1).astype("int32")
+            if not isinstance(self.loss, ClassCrossEntropy):
+                raise ValueError(
+                    f"The loss {loss_name(self)} takes numbers of classes, and `y` has "
+                    "probabilities: compile with training.ClassCrossEntropy()."
+                )
         return rows
-
-    def _target(self, label) -> np.ndarray:
-        """As `_targets`, of one label of a file."""
-
-        def number():
-            return np.asarray([class_number(label, self.num_classes, self.labels)], "int32")
-
-        return self._targets([label], 1, number)[0]
 
     def _check_training_set(self, dataset):
         if "labels" not in dataset.values or self.num_classes == 1:
