@@ -46,7 +46,7 @@ class Classifier(Task):
     ):
         if labels is not None:
             labels = _checked_labels(labels)
-            num_classes = len(labels) if num_classes is None else num_classes
+            num_classes = max(len(labels), 2) if num_classes is None else num_classes
         num_classes = check_int(
             "num_classes", num_classes, at_least=self.fewest_classes, at_most=_MOST_CLASSES
         )

@@ -65,15 +65,16 @@ class TextBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int):
         if index in self._looked_at:
             return self._looked_at[index]
-        if index < self._next:
+        if index < self._next and not self._once:
             self._batches, self._next = self._begin(), 0
-        batch = next(itertools.islice(self._batches, index - self._next, None), None)
+        skipped = 0 if self._once else index - self._next
+        batch = next(itertools.islice(self._batches, skipped, None), None)
         if batch is None and not self._once and self._number is None:  # From its beginning.
             self._batches = self._begin()
             batch = next(self._batches, None)
         if batch is None:
             raise ValueError(
-                f"The data ended after {self._next} batches. Give fewer steps, or more data."
+                f"The data ended after {self._served} batches. Give fewer steps, or more data."
             )
         check_labels_given(self._task, *batch[:2])
         self._next = index + 1

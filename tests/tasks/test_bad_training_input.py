@@ -90,7 +90,7 @@ def test_the_names_of_transformers(task):
     }
     expected = numpy(task(ours))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         np.testing.assert_array_equal(numpy(task(theirs)), expected)
         states = numpy(task.backbone(theirs))
         np.testing.assert_array_equal(states, numpy(task.backbone(ours)))

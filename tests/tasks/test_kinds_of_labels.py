@@ -80,7 +80,7 @@ def test_a_regression():
     assert found["loss"] == pytest.approx(((outputs - numbers) ** 2).mean(), rel=1e-4)
     assert found["mean_absolute_error"] == pytest.approx(abs(outputs - numbers).mean(), rel=1e-4)
     assert scores(task, [str(number) for number in numbers]) == pytest.approx(found, rel=1e-6)
-    task.compile(keras.optimizers.Adam(1e-2), task.loss)
+    task.compile(keras.optimizers.Adam(1e-3), task.loss)
     losses = task.fit(TEXTS, numbers[[0, 1, 2, 3] * 2], epochs=8, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     with pytest.raises(ValueError, match="This task is a regression"):
