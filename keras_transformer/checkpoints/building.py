@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checking import check_bool, check_int
+from keras_transformer.checking import check_bool, check_int, shorten
 from keras_transformer.checkpoints import loading
 from keras_transformer.checkpoints.overrides import changed_config, check_head_values
 from keras_transformer.checkpoints.presets import CONFIG_FILE, PresetSource, read_preset
@@ -155,7 +155,8 @@ def _load_task(
             f"{sorted(set(values) - parameters)}. {task_class.__name__} takes {sorted(parameters)}."
         )
     chosen = {name: value for name, value in options.items() if name in parameters}
-    keeps_head = same_task and _same_classes(values, chosen)
+    renamed = same_task and _other_names(values.get("labels"), chosen.get("labels"))
+    keeps_head = same_task and _same_classes(values, chosen) and not renamed
     if not keeps_head:
         values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
     if load_weights:
@@ -182,9 +183,21 @@ def _load_task(
         report = loading.fill(source, backbone, head, task_class.__name__)
         if task.head and not (keeps_head and report.head_loaded):
             logging.getLogger("keras_transformer").warning(
-                "The preset %r has no weights for this head of %s: they are fresh. Train it first.",
+                "The preset %r has no weights for this head of %s: they are fresh. Train it first."
+                "%s",
                 source.name,
                 task_class.__name__,
+                f" Its own head knows the classes {shorten(saved['labels'])}. If these are other "
+                "names for them, load it without `labels` and assign them: task.labels = [...]."
+                if renamed
+                else "",
+            )
+        elif keeps_head and chosen.get("labels") and not _names(values.get("labels")):
+            logging.getLogger("keras_transformer").warning(
+                "The classes of the head of %r have no names. They are taken to be, in the order "
+                "of their numbers, %s.",
+                source.name,
+                shorten(list(chosen["labels"])),
             )
     return task
 
@@ -243,6 +256,20 @@ def _same_classes(saved: dict[str, Any], chosen: dict[str, Any]) -> bool:
     if number is None and isinstance(labels, (list, tuple)):
         number = len(labels)
     return number is None or number == saved["num_classes"]
+
+
+def _other_names(saved: Any, given: Any) -> bool:
+    """Whether classes are given by names that are not those of a saved head, in any order."""
+    known = _names(saved)
+    if not known or not isinstance(given, (list, tuple)):
+        return False
+    return {str(name).casefold() for name in given} != {name.casefold() for name in known}
+
+
+def _names(labels: list[str] | None) -> list[str]:
+    """The names that somebody gave to classes: not the `LABEL_0` of published configs."""
+    plain = [f"LABEL_{number}" for number in range(len(labels or ()))]
+    return [] if labels is None or labels == plain else labels
 
 
 def _check_kind(

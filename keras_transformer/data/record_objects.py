@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_transformer.checking import describe
 from keras_transformer.data.record_files import missing_column
 
@@ -12,9 +14,9 @@ _BATCH = 1000  # rows that a `datasets.Dataset` gives at once
 class ObjectSource:
     """The rows of a data set of another library.
 
-    It is a `datasets.Dataset` or `IterableDataset`, a `tf.data.Dataset`, a
-    `torch.utils.data.Dataset` or `DataLoader`, or any sequence or iterable of rows. A row
-    is a dict, a tuple or a text, or there are several in each (a batch).
+    It is a data frame of pandas, Polars or pyarrow, a `datasets.Dataset` or `IterableDataset`, a
+    `tf.data.Dataset`, a `torch.utils.data.Dataset` or `DataLoader`, or any sequence or iterable of
+    rows. A row is a dict, a tuple or a text, or there are several in each (a batch).
 
     Args:
         data: the data set. It gives the same rows each time it is gone through.
@@ -77,13 +79,14 @@ class ObjectSource:
         number = 0
         for element in self._elements(columns):
             place = self.place(number)
-            values = [_plain(_pick(element, c, place), place, c) for c in columns]
-            batched = [isinstance(value, list) for value in values]
-            if not any(batched):
+            values = [
+                plain(_pick(element, c, place), f"{place}: the column {c!r}") for c in columns
+            ]
+            if not isinstance(values[0], list):  # One text; its label may be a list.
                 yield number, tuple(values)
                 number += 1
                 continue
-            lengths = [len(v) if b else None for v, b in zip(values, batched, strict=True)]
+            lengths = [len(v) if isinstance(v, list) else None for v in values]
             if len(set(lengths)) > 1:
                 raise ValueError(
                     f"From {place} on, the columns {list(columns)} have {lengths} values (None "
@@ -95,9 +98,13 @@ class ObjectSource:
 
     def _elements(self, columns) -> Iterator:
         data = self.data
-        if hasattr(data, "as_numpy_iterator"):  # tf.data
-            return data.as_numpy_iterator()
         there = getattr(data, "column_names", None)
+        if is_frame(data):
+            there = list(data.columns) if there is None else there
+            for column in columns:
+                if column not in there:
+                    raise missing_column(f"The {type(data).__name__}", column, there)
+            return iter([{column: data[column] for column in columns}])
         if hasattr(data, "select_columns") and hasattr(data, "iter"):  # datasets
             if there is not None:
                 for column in columns:
@@ -105,9 +112,31 @@ class ObjectSource:
                         raise missing_column("The data set", column, there)
                 data = data.select_columns(list(dict.fromkeys(columns)))
             return data.iter(batch_size=_BATCH)
-        if hasattr(data, "__iter__"):
-            return iter(data)
-        return (data[index] for index in range(len(data)))  # torch.utils.data
+        return elements_of(data)
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a data frame: of pandas, Polars or pyarrow."""
+    return hasattr(data, "columns") and hasattr(data, "shape") and hasattr(data, "__getitem__")
+
+
+def is_column(values: Any) -> bool:
+    """Whether it is one column: of a data frame or a `datasets.Dataset`; or a tensor of strings."""
+    known = (str, bytes, list, tuple, np.ndarray)
+    if isinstance(values, known) or is_frame(values) or hasattr(values, "column_names"):
+        return False
+    methods = ("to_list", "to_pylist", "to_numpy")
+    named = any(hasattr(values, name) for name in methods) or isinstance(values, Sequence)
+    return named or getattr(values, "dtype", None) == "string"
+
+
+def elements_of(data: Any) -> Iterator:
+    """What a data set gives, from its beginning."""
+    if hasattr(data, "as_numpy_iterator"):  # tf.data
+        return data.as_numpy_iterator()
+    if hasattr(data, "__iter__"):
+        return iter(data)
+    return (data[index] for index in range(len(data)))  # torch.utils.data, keras.utils.PyDataset
 
 
 def _pick(element, column, place):
@@ -124,17 +153,20 @@ def _pick(element, column, place):
     raise missing_column(place, column, ("text",))
 
 
-def _plain(value, place, column):
-    """A value of Python, or a list of them for a batch."""
+def plain(value: Any, place: str) -> Any:
+    """A value of Python, or a list of them for a batch; `place` is what errors call it."""
     if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # TensorFlow's
         value = value.numpy()
-    if hasattr(value, "tolist"):  # arrays, their numbers, and PyTorch's tensors
-        value = value.tolist()
+    # Arrays, their numbers, PyTorch's tensors, columns of pandas; of pyarrow; of Polars.
+    for method in ("tolist", "to_pylist", "to_list"):
+        if hasattr(value, method):
+            value = getattr(value, method)()
+            break
     if isinstance(value, (list, tuple)):
-        return [_plain(part, place, column) for part in value]
+        return [plain(part, place) for part in value]
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{place}: the column {column!r} is not UTF-8: {error}.") from None
+            raise ValueError(f"{place} is not UTF-8: {error}.") from None
     return value

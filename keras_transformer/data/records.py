@@ -119,9 +119,10 @@ def read(
 
     Args:
         source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these, read
-            one after the other. Or a data set: a `datasets.Dataset` or `IterableDataset`, a
-            `tf.data.Dataset`, a `torch.utils.data.Dataset` or `DataLoader`, or a list of rows;
-            it gives dicts, tuples or texts, alone or in batches.
+            one after the other. Or a data frame of pandas, Polars or pyarrow; or a data set: a
+            `datasets.Dataset` or `IterableDataset`, a `tf.data.Dataset`, a
+            `torch.utils.data.Dataset` or `DataLoader`, or a list of rows; it gives dicts, tuples
+            or texts, alone or in batches.
         x: the column of the texts; of pairs of texts a tuple of two. A text file has the column
             `"text"`. A number is the place in a tuple, or in a line of a CSV or TSV file that has
             no header.

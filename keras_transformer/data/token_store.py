@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -23,7 +24,7 @@ import keras
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import describe, is_int
+from keras_transformer.checking import describe, is_int, is_number
 from keras_transformer.data.records import Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.files import write_text
@@ -31,7 +32,7 @@ from keras_transformer.scratch import open_to_others, scratch_folder
 
 _VERSION = 1  # of the folder's layout
 _MANIFEST = "manifest.json"
-_MAX_LABELS = 100_000
+_MAX_LABELS = 10_000_000  # Of a regression each row may have its own.
 _SECONDS_UNTIL_BAR = 2.0
 
 
@@ -218,7 +219,8 @@ class _Builder:
     def _add_label(self, label, value, place) -> int:
         if label is None:
             raise ValueError(
-                f"{place}: a label must be a string or an integer, received {describe(value)}."
+                f"{place}: a label must be a string, a number or a list of them, received "
+                f"{describe(value)}."
             )
         if self.check_label is not None:
             _check_label(self.check_label, label, place)
@@ -273,7 +275,7 @@ def _load(folder: Path, dtypes: dict[str, str], with_labels: bool) -> Stored | N
         if not with_labels:
             return Stored(columns, None, None)
         numbers = np.fromfile(folder / "labels", "int32")
-        labels = [label for label, _ in manifest["labels"]]
+        labels = [_plain_label(label) for label, _ in manifest["labels"]]
         if len(numbers) != manifest["rows"] or numbers.max() >= len(labels) or numbers.min() < 0:
             return None
         return Stored(columns, labels, numbers)
@@ -330,7 +332,7 @@ def _check_labels(store: Path, check_label: Callable | None) -> None:
     """Checks the labels of a store with those of the model that is to learn them."""
     manifest = _read_manifest(store) if check_label is not None else None
     for label, place in manifest["labels"] if manifest else ():
-        _check_label(check_label, label, place)
+        _check_label(check_label, _plain_label(label), place)
 
 
 def _check_label(check_label: Callable, label, place: str) -> None:
@@ -341,10 +343,15 @@ def _check_label(check_label: Callable, label, place: str) -> None:
 
 
 def _plain_label(value):
-    """A label as JSON has it, or None."""
-    if isinstance(value, bool):
+    """A label as JSON has it, a tuple for a list, or None for what is none."""
+    if isinstance(value, (list, tuple)):
+        parts = tuple(map(_plain_label, value))
+        return None if None in parts else parts
+    if isinstance(value, bool) or is_int(value):
         return int(value)
-    return int(value) if is_int(value) else value if isinstance(value, str) else None
+    if is_number(value):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, str) else None
 
 
 def _add_rows(digest, part) -> None:

@@ -4,7 +4,6 @@ Names are checked in every call. Values are checked of arrays of NumPy, which ar
 the host: what a compiled step gets has none yet.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +33,6 @@ def named_inputs(
 
     Raises:
         ValueError: for what is no dict, a name that is not known, or one that is missing.
-
-    Warns:
-        UserWarning: for an array that has another name here.
     """
     if not isinstance(inputs, Mapping):
         raise ValueError(f"{taker} takes a dict of arrays, received {describe(inputs)}.")
@@ -46,10 +42,6 @@ def named_inputs(
         own = published.get(name, name) if isinstance(name, str) else name
         if own != name and own in inputs:
             raise ValueError(f"`{name}` is `{own}` here, and both were given: give one.")
-        if own != name:
-            warnings.warn(
-                f"`{name}` is called `{own}` here, and taken as that.", UserWarning, stacklevel=4
-            )
         if own not in names:
             unknown.append(own)
         elif array is not None:

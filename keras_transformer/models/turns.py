@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
+import keras
+
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
-
-import keras
 
 
 class _Call(NamedTuple):

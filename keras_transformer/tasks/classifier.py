@@ -18,6 +18,8 @@ _MOST_CLASSES = 2**24  # More would be a mistake, and take the memory.
 class Classifier(Task):
     """A backbone with a linear layer to classes.
 
+    `labels` may be assigned too, to rename the classes of a head that was loaded.
+
     Args:
         backbone: a backbone.
         tokenizer: `Tokenizer`, or None to take ids only.
@@ -32,6 +34,7 @@ class Classifier(Task):
 
     needs_labels = True
     adversarial_norm: float = 0.0
+    fewest_classes = 2
 
     def __init__(
         self,
@@ -44,10 +47,10 @@ class Classifier(Task):
     ):
         if labels is not None:
             labels = _checked_labels(labels)
-            num_classes = len(labels) if num_classes is None else num_classes
-        num_classes = check_int("num_classes", num_classes, at_least=2, at_most=_MOST_CLASSES)
-        if labels is not None and len(labels) != num_classes:
-            raise ValueError(f"Received {len(labels)} labels for num_classes={num_classes}.")
+            num_classes = max(len(labels), 2) if num_classes is None else num_classes
+        num_classes = check_int(
+            "num_classes", num_classes, at_least=self.fewest_classes, at_most=_MOST_CLASSES
+        )
         super().__init__(backbone, tokenizer, name=name)
         self.num_classes = num_classes
         self.labels = labels
@@ -106,29 +109,24 @@ class Classifier(Task):
         return self.num_classes
 
     @property
+    def labels(self) -> list[str] | None:
+        """The names of the classes, in the order of their numbers, or None."""
+        return self._labels
+
+    @labels.setter
+    def labels(self, labels) -> None:
+        labels = None if labels is None else _checked_labels(labels)
+        if labels is not None and len(labels) != self.num_classes:
+            raise ValueError(f"Received {len(labels)} labels for num_classes={self.num_classes}.")
+        self._labels = labels
+
+    @property
     def label_names(self) -> list[str]:
         """The name of each class: without `labels` its number as a string."""
         return self.labels or [str(number) for number in range(self.num_classes)]
 
     def task_values(self) -> dict:
         return {"num_classes": self.num_classes, "labels": self.labels, "dropout": self.dropout}
-
-    def _class_number(self, label: int | str) -> int:
-        """The number of a label as files have it: a name, or a number, which may be text."""
-        names = self.label_names
-        if label in names:
-            return names.index(label)
-        if isinstance(label, str):
-            number = int(label) if label.isascii() and label.isdecimal() else -1
-        else:
-            number = label
-        if not 0 <= number < self.num_classes:
-            known = f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}"
-            raise ValueError(
-                f"the label {label!r} is not known. Known are {known}, or the numbers from 0 to "
-                f"{self.num_classes - 1}."
-            )
-        return number
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

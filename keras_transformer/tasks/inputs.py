@@ -16,7 +16,9 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.data import Records
+from keras_transformer.data.record_objects import is_column, is_frame, plain
 from keras_transformer.data.weights import check_weights
+from keras_transformer.tasks.labels import check_probabilities
 
 # The least that counts among the options of Keras's verbs can be.
 _LEAST = {
@@ -27,10 +29,10 @@ _NEVER_NONE = ("epochs", "initial_epoch")
 _MOST = 2**31 - 1
 # Losses that take the number of a class, and cut what is no whole number.
 _OF_TOKENS, _OF_SPANS = "TokenCrossEntropy", "SpanCrossEntropy"
-_OF_NUMBERS = (
-    _OF_TOKENS, _OF_SPANS, "SparseCategoricalCrossentropy",
-    "sparse_categorical_crossentropy",
+OF_CLASSES = (
+    "ClassCrossEntropy", "SparseCategoricalCrossentropy", "sparse_categorical_crossentropy",
 )  # fmt: skip
+_OF_NUMBERS = (_OF_TOKENS, _OF_SPANS, *OF_CLASSES)
 
 
 def text_rows(texts, name: str = "x") -> list[str]:
@@ -40,7 +42,12 @@ def text_rows(texts, name: str = "x") -> list[str]:
             f"`{name}` must be a list of strings here: what `data.read` makes is for "
             "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
         )
-    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
+    texts = listed(texts, name)
+    if is_frame(texts):
+        raise ValueError(
+            f"`{name}` is a data frame. Name a column, as in x=frame['text'], or for pairs two of "
+            "them in a tuple; or read it: data.read(frame, x='text', y='label')."
+        )
     if isinstance(texts, str):
         raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
     if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
@@ -54,9 +61,16 @@ def text_rows(texts, name: str = "x") -> list[str]:
     return rows
 
 
+def listed(values: Any, name: str = "y") -> Any:
+    """An array of NumPy or a column of a data frame as a list; anything else as it is."""
+    if is_column(values):
+        return list(plain(values, f"`{name}`"))
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
 def is_text(x) -> bool:
     """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
-    if isinstance(x, Records):
+    if isinstance(x, Records) or is_column(x):
         return True
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "OUS"
@@ -171,7 +185,7 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     _check_targets(task, y, tuple(ids.shape))
     shape = getattr(y, "shape", ())
     weights = check_weights("sample_weight", sample_weight, rows, shape, unit="row")
-    if weights is not None and weights.ndim < len(shape) and _loss_name(task) == _OF_TOKENS:
+    if weights is not None and weights.ndim < len(shape) and loss_name(task) == _OF_TOKENS:
         weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
     return x, weights
 
@@ -188,7 +202,8 @@ def _on_host(array):
     return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
 
 
-def _loss_name(task) -> str:
+def loss_name(task) -> str:
+    """The name of what a task was compiled with, or of its class."""
     return task.loss if isinstance(task.loss, str) else type(task.loss).__name__
 
 
@@ -200,7 +215,7 @@ def _check_targets(task, y, ids: tuple) -> None:
         y: what was given, or None.
         ids: shape of what is predicted: `(batch, length)`.
     """
-    rows, loss = ids[0], _loss_name(task)
+    rows, loss = ids[0], loss_name(task)
     if y is None or isinstance(y, Mapping):
         return
     if isinstance(y, (list, tuple, str, bytes)) or not hasattr(y, "shape"):
@@ -216,6 +231,9 @@ def _check_targets(task, y, ids: tuple) -> None:
     if tuple(y.shape) != expected:
         raise ValueError(f"`y` must have the shape {expected}, received {tuple(y.shape)}.")
     if not isinstance(y, np.ndarray) or loss not in _OF_NUMBERS:
+        return
+    if loss == "ClassCrossEntropy" and y.ndim == 2 and y.shape[1] == task.number_of_targets > 1:
+        check_probabilities(y)
         return
     if y.dtype.kind not in "iubf" or (y.dtype.kind == "f" and not (y == np.floor(y)).all()):
         raise ValueError(

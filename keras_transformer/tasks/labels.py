@@ -1,11 +1,13 @@
-"""Labels of a classifier as users give them, to the numbers of its classes."""
+"""Labels as users give them, to what a loss takes: numbers or probabilities of classes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.data.record_objects import is_column, is_frame, plain
 
 
 def class_numbers(
@@ -15,7 +17,7 @@ def class_numbers(
 
     Args:
         y: a list, an array, a tensor or a column of a data frame: numbers of classes, also as
-            floats that are whole, or names; for two classes also True and False.
+            floats that are whole or as text, or names; for two classes also True and False.
         count: int, how many there must be.
         num_classes: int.
         labels: the names of the classes, None for a task whose classes have none.
@@ -38,11 +40,117 @@ def class_numbers(
     return numbers.astype("int32")
 
 
+def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
+    """The number of one label. ValueError for one that is not known, without a place."""
+    number = _number_of(label, labels or ()) if isinstance(label, str) else label
+    if not is_number(number) or not 0 <= number < num_classes or int(number) != number:
+        names = labels or [str(n) for n in range(num_classes)]
+        known = f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}"
+        raise ValueError(
+            f"the label {shorten(label)} is not known. Known are {known}, or the numbers from 0 to "
+            f"{num_classes - 1}."
+        )
+    return int(number)
+
+
+def class_rows(
+    y: Any, count: int, num_classes: int, labels: list[str] | None, multi_label: bool
+) -> np.ndarray | None:
+    """Labels that are a row for each text, as float32 `(count, num_classes)`.
+
+    Args:
+        y: an array, a list of lists or a data frame with a probability for each class, or with 0
+            and 1 (one-hot, multi-hot); with `multi_label` also lists of names or numbers.
+        count: int, how many rows there must be.
+        num_classes: int.
+        labels: the names of the classes, or None.
+        multi_label: bool, whether several classes may be right.
+
+    Returns:
+        The rows; None for labels that are one a text, of a task that has no others.
+
+    Raises:
+        ValueError: for what is neither, with its place.
+    """
+    array = _matrix(y, count, num_classes)
+    if array is not None and not np.isfinite(array).all():
+        raise ValueError(f"`y[{np.argwhere(~np.isfinite(array))[0][0]}]` holds no finite numbers.")
+    if not multi_label:
+        return array
+    if array is not None and ((array >= 0) & (array <= 1)).all():
+        return array
+    rows = plain(y, "`y`") if is_column(y) or hasattr(y, "tolist") else y
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or len(rows) != count:
+        raise ValueError(
+            f"`y` must be a list with the labels of each text, {count} in all, or an array of 0 "
+            f"and 1 of shape {(count, num_classes)}, received {describe(y)}."
+        )
+    array = np.zeros((count, num_classes), "float32")
+    for row, names in enumerate(rows):
+        names = list(names) if isinstance(names, (list, tuple, set, np.ndarray)) else [names]
+        numbers = class_numbers(names, len(names), num_classes, labels, "label", f"y[{row}]")
+        array[row, numbers] = 1
+    return array
+
+
+def check_probabilities(rows: np.ndarray) -> np.ndarray:
+    """ValueError for rows, as of `class_rows`, that are no probabilities, with their place."""
+    right = (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-3)
+    if not right.all():
+        row = int(right.argmin())
+        raise ValueError(
+            f"`y[{row}]` is {shorten(rows[row].tolist())}, and adds up to {rows[row].sum():g}: the "
+            "probabilities of the classes add up to 1. If several classes, or none, may be right, "
+            "make the task with multi_label=True."
+        )
+    return rows
+
+
+def real_numbers(y: Any, count: int) -> np.ndarray:
+    """The numbers that a regression learns, as float32 `(count,)`; also where they are text."""
+    if is_frame(y) or getattr(y, "shape", None) == (count, 1):
+        y = np.asarray(y).reshape(-1)
+    rows = _rows(y, count, "text", "y")
+    if rows.dtype.kind not in "iufb":
+        for row, number in enumerate(rows.tolist()):
+            try:
+                rows[row] = float(number)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"`y[{row}]` must be a number, received {describe(number)}. The task has one "
+                    "class, which makes it a regression: give `num_classes` or `labels` for others."
+                ) from None
+    with np.errstate(over="ignore"):
+        rows = rows.astype("float32")
+    if not np.isfinite(rows).all():
+        row = int(np.isfinite(rows).argmin())
+        raise ValueError(f"`y[{row}]` must be a finite number, received {rows[row]}.")
+    return rows
+
+
+def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
+    """`y` as float32 if it is numbers of the shape `(count, num_classes)`, else None."""
+    if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
+        return None
+    if isinstance(y, (list, tuple)) or is_column(y):
+        rows = (list, tuple, np.ndarray)
+        if not isinstance(next(iter(y), None), rows) or not all(isinstance(r, rows) for r in y):
+            return None
+        if {np.shape(row)[:1] for row in y} != {(num_classes,)}:
+            return None
+        y = list(map(np.asarray, y))
+    array = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)
+    if array.shape != (count, num_classes) or array.dtype.kind not in "iufb":
+        return None
+    return array.astype("float32")
+
+
 def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     """The labels as an array with one axis; of objects where they are not of one kind."""
     expected = f"`{name}` must be one label a {unit}, {count} in all"
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         raise ValueError(f"{expected}, received {describe(y)}.")
+    y = plain(y, f"`{name}`") if is_column(y) else y
     if isinstance(y, (list, tuple)):
         rows = np.fromiter(y, "O", count=len(y))
         if set(map(type, y)) <= {int} and all(abs(label) < 2**31 for label in y):
@@ -52,6 +160,13 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows
+
+
+def _number_of(label: str, names: Any) -> int | None:
+    """The number of a name; of text that is none, but a number, that one, as files have it."""
+    if label in names:
+        return names[label] if isinstance(names, dict) else names.index(label)
+    return int(label) if label.isascii() and label.isdecimal() and len(label) < 10 else None
 
 
 def _outside(name: str, row: int, label: Any, num_classes: int) -> ValueError:
@@ -70,17 +185,20 @@ def _one_by_one(rows: list, num_classes: int, labels: list[str] | None, name: st
     for row, label in enumerate(rows):
         here = f"`{name}[{row}]`"
         if isinstance(label, str):
-            if labels is None:
+            number = _number_of(label, places)
+            if number is None and labels is None:
                 raise ValueError(
                     f"{here} is {shorten(label)}, a name, but the classes have none: make the task "
                     "with `labels`, the names in the order of their numbers, or give numbers."
                 )
-            if label not in places:
+            if number is None:
                 raise ValueError(
                     f"{here} is {shorten(label)}, which is none of the labels "
                     f"{shorten(labels)}.{nearest(label, labels)}"
                 )
-            numbers[row] = places[label]
+            if not number < num_classes:
+                raise _outside(name, row, label, num_classes)
+            numbers[row] = number
         elif of_bools or is_int(label) or (is_number(label) and float(label).is_integer()):
             if not 0 <= label < num_classes:
                 raise _outside(name, row, label, num_classes)

@@ -20,7 +20,7 @@ from keras_transformer.kerashub_names import refuse
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall, Options
-from keras_transformer.tasks.inputs import text_rows
+from keras_transformer.tasks.inputs import listed, text_rows
 from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
@@ -330,7 +330,7 @@ class LanguageModel(TokenPredictor):
         if isinstance(prompts, str):
             check_text(name, prompts)
             return self._encode_prompts([prompts]), True, True
-        rows = prompts.tolist() if isinstance(prompts, np.ndarray) else prompts
+        rows = listed(prompts, name)
         if isinstance(rows, (list, tuple)) and not rows:
             raise ValueError(f"`{name}` is empty: there must be at least one prompt.")
         if not isinstance(rows, (list, tuple)):

@@ -20,7 +20,7 @@ from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
+from keras_transformer.tasks.inputs import batching, check_max_length, listed, text_rows
 from keras_transformer.tasks.spans import character_spans, rows_of, windows
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tokenizers import Tokenizer
@@ -176,7 +176,7 @@ class QuestionAnswerer(Task):
             chosen = [(i, firsts[i]) for i in range(len(encodings))]
             return self._dataset(self._columns(*rows_of(encodings, chosen)), **options)
 
-        rows = y.tolist() if isinstance(y, np.ndarray) else y
+        rows = listed(y)
         if not isinstance(rows, (list, tuple)) or len(rows) != len(contexts):
             number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
             raise ValueError(

@@ -86,6 +86,25 @@ def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[n
     ]
 
 
+def counted(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Which tokens of each window of a text count there: each token where most text is around it.
+
+    Args:
+        parts: the windows of one text, as of `windows`.
+
+    Returns:
+        For each window bool `(tokens,)`.
+    """
+    best = np.full(max(int(places[-1]) for places in parts) + 1, -1)
+    margins = [np.minimum(np.arange(len(p)), np.arange(len(p))[::-1]) for p in parts]
+    chosen = np.zeros(len(best), "int64")
+    for number, (places, margin) in enumerate(zip(parts, margins, strict=True)):
+        better = margin > best[places]
+        best[places[better]] = margin[better]
+        chosen[places[better]] = number
+    return [chosen[places] == number for number, places in enumerate(parts)]
+
+
 def rows_of(
     encodings: list[tokenizers.Encoding], chosen: list[tuple[int, np.ndarray]]
 ) -> tuple[list[list[int]], list[list[int]]]:

@@ -35,6 +35,7 @@ from keras_transformer.tasks.inputs import (
 )
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.single_batches import TakesSingleBatches
+from keras_transformer.tasks.streams import TextBatches, held, held_texts
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
@@ -47,10 +48,11 @@ class Task(
 ):
     """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
 
-    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, or a tuple of lists for
-    pairs), a dict of arrays as the backbone takes it, or any dataset that Keras takes. Strings
-    are tokenized in bulk and padded to a few length buckets, never to the model's maximum. Those
-    of files, which may be larger than memory, are given as `data.read` makes them.
+    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, a column of a data frame,
+    or a tuple of two of them for pairs), a dict of arrays as the backbone takes it, or any dataset
+    that Keras takes, of arrays or of strings. Strings are tokenized in bulk and padded to a few
+    length buckets, never to the model's maximum. Those of files, which may be larger than memory,
+    are given as `data.read` makes them.
 
     Args:
         backbone: a backbone of the kind that the task needs.
@@ -210,6 +212,7 @@ class Task(
         )  # fmt: skip
         sizes = batching(batch_size, batch_tokens)
         seed = check_seed("seed", seed, none=True)
+        x = held(self, x, sizes["batch_size"], steps_per_epoch, shuffle=shuffle, seed=seed)
         if is_text(x):
             check_labels_given(self, x, y)
             share = options.pop("validation_split")
@@ -224,7 +227,7 @@ class Task(
         self._check_precision()
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size)
-        if isinstance(x, (BucketedDataset, DatasetShard)):
+        if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
@@ -251,6 +254,7 @@ class Task(
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
         sizes = batching(batch_size)
+        x = held(self, x, sizes["batch_size"], steps)
         if is_text(x):
             check_labels_given(self, x, y)
             x = self.make_dataset(x, y, sample_weight, **sizes)
@@ -277,6 +281,7 @@ class Task(
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
         sizes = batching(batch_size)
+        x = held_texts(x, options)
         if is_text(x):
             if isinstance(x, str):
                 raise ValueError("Give a list of strings: predict([text]), not predict(text).")
@@ -291,6 +296,11 @@ class Task(
 
     def _validation(self, data, options: dict, batch_size: int | None):
         """`validation_data` with strings made a dataset."""
+        given = (options.get("validation_batch_size"), options.get("validation_steps"))
+        if isinstance(data, tuple) and data:
+            data = (held(self, data[0], *given), *data[1:])
+        else:
+            data = held(self, data, *given)
         if is_text(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
         if isinstance(data, tuple) and data and is_text(data[0]):
@@ -442,6 +452,12 @@ class Task(
     def _repr_html_(self) -> str:
         task = {"name": type(self).__name__, **self.task_values()}
         return model_table(self, self.backbone.config, task, tokenizer=self.tokenizer)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probability of each logit by itself, float64."""
+    logits = logits.astype("float64")
+    return softmax(np.stack([logits, np.zeros_like(logits)], axis=-1))[..., 0]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_transformer.checking import check_bool, check_int, check_number
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.weights import check_weights
@@ -14,10 +15,20 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.encoding import encode_rows
-from keras_transformer.tasks.inputs import check_max_length, text_rows
+from keras_transformer.tasks.inputs import OF_CLASSES, check_max_length, loss_name, text_rows
+from keras_transformer.tasks.labels import (
+    check_probabilities,
+    class_number,
+    class_rows,
+    real_numbers,
+)
 from keras_transformer.tasks.pooling import check_pooling, pool
-from keras_transformer.tasks.task import softmax
+from keras_transformer.tasks.task import sigmoid, softmax
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import ClassAccuracy, ClassCrossEntropy
+
+# Losses that take rows of probabilities alone.
+_BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -30,12 +41,18 @@ class TextClassifier(Classifier):
     (RoBERTa, DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens,
     what a model of sentence vectors was trained for, and the pooler is not used either.
 
-    Compiled with AdamW (5e-5), cross-entropy and accuracy; `compile` changes that.
+    Labels are names or numbers of classes, or a row for each text with the probability of each
+    class: one-hot and soft labels. With `multi_label` several classes of a text may be right, or
+    none: its labels are a list of names or numbers, or a row of 0 and 1. With `num_classes=1` the
+    task is a regression: labels are numbers, and `predict` gives them.
+
+    Compiled with AdamW (5e-5), cross-entropy (with `multi_label` the binary one of each class) and
+    accuracy, as a regression with the mean squared error; `compile` changes that.
 
     Args:
         backbone: an encoder or a decoder.
         tokenizer: `Tokenizer`, or None to take ids only.
-        num_classes: int. Defaults to the number of `labels`.
+        num_classes: int, 1 for a regression. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers. Labels may then be
             given by name too.
         dropout: float, rate on the state. Defaults to the backbone's.
@@ -44,6 +61,7 @@ class TextClassifier(Classifier):
         pooling: str, the state of a text by those of its tokens: `"first"`, `"last"`, `"mean"`,
             `"max"` or `"mean_sqrt_len"`, see `TextEmbedder`. Defaults to `"first"` for an encoder
             and `"last"` for a decoder.
+        multi_label: bool, whether several classes of a text may be right.
         name: str.
 
     Call arguments:
@@ -53,8 +71,8 @@ class TextClassifier(Classifier):
         Float `(batch, num_classes)`.
 
     Raises:
-        ValueError: for fewer than two classes, labels that disagree with `num_classes`, an
-            unknown activation or pooling, a seq2seq backbone.
+        ValueError: for no classes, labels that disagree with `num_classes`, an unknown activation
+            or pooling, a seq2seq backbone.
 
     Example:
     ```python
@@ -64,12 +82,19 @@ class TextClassifier(Classifier):
     texts, labels = ["a warm and funny film", "dull from start to end"], [1, 0]
     classifier.fit(texts, labels, epochs=1, verbose=0)
     assert classifier.predict(["what a film"], verbose=0).shape == (1, 2)
+
+    topics = kt.TextClassifier.from_preset(
+        "minilm_l6_en", labels=["food", "film", "travel"], multi_label=True
+    )
+    topics.fit(["a film about soup", "nothing"], [["food", "film"], []], verbose=0)
+    assert len(topics.classify("soup in Rome", top_k=3)) == 3
     ```
 
     Source: Devlin et al. 2018, "BERT", section 4.1; for decoders Radford et al. 2018, section 3.2.
     """
 
     backbone_kinds = ("encoder", "decoder")
+    fewest_classes = 1
 
     def __init__(
         self,
@@ -81,8 +106,10 @@ class TextClassifier(Classifier):
         hidden_activation: str | None = None,
         pooling: str | None = None,
         name: str | None = None,
+        multi_label: bool = False,
     ):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+        self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
         is_encoder = backbone.config.kind == "encoder"
         given = {"hidden_activation": hidden_activation, "pooling": pooling}
         self.pooling = check_pooling(self.head_values(backbone.config, given)["pooling"])
@@ -94,9 +121,17 @@ class TextClassifier(Classifier):
             self.hidden_dense = self._dense(backbone.config.hidden_dim, "hidden")
         self.output_dense = self._dense(self.num_classes, "output", use_bias=is_encoder)
         self.built = True
-        self._compile_for_fine_tuning(
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-        )
+        loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
+        if self.multi_label:
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        elif self.num_classes == 1:
+            loss = keras.losses.MeanSquaredError()
+            metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
+        self._compile_for_fine_tuning(loss, metrics=[metric])
+
+    @property
+    def number_of_targets(self) -> int | None:
+        return None if self.multi_label or self.num_classes == 1 else self.num_classes
 
     def call(self, inputs, training: bool = False):
         if self.first_only:
@@ -137,14 +172,14 @@ class TextClassifier(Classifier):
             texts,
             encode,
             with_labels=isinstance(x, Records) and x.y is not None,
-            check_label=self._class_number,
+            check_label=lambda label: self._targets([label], 1, of_file=True),
             max_length=max_length,
         )
         values = {}
         if names is not None:
-            values["labels"] = np.asarray([self._class_number(n) for n in names], "int32")[labels]
+            values["labels"] = self._targets(names, len(names), of_file=True)[labels]
         elif y is not None:
-            values["labels"] = self._class_numbers(y, len(columns["token_ids"]))
+            values["labels"] = self._targets(y, len(columns["token_ids"]))
         has_labels = "labels" in values
         if sample_weight is not None:
             rows = len(columns["token_ids"])
@@ -162,10 +197,46 @@ class TextClassifier(Classifier):
             **options,
         )
 
+    def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
+        """Labels as the loss takes them.
+
+        Args:
+            y: labels, see the class.
+            count: int, the texts.
+            of_file: bool, whether they are the different labels of a file, whose place is known.
+
+        Returns:
+            Int32 `(count,)`, numbers of classes; float32 `(count, num_classes)`, probabilities; or
+            of a regression float32 `(count,)`.
+        """
+        if self.num_classes == 1:
+            return real_numbers(y, count)
+        rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
+        by_number = loss_name(self) in OF_CLASSES
+        if rows is None:
+            if of_file:
+                numbers = [class_number(label, self.num_classes, self.labels) for label in y]
+                found = np.asarray(numbers, "int32")
+            else:
+                found = self._class_numbers(y, count)
+            by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
+            return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
+        if by_number:
+            check_probabilities(rows)
+            if (rows.max(axis=1) == 1).all():
+                return rows.argmax(axis=1).astype("int32")
+            if not isinstance(self.loss, ClassCrossEntropy):
+                raise ValueError(
+                    f"The loss {loss_name(self)} takes numbers of classes, and `y` has "
+                    "probabilities: compile with training.ClassCrossEntropy()."
+                )
+        return rows
+
     def _check_training_set(self, dataset):
-        if "labels" not in dataset.values:
+        if "labels" not in dataset.values or self.num_classes == 1:
             return
-        present = set(dataset.values["labels"].tolist())
+        labels = dataset.values["labels"]
+        present = set((labels if labels.ndim == 1 else np.nonzero(labels)[1]).tolist())
         missing = [name for number, name in enumerate(self.label_names) if number not in present]
         if missing:
             shown = ", ".join(map(repr, missing[:9])) + (", ..." if len(missing) > 9 else "")
@@ -176,21 +247,48 @@ class TextClassifier(Classifier):
             )
 
     @reads
-    def classify(self, texts, batch_size: int | None = None) -> list[tuple[str, float]]:
-        """The likeliest class of each text and its probability.
+    def classify(
+        self,
+        texts,
+        batch_size: int | None = None,
+        top_k: int | None = None,
+        threshold: float | None = None,
+    ) -> list:
+        """The likeliest class of each text and its probability; or several.
 
         Args:
-            texts: as for `predict`.
+            texts: as for `predict`; or a string, or for a pair a tuple of two.
             batch_size: int.
+            top_k: int, the likeliest classes of each text; `num_classes` or more for all.
+            threshold: float, classes below this probability are left out. Defaults, with
+                `multi_label` and without `top_k`, to 0.5.
 
         Returns:
-            One `(label, probability)` a text. Without `labels` the label is the class number
-            as a string.
+            One `(label, probability)` a text. With `top_k` or `threshold`, and with `multi_label`,
+            a list of them, the likeliest first. For a string in place of a list what belongs to
+            it alone. Without `labels` the label is the class number as a string.
+
+        Raises:
+            ValueError: for a regression, which has no classes.
         """
-        probabilities = softmax(self.predict(texts, batch_size=batch_size, verbose=0))
-        best = probabilities.argmax(axis=-1)
-        names = self.label_names
-        return [(names[i], float(row[i])) for i, row in zip(best, probabilities, strict=True)]
+        top_k = check_int("top_k", top_k, at_least=1, none=True)
+        threshold = check_number("threshold", threshold, at_least=0, at_most=1, none=True)
+        if self.num_classes == 1:
+            raise ValueError("This task is a regression (num_classes=1): `predict` gives numbers.")
+        sides = texts if isinstance(texts, tuple) and texts else (texts,)
+        alone = all(isinstance(side, str) for side in sides)
+        if alone:
+            texts = tuple([side] for side in sides) if isinstance(texts, tuple) else [texts]
+        logits = self.predict(texts, batch_size=batch_size, verbose=0)
+        single = top_k is None and threshold is None and not self.multi_label
+        if threshold is None:
+            threshold = 0.5 if self.multi_label and top_k is None else 0.0
+        found = []
+        for row in sigmoid(logits) if self.multi_label else softmax(logits):
+            order = np.argsort(-row, kind="stable")[: 1 if single else top_k]
+            pairs = [(self.label_names[i], float(row[i])) for i in order if row[i] >= threshold]
+            found.append(pairs[0] if single else pairs)
+        return found[0] if alone else found
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
@@ -198,8 +296,9 @@ class TextClassifier(Classifier):
         return {
             "hidden_activation": values.get("hidden_activation"),
             "pooling": values.get("pooling") or usual,
+            "multi_label": bool(values.get("multi_label")),
         }
 
     def task_values(self) -> dict:
-        names = ("hidden_activation", "pooling")
+        names = ("hidden_activation", "pooling", "multi_label")
         return {**super().task_values(), **{name: getattr(self, name) for name in names}}

@@ -12,8 +12,15 @@ from keras_transformer.data.weights import check_weights
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
-from keras_transformer.tasks.spans import Word, character_spans, rows_of, windows, words_of
+from keras_transformer.tasks.inputs import batching, check_max_length, listed, text_rows
+from keras_transformer.tasks.spans import (
+    Word,
+    character_spans,
+    counted,
+    rows_of,
+    windows,
+    words_of,
+)
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
@@ -43,7 +50,9 @@ class TokenClassifier(Classifier):
     """An encoder with a linear layer on every state. Returns logits for each token.
 
     A word has the label of its first token; the others have no weight in `fit`. Words are those
-    that the tokenizer splits a text into before it spells them in tokens.
+    that the tokenizer splits a text into before it spells them in tokens. A text too long for the
+    model is learned from, and read, in overlapping windows; each word counts once, in the window
+    that has most text around it.
 
     `fit` takes, as `x`, lists of words with, as `y`, lists of their labels; or texts with lists of
     `(start, end, label)`, the characters of each entity. The latter needs `labels` with `"O"` and
@@ -116,17 +125,22 @@ class TokenClassifier(Classifier):
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
-        """Words with labels, or texts with entities, as batches. See `Task.make_dataset`."""
+        """Words with labels, or texts with entities, as batches. See `Task.make_dataset`.
+
+        With `y` a long text gives several rows, without it one row, cut at the end.
+        """
         max_length = check_max_length(self, options.pop("max_length", None))
         texts, words = _texts_and_words(x)
         encodings = self._require_tokenizer().encode_batch_with_offsets(texts)
-        chosen = [(i, windows(e, 0, max_length)[0]) for i, e in enumerate(encodings)]
+        parts = [windows(e, 0, max_length) for e in encodings]
+        parts = [part[:1] for part in parts] if y is None else parts
+        chosen = [(i, places) for i, part in enumerate(parts) for places in part]
         columns = self._columns(*rows_of(encodings, chosen))
         options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             return self._dataset(columns, **options)
 
-        rows = y.tolist() if isinstance(y, np.ndarray) else y
+        rows = listed(y)
         if not isinstance(rows, (list, tuple)) or len(rows) != len(texts):
             number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
             raise ValueError(
@@ -134,7 +148,7 @@ class TokenClassifier(Classifier):
                 f"received {number}."
             )
         columns["labels"], columns["counts"] = [], []
-        for i, places in chosen:
+        for i, part in enumerate(parts):
             if words is None:
                 found = words_of(texts[i], encodings[i])
                 labels = self._labels_of_spans(texts[i], found, rows[i], f"y[{i}]")
@@ -145,8 +159,9 @@ class TokenClassifier(Classifier):
             for word, label in zip(found, labels, strict=True):
                 if word is not None:
                     targets[word.token] = label
-            columns["labels"].append(np.maximum(targets, 0)[places].tolist())
-            columns["counts"].append((targets >= 0)[places].tolist())
+            for places, mask in zip(part, counted(part), strict=True):
+                columns["labels"].append(np.maximum(targets, 0)[places].tolist())
+                columns["counts"].append(((targets >= 0)[places] & mask).tolist())
         row_weights = check_weights("sample_weight", sample_weight, len(texts))
         if row_weights is None:
             row_weights = np.ones(len(texts), "float32")
@@ -155,7 +170,7 @@ class TokenClassifier(Classifier):
             weights = arrays["counts"] * arrays["row_weights"][:, None]
             return inputs, arrays["labels"], weights.astype("float32")
 
-        values = {"row_weights": row_weights}
+        values = {"row_weights": row_weights[[i for i, _ in chosen]]}
         return self._dataset(columns, finish, values=values, **options)
 
     def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> np.ndarray:
@@ -219,18 +234,16 @@ class TokenClassifier(Classifier):
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings = self._require_tokenizer().encode_batch_with_offsets(rows)
         limit = self.backbone.config.max_sequence_length
-        chosen = [(i, w) for i, e in enumerate(encodings) for w in windows(e, 0, limit)]
+        parts = [windows(e, 0, limit) for e in encodings]
+        chosen = [(i, places) for i, part in enumerate(parts) for places in part]
         dataset = self._dataset(
             self._columns(*rows_of(encodings, chosen)), sizes=self._sizes, **batching(batch_size)
         )
         probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
-        margins = [np.full(len(e), -1) for e in encodings]
-        for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
-            # A token that is in two windows counts where it has more text around it.
-            margin = np.minimum(np.arange(len(places)), np.arange(len(places))[::-1])
-            better = margin > margins[i][places]
-            margins[i][places[better]] = margin[better]
-            probabilities[i][places[better]] = softmax(logits[: len(places)][better])
+        masks = [mask for part in parts for mask in counted(part)]
+        rows_found = zip(chosen, masks, self._row_outputs(dataset), strict=True)
+        for (i, places), mask, logits in rows_found:
+            probabilities[i][places[mask]] = softmax(logits[: len(places)][mask])
         results = [
             self._entities(text, words_of(text, encoding), found)
             for text, encoding, found in zip(rows, encodings, probabilities, strict=True)
@@ -271,7 +284,7 @@ def _is_span(span) -> bool:
 
 def _texts_and_words(x) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
     """Texts, and the characters of each given word, None where texts were given whole."""
-    rows = x.tolist() if isinstance(x, np.ndarray) else x
+    rows = listed(x, "x")
     several = isinstance(rows, (list, tuple)) and len(rows) > 0
     if not several or not isinstance(rows[0], (list, tuple, np.ndarray)):
         return text_rows(rows), None

@@ -7,8 +7,8 @@ from keras_transformer.training.callbacks import (
 )
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
-from keras_transformer.training.losses import TokenCrossEntropy
-from keras_transformer.training.metrics import BLEU, Perplexity, TokenAccuracy
+from keras_transformer.training.losses import ClassCrossEntropy, TokenCrossEntropy
+from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
 from keras_transformer.training.objectives import (
     Denoising,
     MaskedTokens,
@@ -23,6 +23,8 @@ from keras_transformer.training.throughput import Throughput, matmul_flops_per_s
 __all__ = [
     "BLEU",
     "BLEUCallback",
+    "ClassAccuracy",
+    "ClassCrossEntropy",
     "Denoising",
     "Distiller",
     "FineTuningAdamW",

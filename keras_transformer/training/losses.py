@@ -1,4 +1,4 @@
-"""The loss of models that predict tokens."""
+"""The losses of models that predict tokens or classes."""
 
 import keras
 from keras import ops
@@ -94,3 +94,38 @@ class TokenCrossEntropy(keras.losses.Loss):
 
     def get_config(self):
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ClassCrossEntropy(keras.losses.Loss):
+    """Cross-entropy of classes, given by number or by the probability of each.
+
+    Takes int targets `(batch,)`, or float ones `(batch, classes)` whose rows add up to 1 (one-hot
+    and soft labels), and logits `(batch, classes)`. Computed in float32.
+
+    Args:
+        reduction, name: as in `keras.losses.Loss`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import ClassCrossEntropy
+
+    logits = np.array([[2.0, 0.0]], "float32")
+    by_number, soft = np.array([0]), np.array([[0.5, 0.5]])
+    assert abs(float(ClassCrossEntropy()(by_number, logits)) - np.log(1 + np.exp(-2))) < 1e-6
+    assert abs(float(ClassCrossEntropy()(soft, logits)) - np.log(1 + np.exp(-2)) - 1) < 1e-6
+    ```
+    """
+
+    def __init__(self, reduction="sum_over_batch_size", name: str = "class_cross_entropy"):
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+
+    def call(self, y_true, y_pred):
+        if len(y_true.shape) < len(y_pred.shape):
+            return token_cross_entropy(y_true, y_pred)
+        if y_true.shape[-1] == 1:
+            return token_cross_entropy(ops.squeeze(y_true, -1), y_pred)
+        logits = ops.cast(y_pred, "float32")
+        return -ops.sum(ops.cast(y_true, "float32") * ops.log_softmax(logits, axis=-1), axis=-1)

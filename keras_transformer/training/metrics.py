@@ -1,4 +1,4 @@
-"""Perplexity and accuracy of tokens, BLEU of texts."""
+"""Perplexity and accuracy of tokens, accuracy of classes, BLEU of texts."""
 
 import keras
 from keras import ops
@@ -115,6 +115,49 @@ class TokenAccuracy(TokenMean):
 
     def total_of(self, sums: TokenSums):
         return sums.correct
+
+
+def class_accuracy(y_true, y_pred, multi_label: bool):
+    """Whether the class is right, or the share of classes of which it is told right; `(batch,)`."""
+    if multi_label:
+        right = ops.equal(ops.greater(y_pred, 0), ops.greater(y_true, 0.5))
+        return ops.mean(ops.cast(right, "float32"), axis=-1)
+    if len(y_true.shape) == len(y_pred.shape):
+        y_true = ops.argmax(y_true, axis=-1) if y_true.shape[-1] > 1 else ops.squeeze(y_true, -1)
+    right = ops.equal(ops.argmax(y_pred, axis=-1), ops.cast(y_true, "int32"))
+    return ops.cast(right, "float32")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ClassAccuracy(keras.metrics.MeanMetricWrapper):
+    """The share of rows whose likeliest class is right, from logits `(batch, classes)`.
+
+    Takes numbers of classes `(batch,)` or a probability for each class `(batch, classes)`, of
+    which the largest is right. With `multi_label` the share of classes of which it is right that
+    they are there, or are not.
+
+    Args:
+        multi_label: bool, see above.
+        name, dtype: as in `keras.metrics.Metric`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras_transformer.training import ClassAccuracy
+
+    metric = ClassAccuracy()
+    metric.update_state(np.array([0, 0]), np.array([[2.0, 0.0], [0.0, 2.0]]))
+    assert float(metric.result()) == 0.5
+    ```
+    """
+
+    def __init__(self, multi_label: bool = False, name: str = "accuracy", dtype=None):
+        super().__init__(class_accuracy, name=name, dtype=dtype, multi_label=multi_label)
+        self.multi_label = multi_label
+
+    def get_config(self) -> dict:
+        return {"multi_label": self.multi_label, "name": self.name, "dtype": self.dtype}
 
 
 def check_references(name: str, texts) -> None:

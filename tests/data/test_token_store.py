@@ -227,9 +227,14 @@ def test_values_of_labels(cache):
     rows = [{"text": "a film", "label": value} for value in values]
     stored = Encoder().run(read(rows, y="label", cache=cache), with_labels=True)
     assert [stored.labels[n] for n in stored.label_numbers] == [1, "1", 1, 0, "1"]
-    for wrong in (None, 0.5, float("nan"), ["good"]):
+    for right in (0.5, ["good"]):
+        rows[3]["label"] = right
+        stored = Encoder().run(read(rows, y="label", cache=cache), with_labels=True)
+        kept = tuple(right) if isinstance(right, list) else right
+        assert stored.labels[stored.label_numbers[3]] == kept
+    for wrong in (None, float("nan"), [None], {}):
         rows[3]["label"] = wrong
-        with pytest.raises(ValueError, match="row 3 of the list.*|as many in each batch"):
+        with pytest.raises(ValueError, match="row 3 of the list: a label must be a string, a num"):
             Encoder().run(read(rows, y="label", cache=cache), with_labels=True)
 
 

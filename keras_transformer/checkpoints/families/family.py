@@ -233,6 +233,8 @@ class Family:
         for name, head in self.heads.items():
             if known and architectures[0] in head.architectures:
                 labels = _labels(values) if name in _WITH_LABELS else {}
+                if name == "TextClassifier" and values.get("problem_type") == _MULTI_LABEL:
+                    labels["multi_label"] = True
                 return {"name": name, **labels, **self.task_values(name, values)}
         return None
 
@@ -306,6 +308,8 @@ class Family:
             labels = task["labels"] or [f"LABEL_{i}" for i in range(task["num_classes"])]
             theirs["id2label"] = {str(i): label for i, label in enumerate(labels)}
             theirs["label2id"] = {label: i for i, label in enumerate(labels)}
+        if name == "TextClassifier" and (task.get("multi_label") or task["num_classes"] == 1):
+            theirs["problem_type"] = _MULTI_LABEL if task.get("multi_label") else "regression"
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]
         if task.get("end_ids"):
@@ -320,6 +324,7 @@ class Family:
 _LEFT_OUT = ("initializer_range",)
 _WITH_LABELS = ("TextClassifier", "TokenClassifier")
 _GENERATING = ("CausalLM", "Seq2SeqLM")
+_MULTI_LABEL = "multi_label_classification"
 
 
 def _labels(values: Values) -> dict[str, Any]:
