@@ -10,7 +10,7 @@ import keras_transformer as kt
 from keras_transformer.layers import DecoderBlock, LearnedPosition
 from tests.tasks.common import ENGLISH, config, randomized, tokenizer
 
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30] * 12]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21]]
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -57,7 +57,7 @@ def by_whole_passes(task, ids, count):
     ids = list(ids)
     for _ in range(count):
         # Of one shape: what follows is not seen by what stands before.
-        padded = np.array([ids + [0] * (24 - len(ids))])
+        padded = np.array([ids + [0] * (16 - len(ids))])
         logits = keras.ops.convert_to_numpy(task.predict_on_batch({"token_ids": padded}))
         ids.append(int(logits[0, len(ids) - 1].argmax()))
     return ids[-count:]
@@ -65,11 +65,11 @@ def by_whole_passes(task, ids, count):
 
 def test_generating_with_the_cache_is_generating_without():
     task = make()
-    expected = [by_whole_passes(task, prompt, 9) for prompt in PROMPTS]
-    assert task.generate(PROMPTS, max_new_tokens=9) == expected
-    beams = task.generate(PROMPTS[:1], max_new_tokens=4, sampler="beam", return_details=True)
+    expected = [by_whole_passes(task, prompt, 6) for prompt in PROMPTS]
+    assert task.generate(PROMPTS, max_new_tokens=6) == expected
+    beams = task.generate(PROMPTS[:1], max_new_tokens=3, sampler="beam", return_details=True)
     found = beams[0]
-    assert found.score == pytest.approx(float(found.log_probabilities.sum()) / 4, rel=1e-4)
+    assert found.score == pytest.approx(float(found.log_probabilities.sum()) / 3, rel=1e-4)
 
 
 def test_it_trains_packs_and_is_copied():

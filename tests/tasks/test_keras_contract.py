@@ -164,7 +164,8 @@ def test_outputs_for_batches_are_in_the_order_of_the_texts(make):
     dataset = task.make_dataset(MIXED, shuffle=True, seed=3, batch_size=4, **options)
     for _ in range(2):  # epochs, whose order differs
         found = task.predict(dataset, verbose=0)
-        np.testing.assert_allclose(found, expected[:, : found.shape[1]], atol=2e-4)
+        length = min(found.shape[1], expected.shape[1])  # padded to another one on PyTorch
+        np.testing.assert_allclose(found[:, :length], expected[:, :length], atol=2e-4)
     assert len(task.predict(dataset, verbose=0, steps=1)) == 4
     np.testing.assert_allclose(
         numpy(task.predict_on_batch(MIXED))[:, :1], expected[:, :1], atol=2e-4
