@@ -27,6 +27,7 @@ def choose_buckets(
     max_buckets: int = 6,
     multiple: int = 8,
     max_length: int | Sequence[int] | None = None,
+    least_saving: int = 0,
 ) -> tuple:
     """Bucket lengths that pad the given rows least.
 
@@ -40,6 +41,8 @@ def choose_buckets(
         multiple: bucket lengths are multiples of this.
         max_length: int or `n` ints; longer rows count as truncated to it, and the last
             bucket is never longer (it may then be no multiple). `None`: no limit.
+        least_saving: int, the padded positions that each further bucket must save, since it
+            costs a compilation.
 
     Returns:
         Ascending tuple of ints, or of `n`-tuples for rows with `n` lengths. The last one
@@ -56,6 +59,7 @@ def choose_buckets(
     assert choose_buckets([3, 5, 6, 30, 31], max_buckets=2) == (8, 32)
     assert choose_buckets([3, 5, 6, 30, 31], max_buckets=2, max_length=20) == (8, 20)
     assert choose_buckets([(3, 9), (30, 20)]) == ((8, 16), (32, 24))
+    assert choose_buckets([3, 5, 6, 30, 31], least_saving=100) == (32,)
     ```
     """
     lengths = check_lengths(lengths)
@@ -63,6 +67,7 @@ def choose_buckets(
         raise ValueError("choose_buckets needs at least one length, got none.")
     max_buckets = check_int("max_buckets", max_buckets, at_least=1)
     multiple = check_int("multiple", multiple, at_least=1, at_most=2**31)
+    least_saving = check_int("least_saving", least_saving, at_least=0)
     rows = lengths.reshape(len(lengths), -1)
     limits = length_limits(max_length, rows.shape[1])
     rows = np.minimum(rows, limits)
@@ -82,12 +87,12 @@ def choose_buckets(
     candidates = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1) * multiple
     candidates = np.minimum(candidates, limits)
 
-    chosen = _cheapest_chain(fits, candidates.sum(axis=-1), max_buckets)
+    chosen = _cheapest_chain(fits, candidates.sum(axis=-1), max_buckets, least_saving)
     buckets = tuple(tuple(int(length) for length in candidates[place]) for place in chosen)
     return buckets if lengths.ndim > 1 else tuple(bucket[0] for bucket in buckets)
 
 
-def _cheapest_chain(fits, width, max_buckets):
+def _cheapest_chain(fits, width, max_buckets, least_saving):
     """Indices of the chain of candidates, ending in the last one, that costs least.
 
     The best chain of k + 1 buckets that ends in candidate c extends, for some smaller p, the
@@ -97,9 +102,10 @@ def _cheapest_chain(fits, width, max_buckets):
         fits: int array of any rank: rows that fit each candidate.
         width: int array of that shape: padded positions of a row in each candidate.
         max_buckets: the longest chain allowed.
+        least_saving: what each bucket of the chain costs beside.
     """
     cost = (width * fits).astype("float64")
-    parents = []
+    parents, totals_by_count = [], [cost.flat[-1]]
     for _ in range(1, min(max_buckets, fits.size)):
         longer = np.empty_like(cost)
         parent = np.empty(fits.shape, "int64")
@@ -112,8 +118,10 @@ def _cheapest_chain(fits, width, max_buckets):
             parent[place] = np.ravel_multi_index(inside, fits.shape)
         parents.append(parent)
         cost = longer
+        totals_by_count.append(cost.flat[-1])
+    count = int(np.argmin(totals_by_count + least_saving * np.arange(len(totals_by_count))))
     chain = [tuple(size - 1 for size in fits.shape)]
-    for parent in reversed(parents):
+    for parent in reversed(parents[:count]):
         chain.append(tuple(int(i) for i in np.unravel_index(parent[chain[-1]], fits.shape)))
     # A bucket that no row is the first to fit costs nothing, and is nothing.
     used, before = [], 0

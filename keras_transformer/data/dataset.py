@@ -58,8 +58,9 @@ class BucketedDataset(keras.utils.PyDataset):
             (of either side, for paired columns), so that short rows come in larger batches. A
             row longer than that is a batch by itself.
         buckets: bucket lengths to use, rather than the best for these rows: ints, or pairs.
-        max_buckets, multiple: see `choose_buckets`. Default 6 and 8; without `shuffle`, where
-            nothing depends on them, 12 and 4 on PyTorch, which compiles nothing for a shape.
+        max_buckets, multiple, least_saving: see `choose_buckets`. Default 6, 8 and 0; without
+            `shuffle`, where nothing depends on them, 12 and 4 on PyTorch, which compiles nothing
+            for a shape.
         max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
             row is truncated. `num_truncated` says how many were.
         pack_length: int, puts several rows in one of this length, on either side (see
@@ -114,6 +115,7 @@ class BucketedDataset(keras.utils.PyDataset):
         buckets: Sequence | None = None,
         max_buckets: int | None = None,
         multiple: int | None = None,
+        least_saving: int = 0,
         max_length: int | tuple[int, int] | None = None,
         pack_length: int | None = None,
         sizes: Sizes | None = None,
@@ -167,7 +169,7 @@ class BucketedDataset(keras.utils.PyDataset):
             many = not shuffle and keras.backend.backend() == "torch"
             max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
             multiple = (4 if many else 8) if multiple is None else multiple
-            chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length)
+            chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length, least_saving)
         else:
             chosen = given_buckets(buckets, len(sides))
         places = bucket_of(self._lengths, chosen)

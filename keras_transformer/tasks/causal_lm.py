@@ -73,7 +73,7 @@ class CausalLM(LanguageModel):
 
         rows = encode_rows(self, text_columns(x), encode, max_length=max_length).columns["tokens"]
         objective = NextToken()
-        return BucketedDataset(
+        return self._bucketed(
             objective.columns(rows),
             objective,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},

@@ -145,7 +145,7 @@ class Seq2SeqLM(LanguageModel):
             }
             return batch, arrays["targets"], masks["targets"].astype("float32")
 
-        return BucketedDataset(
+        return self._bucketed(
             {"sources": rows["sources"]},
             make_batch,
             paired_columns={"inputs": targets.without_last(), "targets": targets.without_first()},
@@ -175,8 +175,7 @@ class Seq2SeqLM(LanguageModel):
         def make_batch(arrays, masks):
             return make(arrays["tokens"], masks["tokens"], generator_of(dataset, arrays))
 
-        dataset = BucketedDataset(columns, make_batch, **options)
-        return dataset
+        return self._bucketed(columns, make_batch, **options)
 
     @reads
     def score(self, sources, targets, per_token: bool = False):
