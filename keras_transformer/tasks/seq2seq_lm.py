@@ -175,7 +175,8 @@ class Seq2SeqLM(LanguageModel):
         def make_batch(arrays, masks):
             return make(arrays["tokens"], masks["tokens"], generator_of(dataset, arrays))
 
-        return self._bucketed(columns, make_batch, **options)
+        dataset = self._bucketed(columns, make_batch, **options)
+        return dataset
 
     @reads
     def score(self, sources, targets, per_token: bool = False):
