@@ -224,10 +224,7 @@ class Task(
             if share and validation_data is None:
                 (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, share)
             seed = int(np.random.randint(2**31)) if seed is None else seed
-            saving = {"least_saving": self._positions_of_a_shape()}
-            x = self.make_dataset(
-                x, y, sample_weight, shuffle=shuffle, seed=seed, **sizes, **saving
-            )
+            x = self.make_dataset(x, y, sample_weight, shuffle=shuffle, seed=seed, **sizes)
             y = sample_weight = sizes["batch_size"] = None
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
