@@ -41,8 +41,9 @@ def theirs(family, folder, in_config):
 def test_an_export_generates_there_as_the_original_does(tmp_path, family, in_config):
     model_class = theirs(family, tmp_path / "theirs", in_config)
     task = kt.Seq2SeqLM.from_preset(tmp_path / "theirs")
-    task.save_to_preset(tmp_path / "ours")
-    task = kt.Seq2SeqLM.from_preset(tmp_path / "ours")
+    if not in_config:
+        task.save_to_preset(tmp_path / "ours")
+        task = kt.Seq2SeqLM.from_preset(tmp_path / "ours")
     kt.export_to_huggingface(task, tmp_path / "export")
     found = []
     for folder in ("theirs", "export"):

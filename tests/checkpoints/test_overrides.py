@@ -117,7 +117,10 @@ def test_with_weights_a_value_is_refused_or_changes_no_number(name, tmp_path):
     with pytest.raises(ValueError, match=message):
         kt.Backbone.from_preset(tmp_path, **{name: given})
     with pytest.raises(ValueError, match=message):
-        kt.TextClassifier.from_preset(tmp_path, num_classes=2, **{name: given})
+        if kind == "seq2seq":
+            kt.Seq2SeqLM.from_preset(tmp_path, **{name: given})
+        else:
+            kt.TextClassifier.from_preset(tmp_path, num_classes=2, **{name: given})
     same = {name: mine}
     (tmp_path / "hidden").rename(tmp_path / "model.safetensors")
     again = kt.Backbone.from_preset(tmp_path, **same)
