@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 OPTIONS = {
     "preprocessor": "A task has its `tokenizer` in the place of a preprocessor, and cuts and pads "
     "texts by itself; `make_dataset(..., max_length=...)` cuts them shorter.",
-    "activation": "Outputs are logits: `classify` gives probabilities, and `keras.ops.softmax` or "
-    "`sigmoid` makes them of what `predict` returns. (In `from_preset` `activation` is a value of "
+    "activation": "Outputs are logits: `classify` gives probabilities, and `keras.ops.sigmoid` or "
+    "`softmax` makes them of what `predict` returns. (In `from_preset` `activation` is a value of "
     "the config, that of every block.)",
     "sequence_length": "Texts are padded to the bucket that fits them, and cut at the model's "
     "longest; `make_dataset(..., max_length=...)` cuts them shorter.",
