@@ -32,6 +32,7 @@ help:  ## print the targets
 	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
 	@echo "make test BACKENDS=jax TESTS=tests/layers PYTEST_ARGS=-x   some of the tests"
 
+demo: export TF_CPP_MIN_LOG_LEVEL = 3
 demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after the install
 	@$(BIN)/python examples/demo.py $(ARGS)
 

@@ -49,7 +49,7 @@ class OneLineAnEpoch(keras.callbacks.Callback):
     """Prints what `fit` is at on one line, which in a terminal is written over while it runs."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.name, self.started = f"  epoch {epoch + 1} of {self.params['epochs']}", time.time()
+        self.name = f"  epoch {epoch + 1} of {self.params['epochs']}"
 
     def on_train_batch_end(self, batch, logs=None):
         if sys.stdout.isatty():
@@ -59,8 +59,7 @@ class OneLineAnEpoch(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         line = f"{self.name}  loss {logs['loss']:.3f}  accuracy {logs['accuracy']:.1%}"
-        over = "\r" if sys.stdout.isatty() else ""
-        print(f"{over}{f'{line}  {time.time() - self.started:.0f} s':60}".rstrip(), flush=True)
+        print(f"\r{line:60}" if sys.stdout.isatty() else line, flush=True)
 
 
 def read(name: str) -> tuple[list[str], list[int]]:
@@ -99,8 +98,8 @@ def fit_classifier() -> tuple[kt.TextClassifier, float]:
 def main(arguments):
     started = time.time()
     keras.utils.set_random_seed(FLAGS.seed)
-    # That JAX finds no TPU and that the new layer is untrained need not be said.
-    absl_logging.set_verbosity(absl_logging.WARNING)
+    # What a backend looked for, and that the new layer is untrained, need not be said.
+    absl_logging.set_verbosity(absl_logging.ERROR)
     logging.getLogger("keras_transformer").setLevel(logging.ERROR)
     for preset in (FLAGS.encoder, FLAGS.translator, FLAGS.writer):
         resolve_preset(preset)  # A wrong name is said at once, not after the training.

@@ -87,7 +87,7 @@ def test_demo(run, presets):
     (reached,) = shares(re.search(r"right on (.*) of the 250 held-out sentences", printed)[1])
     assert 0.3 < reached < 0.9
     # One line an epoch, nothing written over where there is no terminal, and lines that fit one.
-    assert len(re.findall(r"^  epoch 1 of 1  loss .* accuracy .* s$", printed, re.M)) == 1
+    assert len(re.findall(r"^  epoch 1 of 1  loss .* accuracy [\d.]+%$", printed, re.M)) == 1
     assert printed.count("epoch") == 1 and "\r" not in printed
     for review in reviews:
         assert re.search(rf"  (negative|positive)  +[\d.]+%  {re.escape(review)}\n", printed)
