@@ -168,7 +168,7 @@ def test_parts_that_do_not_belong_together():
     check("needs a backbone.*received <class 'str'>", kt.CausalLM, "gpt2")
     check(f"The tokenizer has {bpe.vocabulary_size} tokens.*only", kt.CausalLM, decoder, bpe)
     check("`tokenizer` must be a Tokenizer or None, received 'bert'", kt.CausalLM, decoder, "bert")
-    for options in ({}, {"num_classes": 1}, {"num_classes": "2"}, {"num_classes": 2.0}):
+    for options in ({}, {"num_classes": 0}, {"num_classes": "2"}, {"num_classes": 2.0}):
         check("`num_classes` must be an integer", kt.TextClassifier, encoder, words, **options)
     check(
         "Received 3 labels for num_classes=2", kt.TextClassifier, encoder, words,

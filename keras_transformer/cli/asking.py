@@ -13,7 +13,6 @@ from keras_transformer.tasks import (
     TextEmbedder,
     TokenClassifier,
 )
-from keras_transformer.tasks.task import softmax
 
 
 def _classify(options: argparse.Namespace) -> None:
@@ -24,14 +23,8 @@ def _classify(options: argparse.Namespace) -> None:
 
     def find(texts):
         x = lines.pairs(texts, "two texts") if options.pairs else texts
-        logits = task.predict(x, batch_size=options.batch_size, verbose=0)
-        return [
-            [
-                {"label": names[i], "probability": float(row[i])}
-                for i in sorted(range(len(names)), key=lambda i: -row[i])
-            ]
-            for row in softmax(logits)
-        ]
+        found = task.classify(x, batch_size=options.batch_size, top_k=task.num_classes)
+        return [[{"label": label, "probability": share} for label, share in row] for row in found]
 
     def show(text, rows):
         return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"

@@ -96,12 +96,33 @@ class TokenAutomaton:
             raise ValueError(f"One of `choices` is not valid Unicode: {error}") from None
         return _over_tokens(automaton, token_bytes, f"any of the {len(strings)} choices")
 
+    def without_first(self, ids: Sequence[int]) -> "TokenAutomaton":
+        """The same texts, but for those that begin with one of the tokens `ids`.
+
+        Raises:
+            ValueError: if that leaves none.
+        """
+        # A state of its own to begin with, and classes of their own for these tokens.
+        states = np.where(self.transitions >= 0, self.transitions + 1, -1)
+        banned = np.full_like(states[:1], -1)
+        transitions = np.block([[states[:1], banned], [states, states]])
+        if not self.accepting[0] and (states[0, self._classes_but(ids)] < 0).all():
+            raise ValueError("The tokens of this vocabulary can only spell it within a word.")
+        token_classes = self.token_classes.copy()
+        token_classes[list(ids)] += states.shape[1]
+        accepting = np.append(self.accepting[:1], self.accepting)
+        return TokenAutomaton(transitions, token_classes, accepting)
+
+    def _classes_but(self, ids: Sequence[int]) -> np.ndarray:
+        return np.unique(np.delete(self.token_classes, list(ids)))
+
 
 class Constraints:
     """Compiles constraints for one vocabulary, and keeps the last ones.
 
     Args:
         token_bytes: as in `TokenAutomaton.from_regex`.
+        never_first: ids that no text may begin with.
         size: int, how many automata are kept.
 
     Example:
@@ -114,12 +135,18 @@ class Constraints:
     ```
     """
 
-    def __init__(self, token_bytes: Sequence[bytes | None], size: int = 32):
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        never_first: Sequence[int] = (),
+        size: int = 32,
+    ):
         self.token_bytes = list(token_bytes)
 
         @functools.lru_cache(maxsize=size)
         def compiled(kind: str, value, *options) -> TokenAutomaton:
-            return getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes, *options)
+            automaton = getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes, *options)
+            return automaton.without_first(never_first) if len(never_first) else automaton
 
         self._compiled = compiled
 

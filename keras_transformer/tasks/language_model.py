@@ -24,7 +24,7 @@ from keras_transformer.tasks.inputs import listed, text_rows
 from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.pieces import strips_first_space, token_bytes
+from keras_transformer.tokenizers.pieces import ids_within_words, strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
 
@@ -225,7 +225,8 @@ class LanguageModel(TokenPredictor):
             raise ValueError("Give either `regex` or `choices`.")
         tokenizer = self._require_tokenizer()
         if self._constraints is None:
-            self._constraints = Constraints(token_bytes(tokenizer))
+            never_first = () if self.continues_prompts else ids_within_words(tokenizer)
+            self._constraints = Constraints(token_bytes(tokenizer), never_first)
         # Decoding a text of its own drops the space before its first word.
         free = not self.continues_prompts and strips_first_space(tokenizer)
         if regex is not None:

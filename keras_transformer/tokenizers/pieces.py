@@ -86,6 +86,13 @@ def strips_first_space(tokenizer: Tokenizer) -> bool:
     return False
 
 
+def ids_within_words(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of WordPiece that go on with a word: at the start of a text they show their prefix."""
+    steps = decoder_steps(tokenizer)
+    prefixes = tuple(step["prefix"] for step in steps if step["type"] == "WordPiece")
+    return [i for token, i in tokenizer.get_vocabulary().items() if token.startswith(prefixes)]
+
+
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps of a tokenizer's decoder, in their order.
 

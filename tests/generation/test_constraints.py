@@ -224,3 +224,16 @@ def test_a_large_vocabulary_is_quick():
     assert automaton.transitions.size < 10_000
     with pytest.raises(ValueError, match="constraint is too large"):
         TokenAutomaton.from_choices([word.decode() for word in sorted(words)[:9000]], vocabulary)
+
+
+def test_a_text_does_not_begin_within_a_word():
+    """`##a` at the start of a text is shown as it is; behind a word it is its letters."""
+    vocabulary = [b" a", b"a", b"b", b" b", None]  # those without a space are ##a and ##b
+    pattern = Constraints(vocabulary, never_first=[1, 2]).regex(" ?a?b", optional_space=False)
+    allowed = pattern.transitions[0, pattern.token_classes] >= 0
+    assert allowed.tolist() == [True, False, False, True, False]
+    (after,) = pattern.transitions[[0], pattern.token_classes[[0]]]
+    allowed = pattern.transitions[after, pattern.token_classes] >= 0
+    assert allowed.tolist() == [False, False, True, False, False]
+    with pytest.raises(ValueError, match="only spell it within a word"):
+        Constraints(vocabulary, never_first=[1, 2]).choices(["a"])
