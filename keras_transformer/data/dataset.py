@@ -7,18 +7,18 @@ backend, and no TensorFlow is needed.
 import copy
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, check_seed, describe, shorten
+from keras_transformer.data.batches import check_columns, longest_second, padded_to_sizes
 from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buckets, length_limits
 from keras_transformer.data.packing import pack_rows
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.token_rows import TokenRows
-from keras_transformer.sizes import OFTEN, Sizes, round_size, round_up
+from keras_transformer.sizes import Sizes
 
 _LONGEST_PACK = 2**24  # Positions; more would be a mistake, and take the memory.
 
@@ -154,7 +154,7 @@ class BucketedDataset(keras.utils.PyDataset):
             name: check_int(f"pad_values[{name!r}]", id, -(2**31), 2**31 - 1)
             for name, id in (pad_values or {}).items()
         }
-        self._check_columns()
+        check_columns(self._sides, self._values, self._pad_values)
 
         full = np.stack([next(iter(side.values())).lengths for side in self._sides], axis=1)
         self._lengths = np.minimum(full, length_limits(max_length, len(sides)))
@@ -200,32 +200,6 @@ class BucketedDataset(keras.utils.PyDataset):
         self._row_lengths = self._lengths
         self._lengths = np.add.reduceat(self._lengths[order], np.cumsum([0, *sizes[:-1]]), axis=0)
         self._packs = packs
-
-    def _check_columns(self):
-        rows = {n: len(c.lengths) for side in self._sides for n, c in side.items()}
-        for name, value in self._values.items():
-            if not value.ndim:
-                raise ValueError(f"`values[{name!r}]` must be an array, received {shorten(value)}.")
-            rows[name] = len(value)
-        if not all(self._sides) or 0 in rows.values():
-            raise ValueError(
-                f"BucketedDataset needs columns with at least one row, got rows: {rows or 'none'}."
-            )
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"Columns and values must have equally many rows, got {rows}.")
-        for side in self._sides:
-            (first, one), *others = side.items()
-            for other, two in others:
-                differ = np.flatnonzero(one.lengths != two.lengths)
-                if differ.size:
-                    row = differ[0]
-                    raise ValueError(
-                        f"Row {row} has {one.lengths[row]} ids in column {first!r} but "
-                        f"{two.lengths[row]} in column {other!r}; they must agree."
-                    )
-        unknown = set(self._pad_values) - set(rows)
-        if unknown:
-            raise ValueError(f"pad_values names no column: {sorted(unknown)}; have {list(rows)}.")
 
     @property
     def epoch(self) -> int:
@@ -434,7 +408,7 @@ class BucketedDataset(keras.utils.PyDataset):
             epoch = self._epoch
             batches = self._compose(epoch)
             if self._sizes is not None:
-                batches = _padded_to_sizes(batches, self._sizes)
+                batches = padded_to_sizes(batches, self._sizes)
             self._composed = (epoch, batches)
         return batches
 
@@ -451,40 +425,7 @@ class BucketedDataset(keras.utils.PyDataset):
             full = len(rows) if last else len(rows) // size * size
             batches += [(shape, rows[i : min(i + size, full)]) for i in range(0, full, size)]
             waiting = rows[full:]
-        return _longest_second(batches, rng)
-
-
-def _longest_second(batches: list, rng=None) -> list:
-    """Shortest shape first, longest (or the one smaller batch) second, then the others.
-
-    On TensorFlow Keras derives the tensor signature of all batches from the first two; any
-    dimension that is equal in these two would be taken as fixed. The longest shape being early
-    also shows at once whether it fits the memory.
-    """
-    if len(batches) < 3:
-        return batches
-    first, *middle, last = batches
-    if rng is not None:
-        middle = [middle[i] for i in rng.permutation(len(middle))]
-    return [first, last, *middle]
-
-
-def _padded_to_sizes(batches: list, sizes: Sizes) -> list:
-    """The batches with as many rows and tokens as a size at hand has."""
-    # Of more than two batches all have the same rows: see `_longest_second`.
-    fixed = max(len(rows) for _, rows in batches) if len(batches) > 2 else None
-    wanted = [(fixed or round_up(len(rows)), *shape) for shape, rows in batches]
-    chosen = {}
-    for (count, *shape), times in Counter(wanted).items():
-        # A length of its own is for many batches.
-        lengths = shape if times >= OFTEN else map(round_size, shape)
-        most = (fixed, *[None] * len(shape))
-        chosen[count, *shape] = sizes.choose((count, *lengths), most, times=times)
-    padded = []
-    for size, (_, rows) in zip(wanted, batches, strict=True):
-        count, *shape = chosen[size]
-        padded.append((tuple(shape), np.pad(rows, (0, count - len(rows)), mode="edge")))
-    return _longest_second(sorted(padded, key=lambda batch: batch[0]))
+        return longest_second(batches, rng)
 
 
 def _checksum(*arrays: np.ndarray) -> int:

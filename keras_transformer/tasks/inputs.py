@@ -266,7 +266,8 @@ def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
         )
 
     def part(rows, where: slice):
-        return tuple(column[where] for column in rows) if isinstance(rows, tuple) else rows[where]
+        parts = [listed(column)[where] for column in (rows if isinstance(rows, tuple) else (rows,))]
+        return tuple(parts) if isinstance(rows, tuple) else parts[0]
 
     return tuple(
         tuple(None if rows is None else part(rows, where) for rows in (x, y, sample_weight))

@@ -1,0 +1,69 @@
+"""How the batches of a `BucketedDataset` come about: columns checked, order, sizes."""
+
+from collections import Counter
+
+import numpy as np
+
+from keras_transformer.checking import shorten
+from keras_transformer.sizes import OFTEN, Sizes, round_size, round_up
+
+
+def check_columns(sides: list[dict], values: dict, pad_values: dict) -> None:
+    """ValueError for columns and values that are not of the same rows."""
+    rows = {n: len(c.lengths) for side in sides for n, c in side.items()}
+    for name, value in values.items():
+        if not value.ndim:
+            raise ValueError(f"`values[{name!r}]` must be an array, received {shorten(value)}.")
+        rows[name] = len(value)
+    if not all(sides) or 0 in rows.values():
+        raise ValueError(
+            f"BucketedDataset needs columns with at least one row, got rows: {rows or 'none'}."
+        )
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"Columns and values must have equally many rows, got {rows}.")
+    for side in sides:
+        (first, one), *others = side.items()
+        for other, two in others:
+            differ = np.flatnonzero(one.lengths != two.lengths)
+            if differ.size:
+                row = differ[0]
+                raise ValueError(
+                    f"Row {row} has {one.lengths[row]} ids in column {first!r} but "
+                    f"{two.lengths[row]} in column {other!r}; they must agree."
+                )
+    unknown = set(pad_values) - set(rows)
+    if unknown:
+        raise ValueError(f"pad_values names no column: {sorted(unknown)}; have {list(rows)}.")
+
+
+def longest_second(batches: list, rng=None) -> list:
+    """Shortest shape first, longest (or the one smaller batch) second, then the others.
+
+    On TensorFlow Keras derives the tensor signature of all batches from the first two; any
+    dimension that is equal in these two would be taken as fixed. The longest shape being early
+    also shows at once whether it fits the memory.
+    """
+    if len(batches) < 3:
+        return batches
+    first, *middle, last = batches
+    if rng is not None:
+        middle = [middle[i] for i in rng.permutation(len(middle))]
+    return [first, last, *middle]
+
+
+def padded_to_sizes(batches: list, sizes: Sizes) -> list:
+    """The batches with as many rows and tokens as a size at hand has."""
+    # Of more than two batches all have the same rows: see `longest_second`.
+    fixed = max(len(rows) for _, rows in batches) if len(batches) > 2 else None
+    wanted = [(fixed or round_up(len(rows)), *shape) for shape, rows in batches]
+    chosen = {}
+    for (count, *shape), times in Counter(wanted).items():
+        # A length of its own is for many batches.
+        lengths = shape if times >= OFTEN else map(round_size, shape)
+        most = (fixed, *[None] * len(shape))
+        chosen[count, *shape] = sizes.choose((count, *lengths), most, times=times)
+    padded = []
+    for size, (_, rows) in zip(wanted, batches, strict=True):
+        count, *shape = chosen[size]
+        padded.append((tuple(shape), np.pad(rows, (0, count - len(rows)), mode="edge")))
+    return longest_second(sorted(padded, key=lambda batch: batch[0]))
