@@ -51,17 +51,16 @@ def longest_second(batches: list, rng=None) -> list:
     return [first, last, *middle]
 
 
-def padded_to_sizes(batches: list, sizes: Sizes) -> list:
-    """The batches with as many rows and tokens as a size at hand has."""
+def padded_to_sizes(batches: list, sizes: Sizes, limits: list[int]) -> list:
+    """The batches with as many rows and tokens as a size at hand has, `limits` tokens at most."""
     # Of more than two batches all have the same rows: see `longest_second`.
     fixed = max(len(rows) for _, rows in batches) if len(batches) > 2 else None
     wanted = [(fixed or round_up(len(rows)), *shape) for shape, rows in batches]
     chosen = {}
     for (count, *shape), times in Counter(wanted).items():
         # A length of its own is for many batches.
-        lengths = shape if times >= OFTEN else map(round_size, shape)
-        most = (fixed, *[None] * len(shape))
-        chosen[count, *shape] = sizes.choose((count, *lengths), most, times=times)
+        lengths = shape if times >= OFTEN else map(min, map(round_size, shape), limits)
+        chosen[count, *shape] = sizes.choose((count, *lengths), (fixed, *limits), times=times)
     padded = []
     for size, (_, rows) in zip(wanted, batches, strict=True):
         count, *shape = chosen[size]

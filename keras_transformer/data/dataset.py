@@ -157,7 +157,8 @@ class BucketedDataset(keras.utils.PyDataset):
         check_columns(self._sides, self._values, self._pad_values)
 
         full = np.stack([next(iter(side.values())).lengths for side in self._sides], axis=1)
-        self._lengths = np.minimum(full, length_limits(max_length, len(sides)))
+        limits = length_limits(max_length, len(sides))
+        self._lengths = np.minimum(full, limits)
         self.num_truncated = int((full > self._lengths).any(axis=1).sum())
         self._packs = None
         if pack_length is not None:
@@ -183,7 +184,7 @@ class BucketedDataset(keras.utils.PyDataset):
         by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
         self._members = [by_length[places[by_length] == place] for place in occupied]
 
-        self._sizes = sizes
+        self._sizes, self._limits = sizes, limits.tolist()
         self._epoch = 0
         self.first_batch = 0
         self._composed = (None, None)
@@ -408,7 +409,7 @@ class BucketedDataset(keras.utils.PyDataset):
             epoch = self._epoch
             batches = self._compose(epoch)
             if self._sizes is not None:
-                batches = padded_to_sizes(batches, self._sizes)
+                batches = padded_to_sizes(batches, self._sizes, self._limits)
             self._composed = (epoch, batches)
         return batches
 

@@ -204,9 +204,12 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
-        """A dataset; one to learn from has no more shapes than pay."""
+        """Batches of lengths that the model has; to learn from, of no more than pay."""
+        config = self.backbone.config
+        if config.position == "learned" or config.score == "location":
+            options = {"max_length": config.max_sequence_length, **options}
         if options.get("shuffle") and options.get("max_buckets") is None:
-            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, 32))
+            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(config, 32))
             options = {"least_saving": saving, **options}
         return BucketedDataset(columns, make_batch, **options)
 

@@ -216,7 +216,7 @@ def test_predictions_are_the_same_at_sizes_at_hand():
     tokenizer = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=30)
     config = kt.TransformerConfig(
         kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=8, num_layers=1,
-        num_heads=2, intermediate_dim=8, max_sequence_length=50,
+        num_heads=2, intermediate_dim=8, position="learned", max_sequence_length=50,
     )  # fmt: skip
     task = kt.TextClassifier(kt.models.Encoder(config), tokenizer, num_classes=2)
     expected = np.concatenate(
