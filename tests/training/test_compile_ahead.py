@@ -54,7 +54,7 @@ def fit(task, data, **options):
 
 
 def data_of(task, texts=TEXTS, labels=LABELS, **options):
-    options = {"shuffle": True, "batch_size": 2, "multiple": 4, **options}
+    options = {"shuffle": True, "batch_size": 2, "multiple": 4, "max_buckets": 6, **options}
     return task.make_dataset(texts, labels, **options)
 
 
