@@ -96,6 +96,8 @@ def test_labels(task, named, verb):
     check(r"`y\[0\]` is 'ugly', which is none of the labels", on_names, texts, ["ugly"] * 3)
     check("one number a text, 3 in all", on_strings, texts, [0, 1, 0], sample_weight=[1.0])
     check("`y` must be from 0 to 1, but holds 7", on_strings, GOOD, np.array([7]))
+    on_batch = {"fit": task.train_on_batch, "evaluate": task.test_on_batch}[verb]
+    check("`y` must be from 0 to 1, but holds 7", on_batch, GOOD, np.array([7]))
 
 
 def test_options_of_fit(task):
