@@ -148,7 +148,10 @@ class Programs:
         return len(self._kept) - lasting + self._lasting
 
     def _make_room(self) -> None:
-        most = max(min(self.most, LEAST_PROGRAMS), self.most - self._others())
+        others = self._others()
+        # One more operation by itself, or two, may come before there is room to be made again.
+        most = self.most - others - 2 if others else self.most
+        most = max(min(self.most, LEAST_PROGRAMS), most)
         while len(self) > most:
             oldest = (
                 place
