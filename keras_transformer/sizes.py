@@ -71,7 +71,7 @@ class Sizes:
         Args:
             wanted: such as rows and tokens; the product is taken for the work.
             most: the largest allowed of each, None for any. Defaults to any.
-            group: what else tells programs apart: sizes of other groups are not at hand.
+            group: what else tells programs apart, of a few: sizes of others are not at hand.
             times: int, how often it is wanted now.
 
         Returns:

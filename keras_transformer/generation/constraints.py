@@ -106,15 +106,13 @@ class TokenAutomaton:
         states = np.where(self.transitions >= 0, self.transitions + 1, -1)
         banned = np.full_like(states[:1], -1)
         transitions = np.block([[states[:1], banned], [states, states]])
-        if not self.accepting[0] and (states[0, self._classes_but(ids)] < 0).all():
+        others = np.delete(self.token_classes, list(ids))
+        if not self.accepting[0] and (states[0, others] < 0).all():
             raise ValueError("The tokens of this vocabulary can only spell it within a word.")
         token_classes = self.token_classes.copy()
         token_classes[list(ids)] += states.shape[1]
         accepting = np.append(self.accepting[:1], self.accepting)
         return TokenAutomaton(transitions, token_classes, accepting)
-
-    def _classes_but(self, ids: Sequence[int]) -> np.ndarray:
-        return np.unique(np.delete(self.token_classes, list(ids)))
 
 
 class Constraints:

@@ -274,7 +274,7 @@ class Engine:
         """Slots of a cache with room for `needed`: up to twice as many if there is a program."""
         wanted = round_size(needed)
         most = max(256, 2 * wanted)  # memory
-        return self._sizes(settings).choose((wanted,), (most,), group=("slots", rows))[0]
+        return self._sizes(settings).choose((rows, wanted), (rows, most), group="slots")[1]
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""

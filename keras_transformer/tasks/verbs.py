@@ -208,7 +208,8 @@ class Verbs:
             seed = int(np.random.randint(2**31))  # of what is drawn of the texts, if anything is
             dataset = self._one_batch(x, y, sample_weight, shuffle=True, seed=seed)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        x, sample_weight = check_arrays(self, x, y, sample_weight)
+        else:
+            x, sample_weight = check_arrays(self, x, y, sample_weight)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict: bool = False):
@@ -217,7 +218,8 @@ class Verbs:
             check_labels_given(self, x, y)
             dataset = self._one_batch(x, y, sample_weight)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        x, sample_weight = check_arrays(self, x, y, sample_weight)
+        else:
+            x, sample_weight = check_arrays(self, x, y, sample_weight)
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x):
