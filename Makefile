@@ -4,12 +4,17 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
-# In several starts, since TensorFlow gives back the memory of compiled programs only when it ends.
-TESTS ?= tests/generation tests/tasks "tests/models tests/layers tests/training" \
+# All in one start, on TensorFlow in four: it gives back the memory of programs only when it ends.
+TESTS ?=
+STARTS_tensorflow := tests/generation tests/tasks "tests/models tests/layers tests/training" \
 	"tests --ignore=tests/generation --ignore=tests/tasks --ignore=tests/models \
 	--ignore=tests/layers --ignore=tests/training"
 # Files in two processes: most of the time goes into compiling, which takes one core.
-PYTEST_ARGS ?= -q -n 2 --dist loadfile --durations 10
+PYTEST_ARGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder
+# What a thorough run draws its examples from; the same seed repeats it.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+# For how many seconds a run of what a change touches takes up tests, over all backends.
+SECONDS ?= 180
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,15 +27,18 @@ export KERAS_BACKEND ?= jax
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# What needs one backend runs on one of these.
+export TEST_BACKENDS := $(BACKENDS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench reproduce wheel clean
+.PHONY: help demo test test-thorough test-changed lint format bench reproduce wheel clean
 
 help:  ## print the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 	@echo
 	@echo "make demo ARGS='\"I loved it.\" \"It was dull.\"'   classifies these sentences"
 	@echo "make test BACKENDS=jax TESTS=tests/layers PYTEST_ARGS=-x   some of the tests"
+	@echo "make test-changed SECONDS=600   more of what a change touches"
 
 demo: export TF_CPP_MIN_LOG_LEVEL = 3
 demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after the install
@@ -39,7 +47,10 @@ demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after th
 test: $(VENV)/.test  ## run the tests on each backend
 	@failed=""; \
 	for backend in $(BACKENDS); do \
-	  for tests in $(TESTS); do \
+	  starts='$(TESTS)'; \
+	  if [ -z "$$starts" ] && [ $$backend = tensorflow ]; then starts='$(STARTS_tensorflow)'; fi; \
+	  eval "set -- $${starts:-tests}"; \
+	  for tests in "$$@"; do \
 	    echo "== $$tests on $$backend"; \
 	    KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
 	      || failed="$$failed $$backend"; \
@@ -47,9 +58,28 @@ test: $(VENV)/.test  ## run the tests on each backend
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style, and the types of the public surface
+# All on each backend, more examples and new ones: an hour or more.
+test-thorough: $(VENV)/.test  ## all tests on each backend, with examples drawn anew: SEED=n repeats
+	@seed=$(SEED); echo "SEED=$$seed"; \
+	$(MAKE) --no-print-directory test TEST_SEED=$$seed \
+	  PYTEST_ARGS="$(PYTEST_ARGS) --hypothesis-seed=$$seed" \
+	  || { echo "SEED=$$seed repeats this run"; exit 1; }
+
+test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), in about three minutes
+	@failed=""; \
+	for backend in $(BACKENDS); do \
+	  tests=$$(KERAS_BACKEND=$$backend $(BIN)/python -m tests.changed $$(( $(SECONDS) / $(words $(BACKENDS)) ))); \
+	  if [ -z "$$tests" ]; then echo "no test is touched by what changed"; break; fi; \
+	  echo "== $$tests on $$backend"; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
+	    || failed="$$failed $$backend"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
+
+lint: $(VENV)/.lint  ## check the style, the floors, and the types of the public surface
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --cache-dir .cache/import_linter
 	@$(BIN)/mypy tests/public_types.py
 
 format: $(VENV)/.lint  ## format, and repair what can be
@@ -98,5 +128,5 @@ $(VENV)/.bench: $(VENV)/.test
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.venv $(REQUIREMENTS)
-	@$(INSTALL) -e . mypy ruff
+	@$(INSTALL) -e . import-linter mypy ruff
 	@touch $@

@@ -76,14 +76,6 @@ NOT_COVERED = (
         (_llama_rope("dynamic"), _llama_rope("longrope")),
     ),
     NotCovered(
-        "BART and Marian whose two sides differ in width or heads; Marian with two vocabularies",
-        "One config value serves both sides.",
-        (
-            {"model_type": "bart", "encoder_ffn_dim": 8, "decoder_ffn_dim": 16},
-            {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8},
-        ),
-    ),
-    NotCovered(
         "The encoder of T5 alone (`T5EncoderModel`)",
         "A seq2seq backbone has both sides. Of a whole T5, `backbone.encode` gives the encoder's "
         "states.",
@@ -231,8 +223,7 @@ def paragraph(text: str) -> list[str]:
 
 def classes(family: Family, task: str) -> str:
     """The classes of the Transformers library that have the head of a task."""
-    names = family.heads[task].architectures if task in family.heads else ()
-    return names_of(names)
+    return names_of(family.classes(task) if task in family.heads else ())
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -366,6 +357,12 @@ def special(family: Family) -> list[str]:
         parts.append("token types")
     if config.window is not None or SWITCHED_WINDOW in family.conversions:
         parts.append("a window, if the config has one")
+    if config.layer_pattern:
+        parts.append("layers that differ by turns")
+    if config.encoder or config.decoder or config.share_embeddings is False:
+        parts.append("sides that differ")
+    if config.attention_soft_cap or config.logit_soft_cap:
+        parts.append("caps on scores or logits")
     if config.score != "scaled_dot":
         parts.append("scores not scaled")
     if config.scale_embedding or "scale_embedding" in read:

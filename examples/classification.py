@@ -9,9 +9,10 @@ import statistics
 import tempfile
 import time
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import sst2
-from runs import start
 
 import keras
 import numpy as np

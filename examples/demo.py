@@ -10,10 +10,11 @@ import pathlib
 import sys
 import time
 
+from runs import start
+
 import keras_transformer as kt
 from keras_transformer.checkpoints import resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
-from runs import start
 
 import keras
 from absl import flags

@@ -10,11 +10,11 @@ such a model).
 Ctrl-C ends a text; what was printed stays, and the model can be asked again.
 """
 
-import os
 import time
 
-import keras_transformer as kt
 from runs import start
+
+import keras_transformer as kt
 
 from absl import flags
 
@@ -61,5 +61,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start(main)

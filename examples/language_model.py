@@ -12,9 +12,10 @@ What the preset gpt_tiny_shakespeare was trained with: make reproduce PRESET=gpt
 import pathlib
 import tempfile
 
+from runs import check_recipe, start, values
+
 import keras_transformer as kt
 from datasets import tiny_shakespeare
-from runs import check_recipe, start, values
 
 import keras
 import numpy as np

@@ -20,9 +20,10 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import BEAGLE, shakespeare_speeches
-from runs import start
 
 import keras
 from absl import flags

@@ -24,9 +24,10 @@ import textwrap
 import time
 from typing import NamedTuple
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import BEAGLE, shakespeare_speeches
-from runs import start
 
 import keras
 from absl import app, flags

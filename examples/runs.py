@@ -1,11 +1,18 @@
 """How an example starts: its flags, and a run that goes on only with the values it began with."""
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 from absl import app, flags
+
+# What TensorFlow found on the machine need not stand between an example's lines. Its errors do.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# PyTorch's threads wait for each other asleep: where other programs want the cores too, those that
+# spin take several times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def start(main: Callable) -> None:

@@ -11,9 +11,10 @@ import pathlib
 import statistics
 import time
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import image_descriptions
-from runs import start
 
 import keras
 import numpy as np

@@ -27,9 +27,10 @@ import sys
 import tempfile
 import time
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import tiny_shakespeare
-from runs import start
 
 import keras
 from absl import app, flags

@@ -13,11 +13,12 @@ import os
 import pathlib
 import time
 
+from runs import start
+
 import keras_transformer as kt
 from datasets import multi30k
 from keras_transformer.checkpoints import load_config, resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
-from runs import start
 
 from absl import flags
 
@@ -125,5 +126,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start(main)

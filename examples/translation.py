@@ -13,9 +13,10 @@ import json
 import pathlib
 import time
 
+from runs import check_recipe, start, values
+
 import keras_transformer as kt
 from datasets import multi30k
-from runs import check_recipe, start, values
 
 import keras
 from absl import flags

@@ -25,10 +25,13 @@ What there is:
     generation          samplers, rules, constraints
     planning            what a model takes before it is built
     distribution        many devices
+    tune_process        whether steps on a CPU may keep the memory of the process
 
 A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or "hf://org/name".
 `help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
 """
+
+from typing import TYPE_CHECKING
 
 from keras_transformer.backend import choose_backend
 from keras_transformer.cli import tell_errors_of_import
@@ -51,10 +54,11 @@ from keras_transformer.checkpoints import (  # noqa: E402
     list_presets,
     to_keras_hub,
 )
+from keras_transformer.checkpoints.heads import register_tasks  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.kerashub_names import missing  # noqa: E402
-from keras_transformer.memory import keep_freed_memory  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
+from keras_transformer.process import tune_process  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     CausalLM,
     MaskedLM,
@@ -67,13 +71,18 @@ from keras_transformer.tasks import (  # noqa: E402
 )
 from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
-keep_freed_memory()
+# Presets name them, and so does the command.
+register_tasks(
+    CausalLM, MaskedLM, QuestionAnswerer, Seq2SeqLM, TextClassifier, TextEmbedder, TokenClassifier
+)
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str):
-    raise missing(__name__, name)
+if not TYPE_CHECKING:  # so that a type checker sees a wrong name
+
+    def __getattr__(name: str):
+        raise missing(__name__, name)
 
 
 __all__ = [
@@ -99,6 +108,7 @@ __all__ = [
     "planning",
     "to_keras_hub",
     "training",
+    "tune_process",
 ]
 
 

@@ -16,6 +16,13 @@ from typing import Any
 _WIDTH = 80  # Characters of a value that a message quotes.
 _VAST = 2**15  # A bound from here on is told only to those who pass it.
 
+# More tokens than any tensor here has room for; int32 holds what is added to it.
+MOST_TOKENS = 2**30
+# What is traced once for each: more of them would only take time and memory.
+MOST_TRACED = 256
+# Beyond it products with scores leave the range of float32, or the place below which bans are.
+LARGEST_PENALTY = 1e6
+
 
 def shorten(value: Any, width: int = _WIDTH) -> str:
     """`repr(value)` on one line, and of a long value only its beginning and its end.
@@ -121,6 +128,7 @@ def check_number(
     below: float | None = None,
     none: bool = False,
     hint: str = "",
+    exact: bool = False,
 ) -> float | int | None:
     """A finite number in a range as a Python number.
 
@@ -134,6 +142,7 @@ def check_number(
         below: float, what all that is right is below.
         none: bool, whether None is right too.
         hint: str, a sentence at the end of the message: what to do.
+        exact: bool, whether the number counts as Python has it: 1e-300 is above 0.
 
     Returns:
         int or float, or None where that was given and is right.
@@ -153,7 +162,7 @@ def check_number(
         return None
     number = _python_value(value)
     right = isinstance(number, (int, float)) and not _is_bool(value)
-    counted = _in_float32(number) if right else math.nan
+    counted = (_as_float if exact else _in_float32)(number) if right else math.nan
     if (
         not math.isfinite(counted)
         or (at_least is not None and number < at_least)
@@ -182,6 +191,36 @@ def check_bool(name: str, value: Any, none: bool = False) -> bool | None:
     if not _is_bool(value):
         raise _wrong(name, value, "True or False", none)
     return bool(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """As `check_bool`, and 0 and 1 are taken too."""
+    return bool(value) if is_int(value) and value in (0, 1) else check_bool(name, value)
+
+
+def check_ids(name: str, values: Any) -> tuple[int, ...]:
+    """A sequence of token ids."""
+    return tuple(
+        check_int(f"{name}[{i}]", value, 0, MOST_TOKENS)
+        for i, value in enumerate(_sequence(name, values, "a sequence of token ids"))
+    )
+
+
+def check_words(name: str, values: Any) -> tuple[tuple[int, ...], ...]:
+    """Sequences of token ids that are not empty."""
+    found = _sequence(name, values, "sequences of token ids")
+    words = tuple(check_ids(f"{name}[{i}]", word) for i, word in enumerate(found))
+    if () in words:
+        raise ValueError(
+            f"`{name}[{words.index(())}]` is empty. Each must have at least one token id."
+        )
+    return words
+
+
+def set_fields(frozen: Any, **values: Any) -> None:
+    """Writes checked values into a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(frozen, name, value)
 
 
 def check_choice(name: str, value: Any, choices: Iterable, none: bool = False) -> Any:
@@ -254,6 +293,19 @@ def _python_value(value: Any) -> Any:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(_python_value(value), bool)
+
+
+def _sequence(name: str, values: Any, expected: str) -> list:
+    if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
+        raise _wrong(name, values, expected, False)
+    return list(values)
+
+
+def _as_float(number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def _in_float32(number: int | float) -> float:

@@ -19,30 +19,7 @@ _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def has_file(path: str | os.PathLike) -> bool:
-    """Whether there is a file that can be read.
-
-    Args:
-        path: A path.
-
-    Returns:
-        False if there is nothing of this name.
-
-    Raises:
-        ValueError: If there is something else: a folder, a link to nothing, a pipe or a device,
-            which would be waited for. The message names it.
-        PermissionError: If the file may not be read.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.files import has_file
-
-    path = pathlib.Path(tempfile.mkdtemp(), "config.json")
-    assert not has_file(path)
-    path.write_text("{}")
-    assert has_file(path)
-    ```
-    """
+    """Whether there is a file that can be read."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -61,20 +38,7 @@ def has_file(path: str | os.PathLike) -> bool:
 
 
 def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """The content of a file of bounded size.
-
-    Args:
-        path: The file.
-        limit: The most bytes that it may have.
-
-    Returns:
-        Its bytes.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is larger, or no regular file: a pipe is not waited for.
-        PermissionError: If it may not be read.
-    """
+    """The content of a file of bounded size."""
     if not has_file(path):
         raise FileNotFoundError(f"There is no file {path}.")
     # It may have become another thing since: opened so, a pipe does not wait for its writer.
@@ -94,33 +58,7 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Writes a file so that a reader sees the old one or the whole new one.
-
-    Args:
-        path: The file. Its folder is made if it does not exist. A file that is replaced gives its
-            permissions to the new one; a link is replaced, not followed.
-
-    Yields:
-        The path to write to. What is there when the block ends without an exception moves to
-        `path`; else nothing of it stays.
-
-    Raises:
-        ValueError: If `path` is a folder.
-        OSError: If it cannot be written, such as on a full disk. The message names `path`, which
-            is as it was.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.files import atomic_file
-
-    path = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
-    with atomic_file(path) as scratch:
-        scratch.write_text("whole")
-        assert not path.exists()
-    assert path.read_text() == "whole"
-    ```
-    """
+    """Writes a file so that a reader sees the old one or the whole new one."""
     path = Path(path)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,23 +102,6 @@ class SafetensorsFile(Mapping):
 
     Args:
         path: The file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is no whole safetensors file, or, on reading, of a tensor that NumPy has
-            no numbers for. The message names it.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    import numpy as np
-    from keras_transformer.files import SafetensorsFile, write_safetensors
-
-    path = pathlib.Path(tempfile.mkdtemp(), "state.safetensors")
-    write_safetensors(path, {"place": np.arange(3)}, {"epoch": "2"})
-    file = SafetensorsFile(path)
-    assert file["place"].tolist() == [0, 1, 2] and file.metadata == {"epoch": "2"}
-    ```
     """
 
     def __init__(self, path: str | os.PathLike):

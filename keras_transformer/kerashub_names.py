@@ -1,4 +1,4 @@
-"""What users of KerasHub type, and what it is called here. Values, and the errors made of them."""
+"""What users of KerasHub and Transformers type, and our names for it: values, and their errors."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,12 +19,53 @@ OPTIONS = {
     "stop_token_ids": "It is `stop` here: strings and token ids.",
 }
 
+# The same of Transformers.
+_TRANSFORMERS_OPTIONS = {
+    "num_labels": "It is `num_classes` here, or `labels`, their names.",
+    "id2label": "It is `labels` here: the names of the classes in their order.",
+    "label2id": "It is `labels` here: the names of the classes in their order.",
+    "problem_type": "Several right classes are `multi_label=True` here, a regression "
+    "`num_classes=1`.",
+    "torch_dtype": 'It is `dtype` here, such as "bfloat16".',
+    "device_map": "Many devices are a `distribution` here: docs/scaling.md.",
+    "trust_remote_code": "No code of a checkpoint is run.",
+    "add_pooling_layer": "It is `pooler` of the config here.",
+    "do_sample": 'Which token comes next is said by `sampler`: "greedy", "top_p", '
+    "`kt.generation.Random(temperature=0.8, top_k=50)`.",
+    **{
+        name: f"It is of a sampler: `sampler=kt.generation.{sampler}({name}=...)`."
+        for sampler, names in {
+            "Random": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
+            "BeamSearch": ("num_beams", "length_penalty"),
+            "Contrastive": ("penalty_alpha",),
+        }.items()
+        for name in names
+    },
+    "num_return_sequences": "It is `num_samples` here.",
+    **{
+        name: f"It is of the rules: `rules=kt.generation.Rules({name}=...)`."
+        for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+    },
+    "bad_words_ids": "It is of the rules: `rules=kt.generation.Rules(bad_words=...)`.",
+    "eos_token_id": "A text also ends at the ids and strings of `stop`.",
+    "streamer": "It is `stream=True` here.",
+    "assistant_model": "It is `sampler=kt.generation.Speculative(draft=...)` here.",
+}
+
 # Their names, by our module, of what is called otherwise here.
 _NAMES = {
     "keras_transformer": {
         "samplers": "`kt.generation`: `Greedy`, `BeamSearch`, `Random`, `Contrastive`, ...",
         "metrics": "`kt.training`: `Perplexity`, `BLEU`",
         "upload_preset": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
+    },
+    "keras_transformer.generation": {
+        "GreedySampler": "`Greedy`",
+        "BeamSampler": "`BeamSearch`",
+        "RandomSampler": "`Random`",
+        "TopKSampler": "`Random(top_k=...)`",
+        "TopPSampler": "`Random(top_p=...)`",
+        "ContrastiveSampler": "`Contrastive`",
     },
     "keras_transformer.layers": {
         "TransformerEncoder": "`EncoderBlock`",
@@ -47,9 +88,25 @@ _MODELS = {
     },
 }
 
+# Names of Transformers that `kt.` is asked for.
+_CLASSES = {
+    "AutoModel": "`kt.Backbone`",
+    "AutoConfig": "`kt.TransformerConfig`; of a loaded backbone, `backbone.config`",
+    "AutoTokenizer": "`kt.Tokenizer`",
+    "AutoModelForSequenceClassification": "`kt.TextClassifier`",
+    "AutoModelForTokenClassification": "`kt.TokenClassifier`",
+    "AutoModelForQuestionAnswering": "`kt.QuestionAnswerer`",
+    "AutoModelForMaskedLM": "`kt.MaskedLM`",
+    "AutoModelForCausalLM": "`kt.CausalLM`",
+    "AutoModelForSeq2SeqLM": "`kt.Seq2SeqLM`",
+    "SentenceTransformer": "`kt.TextEmbedder`",
+    "pipeline": "the verb of a task: `classify`, `recognize`, `answer`, `fill_mask`, `generate`",
+    "Trainer": "`fit` of a task",
+}
+
 
 def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """ValueError for options that only KerasHub has, with the name that they have here.
+    """ValueError for options of KerasHub or Transformers alone, with the name that they have here.
 
     Args:
         owner: The class or the function that they are given to.
@@ -57,8 +114,9 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
         known: The names that it takes.
     """
     for name in given:
-        if name in OPTIONS and name not in known:
-            raise ValueError(f"{owner} has no `{name}`, as KerasHub has it. {OPTIONS[name]}")
+        for library, options in (("KerasHub", OPTIONS), ("Transformers", _TRANSFORMERS_OPTIONS)):
+            if name in options and name not in known:
+                raise ValueError(f"{owner} has no `{name}`, as {library} has it. {options[name]}")
 
 
 def refuse(owner: str, given: Iterable[str]) -> None:
@@ -69,7 +127,7 @@ def refuse(owner: str, given: Iterable[str]) -> None:
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """The error for a name that a module lacks, with ours if it is one of KerasHub's.
+    """The error for a name that a module lacks, with ours if it is one of theirs.
 
     Args:
         module: The module's `__name__`.
@@ -79,9 +137,12 @@ def missing(module: str, name: str) -> AttributeError:
         The error, for the module's `__getattr__` to raise.
     """
     ours = _NAMES.get(module, {}).get(name)
-    if ours is None and module == "keras_transformer.models":
+    library = "KerasHub"
+    if ours is None and module == "keras_transformer" and name in _CLASSES:
+        library, ours = "Transformers", _CLASSES[name]
+    if ours is None and module in ("keras_transformer", "keras_transformer.models"):
         ours = next((ours for end, ours in _MODELS.items() if name.endswith(end)), None)
-    hint = "" if ours is None else f". What KerasHub calls so is {ours}"
+    hint = "" if ours is None else f". What {library} calls so is {ours}"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 

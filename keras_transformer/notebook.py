@@ -1,28 +1,30 @@
 """What a notebook shows of an object: a table, by IPython's `_repr_html_`."""
 
+import math
 from collections.abc import Iterable, Mapping
 from html import escape
+from typing import Any
 
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
+KINDS = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+_ROWS = {
+    "num_layers": "layers",
+    "num_decoder_layers": "decoder layers",
+    "hidden_dim": "hidden width",
+    "num_heads": "attention heads",
+    "num_key_value_heads": "key/value heads",
+    "intermediate_dim": "feed-forward width",
+    "activation": "activation",
+    "position": "positions",
+    "max_sequence_length": "longest sequence",
+    "vocabulary_size": "vocabulary",
+}
+
+
 def html_table(title: str, rows: Mapping[str, object]) -> str:
-    """A title, and rows of a label and what it is.
-
-    Args:
-        title: what is shown, in bold.
-        rows: values by label. Those that are None are left out.
-
-    Returns:
-        HTML, in which every text stands for itself.
-
-    Example:
-    ```python
-    from keras_transformer.notebook import html_table
-
-    assert "<td" in html_table("A tokenizer", {"vocabulary": 300})
-    ```
-    """
+    """A title, and rows of a label and what it is, as HTML. Values that are None are left out."""
     cells = [(label, value) for label, value in rows.items() if value is not None]
     return _table(title, [[("th", label), ("td", as_text(value))] for label, value in cells])
 
@@ -33,6 +35,30 @@ def html_grid(title: str, rows: Iterable[Iterable[object]]) -> str:
     lines = [[("th", text) for text in head]]
     lines += [[("td", text) for text in row] for row in others]
     return _table(title, lines)
+
+
+def model_rows(
+    backbone: dict[str, Any], task: dict[str, Any] | None, metadata: dict[str, Any]
+) -> dict[str, Any]:
+    """What the parts of a preset's `config.json` say of the model, by label."""
+    rows = {"kind": KINDS[backbone["kind"]], "parameters": metadata.get("parameters")}
+    rows |= {label: backbone[key] for key, label in _ROWS.items() if backbone[key] is not None}
+    if task:
+        rows |= {"task": task["name"]}
+        rows |= {"labels": task["labels"]} if task.get("labels") else {}
+    return rows
+
+
+def model_table(
+    model: Any, config: Any, task: dict[str, Any] | None = None, tokenizer: Any = None
+) -> str:
+    """What a notebook shows of a model in memory; of a task with its values and tokenizer."""
+    rows = model_rows(config.to_dict(), task, {"parameters": model.count_params()})
+    trainable = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    rows["trainable"] = None if trainable == model.count_params() else trainable
+    rows["dtype"] = model.dtype_policy.name
+    rows["tokenizer"] = None if tokenizer is None else repr(tokenizer)
+    return html_table(f"{type(model).__name__} {model.name!r}", rows)
 
 
 def as_text(value: object) -> str:

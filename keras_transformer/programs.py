@@ -8,15 +8,19 @@ with a segmentation fault. So there is one store for all models, and what is not
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
+from keras import ops
+
+from keras_transformer.sizes import Recent
 
 # So many programs are in memory at most, of them so many that last. On JAX each operation that runs
 # by itself is a program too, such as when a model is made: they count, and leave room for so many.
-MOST_PROGRAMS = 60
-MOST_LASTING = 36
+# One of TensorFlow takes some fifty megabytes: they are fewer, so that memory levels off early.
+MOST_PROGRAMS = 40 if keras.backend.backend() == "tensorflow" else 60
+MOST_LASTING = 24
 LEAST_PROGRAMS = 24
 
 # Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
@@ -24,7 +28,7 @@ LEAST_PROGRAMS = 24
 TRACING = threading.RLock()
 
 
-class Program:
+class Compiled:
     """A function whose first call compiles, and lets no other thread trace meanwhile.
 
     Args:
@@ -60,14 +64,14 @@ class Programs:
 
     Example:
     ```python
-    from keras_transformer.programs import Program, Programs
+    from keras_transformer.programs import Compiled, Programs
 
     class Owner:
         pass
 
     programs, owner = Programs(most=2), Owner()
     for shape in (1, 2, 1, 3):
-        programs.get(owner, shape, lambda: Program(lambda x: x + 1))
+        programs.get(owner, shape, lambda: Compiled(lambda x: x + 1))
     assert programs.keys(owner) == [1, 3]
     ```
     """
@@ -132,7 +136,8 @@ class Programs:
             Whether there were so many; if not, none is taken.
         """
         with self._lock:
-            if self._lasting + count > self.most_lasting:
+            # One place at least is for those that go.
+            if self._lasting + count > min(self.most_lasting, self.most - 1):
                 return False
             self._lasting += count
             return True
@@ -182,3 +187,132 @@ class Programs:
 
 
 PROGRAMS = Programs()
+
+
+class CompiledFunction:
+    """A function that is compiled for each set of shapes and static values, on JAX.
+
+    The programs are in `PROGRAMS`, which drops those that were not used for long, and all of them
+    with this object. See `compile_function`.
+    """
+
+    def __init__(self, function: Callable, models: Sequence[keras.Model], **options):
+        self._function = function
+        self._models = models
+        self._options = options
+
+    def __call__(self, *args, **static):
+        weights = weights_of(self._models)
+        shapes = tuple(
+            None if x is None else (tuple(x.shape), x.dtype) for x in keras.tree.flatten(args)
+        )
+        # A trace keeps the variables that it was made with: others, as of LoRA, need a new one.
+        key = (shapes, tuple(static.items()), hash(tuple(map(id, weights))))
+        return self._run(key, weights, args, static)
+
+    def _run(self, key, weights: list, args: tuple, static: dict):
+        program = PROGRAMS.get(self, key, lambda: self._compile(static))
+        return program([variable.value for variable in weights], *args)
+
+    def _compile(self, static: dict) -> Compiled:
+        import jax
+
+        function, models = self._function, self._models  # A program does not keep its owner.
+        donate = [1 + place for place in self._options["donate"]]
+
+        # Of a function of its own: dropped with it is all that JAX keeps of it.
+        def pure(values, *args):
+            mapping = list(zip(weights_of(models), values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return function(*args, **static)
+
+        return Compiled(jax.jit(pure, donate_argnums=donate))
+
+
+class TensorflowFunction(CompiledFunction):
+    """A function on TensorFlow, compiled if that pays for what it leaves behind.
+
+    TensorFlow never gives back a program of XLA: loops get the places that there are for those. Of
+    a graph that is dropped it keeps some megabytes. So a single pass of a shape that is wanted
+    seldom runs operation by operation when there are many programs, and what only moves numbers
+    always does.
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._recent = Recent()
+
+    def _run(self, key, weights: list, args: tuple, static: dict):
+        pays = self._recent.often(key) or self._options["loops"] or len(PROGRAMS) < LEAST_PROGRAMS
+        if self._options["moves"] or not (pays or PROGRAMS.peek(self, key)):
+            return self._function(*args, **static)
+        return PROGRAMS.get(self, key, lambda: self._compile(static))(*args)
+
+    def _compile(self, static: dict) -> Compiled:
+        import tensorflow as tf
+
+        function, lasting = self._function, self._options["loops"] and PROGRAMS.may_last()
+        traced = tf.function(
+            lambda *args: function(*args, **static),
+            jit_compile=lasting or None,
+            autograph=False,
+        )
+        return Compiled(traced, lasting=lasting)
+
+
+def compile_function(
+    function: Callable,
+    *models: keras.Model,
+    donate: tuple[int, ...] = (),
+    loops: bool = False,
+    moves: bool = False,
+) -> Callable:
+    """`function` compiled, with the present weights of `models` at each call.
+
+    Args:
+        function: takes and returns nested structures of tensors; reads weights of `models`, does
+            not change them. What it is given by keyword is static, a part of what is compiled.
+        *models: built Keras models.
+        donate: places of arguments that the caller does not use again: their memory is reused for
+            the results where the backend can (JAX).
+        loops: bool, whether most of its time is in a loop of steps: then TensorFlow gives it to
+            XLA, for as long as there is room for programs that can never be given back.
+        moves: bool, whether it is a few large moves and no products: then TensorFlow runs it as
+            it is.
+
+    Returns:
+        A callable of the same signature. On PyTorch it runs as it is, without gradients.
+
+    Raises:
+        RuntimeError: on a backend that is none of the three.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return CompiledFunction(function, models, donate=donate)
+    if backend == "tensorflow":
+        return TensorflowFunction(function, models, loops=loops, moves=moves)
+    if backend == "torch":
+        import torch
+
+        return torch.inference_mode()(function)
+    raise RuntimeError(
+        f"Generation runs on the backends jax, tensorflow and torch, not on {backend!r}. Set "
+        "KERAS_BACKEND to one of them."
+    )
+
+
+def to_tensor(array):
+    """A NumPy array as a tensor. On JAX `ops.convert_to_tensor` compiles a program for each shape.
+
+    The array is not to be changed as long as the tensor is used.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.device_put(array)
+    return ops.convert_to_tensor(array)
+
+
+def weights_of(models: Sequence[keras.Model]) -> list:
+    """The weights of all the models."""
+    return [variable for model in models for variable in model.weights]

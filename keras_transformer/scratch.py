@@ -32,13 +32,6 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """A folder to write in, which is gone afterwards with all that was not moved out of it.
 
     Left-overs in `parent` of processes that are gone are removed first, those of living ones not.
-
-    Args:
-        parent: The folder to make it in.
-        name: What is being written, for those who look.
-
-    Yields:
-        The path of the folder. Its owner alone can enter it.
     """
     sweep(parent)
     folder, lock = _new_scratch(parent, name)
@@ -80,19 +73,6 @@ class PathLock:
 
     Args:
         path: What is to be written; its folder is made if it does not exist.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.scratch import PathLock
-
-    path = pathlib.Path(tempfile.mkdtemp(), "state")
-    first, second = PathLock(path), PathLock(path)
-    assert first.acquire() and not second.acquire()
-    first.release()
-    assert second.acquire()
-    second.release()
-    ```
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -129,11 +109,7 @@ class PathLock:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path, seconds: float = 60.0) -> Iterator[None]:
-    """Waits until nobody else is in this block with the same folder.
-
-    Raises:
-        OSError: If that takes too long. Where there are no locks nobody waits.
-    """
+    """Waits until nobody else is in this block with the same folder."""
     opened = _open(folder)
     try:
         deadline = time.monotonic() + seconds

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 
 # Rows are few: one more is a large part of the work.
@@ -35,6 +35,18 @@ def round_size(size: int) -> int:
     return -(-size // quarter) * quarter
 
 
+class Recent:
+    """What was wanted last, to know what is wanted often."""
+
+    def __init__(self):
+        self._last: deque = deque(maxlen=_LAST)
+
+    def often(self, wanted: Hashable, times: int = 1) -> bool:
+        """Whether `wanted`, which is wanted now so many times, was it often among the last."""
+        self._last.extend([wanted] * min(times, _LAST))
+        return self._last.count(wanted) >= OFTEN
+
+
 class Sizes:
     """Sizes that there are programs for, and take what fits until its own size is wanted often.
 
@@ -54,7 +66,7 @@ class Sizes:
     def __init__(self):
         self._lock = threading.Lock()
         self._known: dict[Hashable, OrderedDict] = {}
-        self._last: dict[Hashable, deque] = {}
+        self._recent: dict[Hashable, Recent] = {}
 
     def __reduce__(self):
         return Sizes, ()  # A copy has no programs.
@@ -80,8 +92,7 @@ class Sizes:
         most = most or (None,) * len(wanted)
         with self._lock:
             known = self._known.setdefault(group, OrderedDict())
-            last = self._last.setdefault(group, deque(maxlen=_LAST))
-            last.extend([wanted] * min(times, _LAST))
+            often = self._recent.setdefault(group, Recent()).often(wanted, times)
             work = max(_MOST_WASTE * math.prod(wanted), _LITTLE_WORK)
             fitting = [
                 size
@@ -93,7 +104,7 @@ class Sizes:
                 )
             ]
             size = min(fitting, key=math.prod, default=wanted)
-            if Counter(last)[wanted] >= OFTEN:
+            if often:
                 size = wanted
             known[size] = None
             known.move_to_end(size)

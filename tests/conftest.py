@@ -16,24 +16,53 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # They ignore Ctrl-C, and so would the processes that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis
 import keras
 import pytest
 
 from tests.environments import make_environment
+from tests.thorough import SEED, THOROUGH
+from tests.timing import UNKNOWN, Costs, seconds_of_files
 
 ROOT = Path(__file__).parents[1]
 BACKEND_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 
 
-def pytest_collection_modifyitems(items):
-    """Runs what is marked `backend_independent` on the first of the installed backends only."""
-    first = next(name for name, package in BACKEND_PACKAGES.items() if _installed(package))
-    if keras.backend.backend() == first:
-        return
-    skip = pytest.mark.skip(reason=f"does not depend on the backend, and runs on {first}")
+def pytest_configure(config):
+    """Measures what each test costs; a short run tries the same examples each time."""
+    config.pluginmanager.register(Costs(config, keras.backend.backend()), "costs")
+    hypothesis.settings.register_profile("run", derandomize=not THOROUGH, print_blob=THOROUGH)
+    hypothesis.settings.load_profile("run")
+
+
+def pytest_report_header():
+    """The seed that repeats a thorough run."""
+    return f"thorough run: TEST_SEED={SEED} repeats it" if THOROUGH else None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what another backend of this run does, or the thorough run alone."""
+    here = keras.backend.backend()
+    installed = [name for name, package in BACKEND_PACKAGES.items() if _installed(package)]
+    # The backends that these tests are run on, one after the other: `make` names them.
+    run = os.environ.get("TEST_BACKENDS", "").split() or installed
+    # PyTorch starts soonest, and compiles nothing.
+    one = "torch" if "torch" in run else run[0]
     for item in items:
-        if "backend_independent" in item.keywords:
-            item.add_marker(skip)
+        marks, place, reason = item.keywords, here, ""
+        if "backend_independent" in marks:
+            place, reason = installed[0], "does not depend on the backend, and runs on {}"
+        elif "one_backend" in marks and "each_backend" not in marks and not THOROUGH:
+            chosen = item.get_closest_marker("one_backend").args
+            place = chosen[0] if chosen and chosen[0] in run else one
+            reason = f"one backend is enough, {{}} (here with TEST_BACKENDS={here})"
+        if "thorough" in marks and not THOROUGH:
+            place, reason = None, "make test-thorough runs it"
+        if place != here:
+            item.add_marker(pytest.mark.skip(reason=reason.format(place)))
+    # What takes longest first, so that no process waits for the last file of another.
+    seconds = seconds_of_files(config, here)
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], UNKNOWN))
 
 
 @pytest.fixture(autouse=True)

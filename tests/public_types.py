@@ -92,3 +92,8 @@ def build() -> None:
 def names() -> list[str]:
     assert_type(kt.__version__, str)
     return kt.list_presets(task="causal_lm")
+
+
+def misspelt() -> object:
+    # Unused, which is an error, where a wrong name passes.
+    return kt.TextClasifier, kt.layers.EncoderBlok  # type: ignore[attr-defined]

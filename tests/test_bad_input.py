@@ -10,6 +10,8 @@ import pytest
 import keras_transformer as kt
 from tests.tasks.common import classifier, config, language_model, tokenizer, translator
 
+pytestmark = pytest.mark.one_backend
+
 GOOD = {"token_ids": np.array([[2, 5, 3]])}
 
 
@@ -192,6 +194,7 @@ def test_without_a_tokenizer():
     check("This TextEmbedder has no tokenizer and takes ids only", task.predict, ["a"])
 
 
+@pytest.mark.each_backend
 def test_bfloat16_weights_that_no_step_would_change():
     config = kt.TransformerConfig(
         kind="encoder",

@@ -101,7 +101,7 @@ def test_refuses(values, message):
 @pytest.mark.parametrize(
     "name",
     [
-        "vocabulary_size",
+        "embedding_dim",
         "hidden_dim",
         "num_layers",
         "num_heads",

@@ -14,6 +14,8 @@ import pytest
 
 import keras_transformer
 
+pytestmark = pytest.mark.one_backend
+
 FENCE = re.compile(
     r"^(?P<skip><!-- not run -->\s*\n)?(?P<indent>[ ]*)```python\n(?P<code>.*?)^[ ]*```",
     re.DOTALL | re.MULTILINE,

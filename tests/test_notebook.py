@@ -12,6 +12,8 @@ from keras_transformer.checkpoints import resolve_preset
 from keras_transformer.notebook import html_table
 from tests.tasks.common import classifier
 
+pytestmark = pytest.mark.one_backend
+
 
 def rows(html):
     """The rows of a table, as lists of texts."""
@@ -22,7 +24,7 @@ def rows(html):
 @pytest.mark.backend_independent
 def test_completion_offers_public_names_only():
     assert set(dir(kt)) == {*kt.__all__, "__version__"}
-    hidden = {"backend", "memory", "flops", "keep_freed_memory", "choose_backend", "programs"}
+    hidden = {"backend", "process", "structure", "choose_backend", "programs"}
     assert not hidden & set(dir(kt)) and all(hasattr(kt, name) for name in hidden)
     names = [name for name in kt.__all__ if pydoc.inspect.ismodule(getattr(kt, name))]
     for name in (*names, "checkpoints", "tasks", "tokenizers"):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from keras_transformer.programs import MOST_PROGRAMS, PROGRAMS, Program, Programs
+from keras_transformer.programs import MOST_PROGRAMS, PROGRAMS, Compiled, Programs
 
 pytestmark = pytest.mark.backend_independent
 
@@ -15,7 +15,7 @@ class Owner:
 
 
 def make(programs, owner, key, **options):
-    return programs.get(owner, key, lambda: Program(lambda: key, compiled=True, **options))
+    return programs.get(owner, key, lambda: Compiled(lambda: key, compiled=True, **options))
 
 
 def test_the_least_recently_used_goes():
@@ -83,7 +83,7 @@ def test_the_first_call_is_alone_and_a_failed_one_is_tried_again():
         inside.pop()
         return 5
 
-    program, results = Program(function), []
+    program, results = Compiled(function), []
 
     def run():
         barrier.wait(30)

@@ -1,26 +1,30 @@
-"""Presets: finding, downloading, checking, loading and saving them."""
+"""Presets: finding, downloading, checking, loading and saving them.
 
-from keras_transformer.checkpoints.building import load_backbone, load_task
-from keras_transformer.checkpoints.exporting import export_to_huggingface
-from keras_transformer.checkpoints.keras_hub.live import from_keras_hub, to_keras_hub
-from keras_transformer.checkpoints.loading import (
+`presets` opens one as a `Preset`, `building` makes models of it; `families` and `keras_hub` are the
+tables of published formats, `publishing` and `saving` write.
+"""
+
+from keras_transformer.checkpoints.assignment import (
     LoadReport,
     backbone_variables,
     check_weights,
     load_config,
     load_weights,
 )
-from keras_transformer.checkpoints.presets import (
-    PresetSource,
-    list_presets,
-    presets_folder,
-    resolve_preset,
-)
+from keras_transformer.checkpoints.building import load_backbone, load_task, load_tokenizer
+from keras_transformer.checkpoints.exporting import export_to_huggingface
+from keras_transformer.checkpoints.keras_hub_live import from_keras_hub, to_keras_hub
+from keras_transformer.checkpoints.preset import Preset
+from keras_transformer.checkpoints.presets import list_presets, presets_folder, resolve_preset
 from keras_transformer.checkpoints.saving import save_preset
-from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.registry import bind
+from keras_transformer.structure import variable_shapes
+
+PresetSource = Preset  # its name in the first release
 
 __all__ = [
     "LoadReport",
+    "Preset",
     "PresetSource",
     "backbone_variables",
     "check_weights",
@@ -30,6 +34,7 @@ __all__ = [
     "load_backbone",
     "load_config",
     "load_task",
+    "load_tokenizer",
     "load_weights",
     "presets_folder",
     "resolve_preset",
@@ -37,6 +42,9 @@ __all__ = [
     "to_keras_hub",
     "variable_shapes",
 ]
+
+# For `Backbone` and `Tokenizer`, which are below.
+bind(load_backbone=load_backbone, load_tokenizer=load_tokenizer, save_preset=save_preset)
 
 
 def __dir__() -> list[str]:

@@ -2,21 +2,23 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_transformer.checking import check_choice, check_path, describe, shorten
+from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
-from keras_transformer.checkpoints.files import write_json
-from keras_transformer.checkpoints.loading import GENERATION, backbone_variables
-from keras_transformer.checkpoints.presets import CONFIG_FILE, GENERATION_FILE
+from keras_transformer.checkpoints.heads import TASKS
+from keras_transformer.checkpoints.preset import CONFIG_FILE, GENERATION, GENERATION_FILE
 from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.saving import refuse_own_blocks
 from keras_transformer.checkpoints.sentence_transformers import write_embedder
+from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
@@ -64,38 +66,39 @@ def export_to_huggingface(
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
-    task = None
-    if backbone is not model:
-        task = {"name": type(model).__name__, **model.task_values()}
-    embedder = task is not None and task["name"] == "TextEmbedder"
-    if task is None or embedder:
-        # The logits of a decoder belong to the backbone: they go along.
-        task_with_head = _LANGUAGE_MODELS.get(backbone.config.kind)
-    else:
-        task_with_head = task
-    chosen, config = _choose_family(
-        backbone.config, task_with_head, family or getattr(backbone, "family", None), bool(family)
-    )
+    task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
+    # Pooled states without a head are what sentence-transformers computes.
+    pooled = task is not None and not model.head and "pooling" in task
+    head = _exported_head(backbone) if task is None or pooled else task
+    chosen, config = _choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         config |= _token_ids(tokenizer, config, backbone.config)
-    tensors = _tensors(chosen, backbone, task_with_head, getattr(model, "head", {}))
+    tensors = _tensors(chosen, backbone, head, getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)
         if tokenizer is not None:
             tokenizer.save(folder)
-        if embedder:
+        if pooled:
             write_embedder(folder, backbone.config.hidden_dim, task)
-        if task_with_head is not None and task_with_head["name"] in ("CausalLM", "Seq2SeqLM"):
-            ids = {name: config[name] for name in _TOKEN_IDS if name in config}
-            kept = getattr(backbone, GENERATION, None) or {}
-            write_json(folder / GENERATION_FILE, {**kept, **ids})
+        if head is not None and TASKS[head["name"]].generates:
+            _write_generation(folder, backbone, config)
         write_json(folder / CONFIG_FILE, config)
 
 
+def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
+    """The task that a bare model goes out as: the logits of a decoder belong to the backbone."""
+    kind = backbone.config.kind
+    names = (n for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds)
+    return next(({"name": name} for name in names), None)
+
+
+def _write_generation(folder: Path, backbone: keras.Model, config: Mapping[str, Any]) -> None:
+    ids = {name: config[name] for name in _TOKEN_IDS if name in config}
+    write_json(folder / GENERATION_FILE, {**(getattr(backbone, GENERATION, None) or {}), **ids})
+
+
 _TOKEN_IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-# What is exported of a backbone alone.
-_LANGUAGE_MODELS = {"decoder": {"name": "CausalLM"}, "seq2seq": {"name": "Seq2SeqLM"}}
 
 
 def _token_ids(
@@ -127,17 +130,17 @@ def _tensors(
 
 
 def _choose_family(
-    config: TransformerConfig, task: Mapping[str, Any] | None, wanted: str | None, strict: bool
+    backbone: keras.Model, task: Mapping[str, Any] | None, asked: str | None
 ) -> tuple[Family, dict[str, Any]]:
-    """The family to export to, and its config: the wanted one, or else the first that fits."""
-    if strict and wanted not in FAMILIES:
+    """The family to export to, and its config: the one asked for, or else the first that fits."""
+    if asked is not None and asked not in FAMILIES:
         known = ", ".join(map(repr, sorted(FAMILIES)))
-        raise ValueError(f"There is no family {shorten(wanted)} to export to. Known are: {known}.")
-    order = [wanted] if strict else sorted(FAMILIES, key=lambda name: name != wanted)
+        raise ValueError(f"There is no family {shorten(asked)} to export to. Known are: {known}.")
+    own = getattr(backbone, "family", None)
     reasons = []
-    for name in order:
+    for name in [asked] if asked else sorted(FAMILIES, key=lambda name: name != own):
         try:
-            return FAMILIES[name], FAMILIES[name].published_config(config, task)
+            return FAMILIES[name], FAMILIES[name].published_config(backbone.config, task)
         except ValueError as error:
             reasons.append(f"\n  {error}")
     raise ValueError(f"No published architecture fits this model:{''.join(reasons)}")

@@ -18,27 +18,14 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True)
 class HubName:
-    """A repository of the hub and a revision of it (branch, tag or commit).
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.hub import HubName
-
-    name = HubName.parse("hf://google-bert/bert-base-uncased@main")
-    assert (name.repository, name.revision) == ("google-bert/bert-base-uncased", "main")
-    ```
-    """
+    """A repository of the hub and a revision of it (branch, tag or commit)."""
 
     repository: str
     revision: str = "main"
 
     @classmethod
     def parse(cls, name: str) -> "HubName":
-        """Reads `hf://org/name` or `hf://org/name@revision`.
-
-        Raises:
-            ValueError: If the name is of another form.
-        """
+        """Reads `hf://org/name` or `hf://org/name@revision`."""
         rest = name.removeprefix(SCHEME)
         if not _NAME.fullmatch(rest) or ".." in rest:
             raise ValueError(
@@ -57,20 +44,6 @@ class HubName:
         A connection that is cut is taken up again where it ended. What arrives must have the size
         and, for files in large file storage, the SHA-256 that the hub says; what has not, does not
         stay in the cache.
-
-        Args:
-            patterns: Which files, as in `huggingface_hub.snapshot_download`.
-
-        Returns:
-            The folder of the snapshot in the cache.
-
-        Raises:
-            ValueError: If the hub would have no repository of this name.
-            FileNotFoundError: If there is no such repository, revision or file.
-            PermissionError: If the repository needs an account or an agreement.
-            ConnectionError: If the hub cannot be reached or does not answer in time, and the files
-                are not cached; or if what it sends is damaged.
-            OSError: If the cache cannot be written.
         """
         from huggingface_hub import errors
 

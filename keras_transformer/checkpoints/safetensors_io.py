@@ -17,8 +17,8 @@ import numpy as np
 import safetensors
 
 from keras_transformer.checking import check_choice
-from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.other_formats import what_it_is
+from keras_transformer.checkpoints.untrusted import path_inside, read_json
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.files import write_safetensors
 
@@ -49,22 +49,6 @@ class Checkpoint(Mapping):
     Args:
         folder: A folder with `model.safetensors`, or with `model.safetensors.index.json` and
             the shards it names.
-
-    Raises:
-        FileNotFoundError: If the folder has no safetensors weights, or a shard is missing.
-        ValueError: If a file is truncated or corrupt, or the index and its shards disagree.
-
-    Example:
-    ```python
-    import numpy as np, pathlib, tempfile
-    from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors
-
-    folder = pathlib.Path(tempfile.mkdtemp())
-    save_tensors(folder / "model.safetensors", {"kernel": np.eye(2)})
-    checkpoint = Checkpoint(folder)
-    assert checkpoint["kernel"].shape == (2, 2)
-    assert checkpoint.read("kernel").tolist() == [[1, 0], [0, 1]]
-    ```
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -74,7 +58,7 @@ class Checkpoint(Mapping):
         if single.is_file():
             self._tensors = read_header(single)
         elif index.is_file():
-            self._tensors = _read_sharded(self.folder, index)
+            self._tensors = read_sharded(self.folder, index)
         else:
             raise no_weights(self.folder, [path.name for path in sorted(self.folder.iterdir())])
 
@@ -88,19 +72,7 @@ class Checkpoint(Mapping):
         return len(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor of floating point numbers.
-
-        Args:
-            name: The tensor's name in the files.
-
-        Returns:
-            An array of the tensor's shape: float64 if it is stored so, else float32, to which
-            NumPy widens half floats faster than the backends do.
-
-        Raises:
-            ValueError: If the tensor is not of a floating type, or holds NaN or infinity (in
-                float32).
-        """
+        """Reads one tensor of floating point numbers."""
         info = self[name]
         if info.dtype not in _FLOATS:
             raise ValueError(
@@ -129,27 +101,7 @@ class Checkpoint(Mapping):
 
 
 def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
-    """Reads what a safetensors file says it holds, and checks that the file is whole.
-
-    Args:
-        path: A safetensors file.
-
-    Returns:
-        A dict from tensor name to `TensorInfo`, in the file's order.
-
-    Raises:
-        ValueError: If the file is truncated or corrupt. The message names it.
-
-    Example:
-    ```python
-    import numpy as np, pathlib, tempfile
-    from keras_transformer.checkpoints.safetensors_io import read_header, save_tensors
-
-    path = pathlib.Path(tempfile.mkdtemp(), "model.safetensors")
-    save_tensors(path, {"bias": np.zeros(3)})
-    assert read_header(path)["bias"].shape == (3,)
-    ```
-    """
+    """Reads what a safetensors file says it holds, and checks that the file is whole."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -185,25 +137,6 @@ def save_tensors(
     """Writes named tensors or Keras variables to one safetensors file, in their order.
 
     The file appears complete or not at all.
-
-    Args:
-        path: The file to write.
-        tensors: A mapping from name to array, backend tensor or Keras variable.
-        dtype: `"float32"`, `"float16"`, or `None` to keep float16 and store all else as float32.
-
-    Raises:
-        ValueError: If `dtype` is another one, or a value is NaN or infinite (in `dtype`).
-        OSError: If it cannot be written. A file that was there is unchanged.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.safetensors_io import save_tensors
-    import keras, pathlib, tempfile
-
-    path = pathlib.Path(tempfile.mkdtemp(), "model.safetensors")
-    save_tensors(path, {"bias": keras.Variable([1.0, 2.0])}, dtype="float16")
-    assert path.exists()
-    ```
     """
     check_choice("dtype", dtype, ("float32", "float16"), none=True)
     path = Path(path)
@@ -228,25 +161,31 @@ def to_numpy(tensor: object) -> np.ndarray:
     return keras.ops.convert_to_numpy(gathered(value))
 
 
-def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
-    """Reads the headers of the shards that an index names, and holds them against the index."""
+def read_sharded(folder: Path, index: Path, read=None) -> dict[str, TensorInfo]:
+    """Reads the headers of the shards that an index names, and holds them against the index.
+
+    With `read`, which reads a header, the index is KerasHub's: it names layers and not tensors.
+    """
     places = read_json(index, _INDEX_LIMIT).get("weight_map")
-    if (
-        not places
-        or not isinstance(places, dict)
-        or not all(isinstance(v, str) for v in places.values())
-    ):
-        raise ValueError(f"{index} has no 'weight_map' from tensor names to file names.")
-    tensors = {}
-    for shard in sorted(set(places.values())):
+    places = places if isinstance(places, dict) else {}
+    # KerasHub names both shards of a layer that is in two.
+    several = [each if read and isinstance(each, list) else [each] for each in places.values()]
+    listed = [name for each in several for name in each]
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{index} has no 'weight_map' from names to file names.")
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(listed)):
         path = path_inside(folder, shard)
         if not path.is_file():
             raise FileNotFoundError(f"{index} names the file {shard!r}, which is missing.")
-        header = read_header(path)
+        header = (read or read_header)(path)
         expected = {name for name, place in places.items() if place == shard}
-        if expected != set(header):
+        if read is None and expected != set(header):
             odd = sorted(expected ^ set(header))[:5]
             raise ValueError(f"{index} and {path} disagree on which tensors it holds: {odd}.")
+        twice = sorted(set(header) & set(tensors))
+        if twice:
+            raise ValueError(f"{path} holds {twice[0]!r}, and so does another shard.")
         tensors |= header
     return tensors
 
@@ -272,15 +211,7 @@ def _all_finite(array: np.ndarray) -> bool:
 
 
 def no_weights(place: object, names: Iterable[str]) -> Exception:
-    """The error for a place without safetensors, which says what there is instead.
-
-    Args:
-        place: The folder or repository.
-        names: The names of the files in it.
-
-    Returns:
-        A `ValueError` if there are weights of another kind, else a `FileNotFoundError`.
-    """
+    """The error for a place without safetensors, which says what there is instead."""
     names = list(names)
     other = [n for n in names if n.endswith(_OTHER_WEIGHTS) and n != "training_args.bin"]
     if other:

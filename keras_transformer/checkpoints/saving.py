@@ -9,15 +9,18 @@ from typing import Any
 import keras
 
 from keras_transformer.checking import check_choice, check_path, check_text, describe
-from keras_transformer.checkpoints.card import write_card
-from keras_transformer.checkpoints.files import write_json
-from keras_transformer.checkpoints.loading import (
+from keras_transformer.checkpoints.assignment import (
     BACKBONE_PREFIX,
-    GENERATION,
     HEAD_PREFIX,
     backbone_variables,
 )
-from keras_transformer.checkpoints.presets import CONFIG_FILE, FORMAT, FORMAT_VERSION
+from keras_transformer.checkpoints.card import write_card
+from keras_transformer.checkpoints.preset import (
+    CONFIG_FILE,
+    FORMAT,
+    FORMAT_VERSION,
+    GENERATION,
+)
 from keras_transformer.checkpoints.publishing import (
     CARD_FILE,
     PARTS,
@@ -27,8 +30,9 @@ from keras_transformer.checkpoints.publishing import (
     is_written_card,
 )
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
-from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.files import write_text
+from keras_transformer.structure import variable_shapes
 
 
 def save_preset(
@@ -44,10 +48,9 @@ def save_preset(
 ) -> None:
     """Writes a preset: `config.json`, `model.safetensors`, the tokenizer's files and a card.
 
-    The folder appears complete or not at all. A model replaces all of the preset that was there
-    before, whichever library wrote it, or joins a tokenizer that was saved alone; a tokenizer
-    replaces the tokenizer. What else is in the folder stays, and so does a card that somebody
-    wrote.
+    The folder appears complete or not at all. A model replaces all of the preset that was there,
+    whichever library wrote it, or joins a tokenizer that was saved alone; a tokenizer replaces the
+    tokenizer. What else is in the folder stays, and so does a card that somebody wrote.
 
     Args:
         directory: The folder: new, empty, or that of a preset.
@@ -95,23 +98,31 @@ def save_preset(
         if tokenizer is not None:
             tokenizer.save(folder)
         if backbone is not None:
-            variables = _named_variables(backbone, head_variables)
-            save_tensors(folder / WEIGHTS_FILE, variables, dtype)
-            parameters = sum(math.prod(variable.shape) for variable in variables.values())
-            values = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "backbone": backbone.config.stated(),
-                "task": None if task is None else dict(task),
-                "metadata": {**_origin(backbone), **(metadata or {}), "parameters": parameters},
-            }
-            write_json(folder / CONFIG_FILE, values)
+            values = _write_model(folder, backbone, task, head_variables, dtype, metadata or {})
             if card is None and not is_written_card(before / CARD_FILE):
-                described = {**values, "backbone": backbone.config.to_dict()}
                 name = Path(directory).expanduser().resolve().name
-                card = write_card(name, described, has_tokenizer=tokenizer is not None)
+                card = write_card(name, values, has_tokenizer=tokenizer is not None)
         if card is not None:
             write_text(folder / CARD_FILE, card)
+
+
+def _write_model(folder: Path, backbone, task, head_variables, dtype, metadata) -> dict[str, Any]:
+    """Writes config and weights, and gives what a card describes."""
+    variables = _named_variables(backbone, head_variables)
+    save_tensors(folder / WEIGHTS_FILE, variables, dtype)
+    parameters = sum(math.prod(variable.shape) for variable in variables.values())
+    # What is known of the checkpoint that the weights came from.
+    origin = {name: getattr(backbone, name, None) for name in ("family", GENERATION)}
+    origin = {name: known for name, known in origin.items() if known}
+    values = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "backbone": backbone.config.stated(),
+        "task": None if task is None else dict(task),
+        "metadata": {**origin, **metadata, "parameters": parameters},
+    }
+    write_json(folder / CONFIG_FILE, values)
+    return {**values, "backbone": backbone.config.to_dict()}
 
 
 def _replaced(
@@ -148,9 +159,3 @@ def refuse_own_blocks(backbone: keras.Model) -> None:
             f"A preset is values only, and {type(backbone).__name__} is code of your own. Save the "
             'model as Keras does, with `save("model.keras")`.'
         )
-
-
-def _origin(backbone: keras.Model) -> dict[str, Any]:
-    """What is known of the checkpoint that the weights came from."""
-    names = ("family", GENERATION)
-    return {name: found for name in names if (found := getattr(backbone, name, None))}

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.checkpoints.files import path_inside, read_json, write_json
-from keras_transformer.files import read_file, write_text
+from keras_transformer.checkpoints.untrusted import path_inside, read_json, write_json
+from keras_transformer.files import write_text
 
 MODULES_FILE = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
@@ -26,18 +26,7 @@ _LIMIT = 64  # steps of a model
 
 
 def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
-    """The task that the files describe: `TextEmbedder` and its values.
-
-    Args:
-        folder: The preset's folder.
-        longest: The longest sequence that the model takes.
-
-    Returns:
-        The values of the task, `None` if there is no `modules.json`.
-
-    Raises:
-        ValueError: If a file is broken, or a step is none that `TextEmbedder` takes.
-    """
+    """The task that the files describe: `TextEmbedder` and its values."""
     path = path_inside(folder, MODULES_FILE)
     if not path.is_file():
         return None
@@ -63,13 +52,7 @@ def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
 
 
 def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
-    """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does.
-
-    Args:
-        folder: The folder of an exported model.
-        hidden_dim: Width of the vectors.
-        task: The values of the task.
-    """
+    """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
     steps = [
         {
@@ -93,14 +76,9 @@ def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
 
 
 def _steps(path: Path) -> list[dict[str, str]]:
-    # A list, where `read_json` expects an object: wrapped, so that its checks hold here too.
-    content = read_file(path, limit=2**16)
-    try:
-        steps = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(steps, list) or len(steps) > _LIMIT:
-        raise ValueError(f"{path} must hold a list of steps.")
+    steps = read_json(path, limit=2**16, kind=list)
+    if len(steps) > _LIMIT:
+        raise ValueError(f"{path} has more than {_LIMIT} steps.")
     for step in steps:
         if not isinstance(step, dict) or not all(
             isinstance(step.get(key), str) for key in ("type", "path")

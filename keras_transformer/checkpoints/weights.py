@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.checkpoints.shapes import stack_depth
 from keras_transformer.config import TransformerConfig
+from keras_transformer.structure import sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,28 +87,52 @@ class Weight:
         return array[None] if self.row else array
 
 
-def dense(ours: str, theirs: str, transpose: bool = True, **options) -> tuple[Weight, ...]:
-    """The lines of a `keras.layers.Dense` that is a `torch.nn.Linear` there."""
-    kernel = Weight(f"{ours}/kernel", f"{theirs}.weight", transpose=transpose, **options)
-    return kernel, Weight(f"{ours}/bias", f"{theirs}.bias", **options)
+LAYER_NORM, RMS_NORM = (("normalization", kind) for kind in ("layer_norm", "rms_norm"))
 
 
-def fused(ours: Sequence[str], theirs: str, **options) -> tuple[Weight, ...]:
-    """The lines of several `Dense`s that are one layer there, such as query, key and value."""
-    lines = (
-        dense(path, theirs, part=(index, len(ours)), **options) for index, path in enumerate(ours)
+def layers(
+    table: Mapping[str, str], ours: str = "", theirs: str = "", **options: Any
+) -> tuple[Weight, ...]:
+    """The lines of whole layers, by what our name of each says that it is.
+
+    Args:
+        table: Our path of a layer, and theirs. `..._norm` is a normalization, `..._embedding` and
+            `..._bias` are an embedding, all else is a dense layer, a `torch.nn.Linear` there.
+        ours: What stands before each of our paths, such as `"encoder/layer_{i}/"`.
+        theirs: What stands before each of theirs.
+        **options: Of the lines of dense layers.
+    """
+    lines: list[Weight] = []
+    for mine, its in table.items():
+        path, name = f"{ours}{mine}", f"{theirs}{its}"
+        if path.endswith("_norm"):
+            lines += [
+                Weight(f"{path}/gamma", f"{name}.weight", when=LAYER_NORM),
+                Weight(f"{path}/beta", f"{name}.bias", when=LAYER_NORM),
+                Weight(f"{path}/scale", f"{name}.weight", when=RMS_NORM),
+            ]
+        elif path.endswith(("_embedding", "_bias")):
+            lines.append(Weight(f"{path}/embeddings", f"{name}.weight"))
+        else:
+            kernel = {"transpose": True, **options}
+            lines.append(Weight(f"{path}/kernel", f"{name}.weight", **kernel))
+            lines.append(Weight(f"{path}/bias", f"{name}.bias", **{**kernel, "transpose": False}))
+    return tuple(lines)
+
+
+def fused(ours: Sequence[str], theirs: str, **options: Any) -> tuple[Weight, ...]:
+    """The lines of several dense layers that are one there, such as query, key and value."""
+    parts = (
+        layers({path: theirs}, part=(index, len(ours)), **options)
+        for index, path in enumerate(ours)
     )
-    return tuple(line for pair in lines for line in pair)
+    return tuple(line for lines in parts for line in lines)
 
 
-def layer_norm(ours: str, theirs: str) -> tuple[Weight, ...]:
-    """The lines of a layer normalization."""
-    return Weight(f"{ours}/gamma", f"{theirs}.weight"), Weight(f"{ours}/beta", f"{theirs}.bias")
-
-
-def rms_norm(ours: str, theirs: str) -> tuple[Weight, ...]:
-    """The line of a root-mean-square normalization."""
-    return (Weight(f"{ours}/scale", f"{theirs}.weight"),)
+def output_matrix(theirs: str, *also: str) -> Weight:
+    """The line of the matrix of the output, for models that do not share their embedding."""
+    ours = "token_embedding/reverse_embeddings"
+    return Weight(ours, theirs, transpose=True, outside=True, also=also)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,37 +161,15 @@ class Names:
 
 
 def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
-    """Writes out the lines with `{i}` for every layer of their stack.
-
-    Args:
-        table: Lines with or without `{i}`.
-        config: Gives the number of layers of the encoder and the decoder.
-
-    Returns:
-        Lines without `{i}`, in the table's order.
-
-    Example:
-    ```python
-    from keras_transformer import TransformerConfig
-    from keras_transformer.checkpoints.weights import Weight, expand
-
-    config = TransformerConfig(
-        kind="encoder", vocabulary_size=9, hidden_dim=8, num_layers=2, num_heads=2,
-        intermediate_dim=8,
-    )
-    table = [Weight("encoder/layer_{i}/feed_forward_norm/gamma", "layer.{i}.norm.weight")]
-    assert [line.theirs for line in expand(table, config)] == [
-        "layer.0.norm.weight", "layer.1.norm.weight"
-    ]
-    ```
-    """
+    """The lines of a config, those with `{i}` written out for every layer of their stack."""
     lines = []
     for weight in table:
         if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
             continue
         weight = weight.of(config)
         if "{i}" in weight.ours:
-            depth = stack_depth(config, weight.ours.split("/")[0])
+            name = weight.ours.split("/")[0]
+            depth = next(side.groups for side in sides(config) if side.name == name)
             lines.extend(weight.at(i) for i in range(depth))
         else:
             lines.append(weight)
@@ -183,36 +185,8 @@ def match(
 ) -> dict[str, tuple[str, Weight]]:
     """Finds the tensor for every variable; complains about all that does not fit, at once.
 
-    Lines for variables that the model lacks (a pooler it does without) say only that their
-    tensors may be left over.
-
-    Args:
-        lines: The expanded table.
-        shapes: The shape of every variable, by our path.
-        checkpoint: What the checkpoint's header says, by their name.
-        names: How the checkpoint's names may differ from the table's.
-        where: The checkpoint, for the error message.
-
-    Returns:
-        A dict from our path to their actual name and the line of the table.
-
-    Raises:
-        ValueError: If a variable has no tensor, a tensor no variable, or a shape differs. The
-            message lists the names and both shapes.
-
-    Example:
-    ```python
-    from pathlib import Path
-    from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-    from keras_transformer.checkpoints.weights import Names, Weight, match
-
-    header = {"bert.dense.weight": TensorInfo((3, 2), "F32", Path(), 0)}
-    plan = match(
-        [Weight("dense/kernel", "dense.weight", transpose=True)], {"dense/kernel": (2, 3)},
-        header, Names(prefixes=("bert.",)),
-    )
-    assert plan["dense/kernel"][0] == "bert.dense.weight"
-    ```
+    Lines for variables that the model lacks (a pooler it does without) say only that their tensors
+    may be left over. Gives, by our path, the tensor's actual name and its line.
     """
     actual: dict[str, str] = {}
     twice = []
@@ -254,30 +228,15 @@ def match(
 def export(
     lines: Iterable[Weight], variables: Mapping[str, keras.Variable]
 ) -> dict[str, np.ndarray]:
-    """Turns variables into the checkpoint's tensors: the table in the other direction.
-
-    Args:
-        lines: The expanded table.
-        variables: Variables by our path.
-
-    Returns:
-        A dict from their name to array.
-
-    Raises:
-        ValueError: If the table has no line for a variable.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.weights import Weight, export
-    import keras
-
-    kernel = keras.Variable([[1.0, 2.0, 3.0]])
-    tensors = export([Weight("dense/kernel", "dense.weight", True)], {"dense/kernel": kernel})
-    assert tensors["dense.weight"].shape == (3, 1)
-    ```
-    """
+    """Variables, by our path, as the checkpoint's tensors: the table in the other direction."""
     lines = {line.ours: line for line in lines}
     unknown = [path for path in variables if path not in lines]
+    if any("lora_kernel" in path for path in unknown):
+        raise ValueError(
+            "The model has adapters, which a checkpoint of its family has no place for. Call "
+            "`merge_lora()` first, which adds what they learned to the kernels; "
+            "`save_adapter(path)` keeps them alone."
+        )
     if unknown:
         raise ValueError(
             f"The family's checkpoints have no tensor for these variables:{_list('', unknown)}"

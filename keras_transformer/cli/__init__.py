@@ -52,6 +52,9 @@ def tell_errors_of_import() -> None:
     as_module = name == "-m" and "keras_transformer" in sys.orig_argv
     if name.removesuffix(".exe").removesuffix("-script.py") == "keras-transformer" or as_module:
         sys.excepthook = _hook
+        # Before TensorFlow is imported, which reads it then: what it found on the machine need
+        # not stand between the answers. Its errors do.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def _hook(kind, error, trace):

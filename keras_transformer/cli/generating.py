@@ -1,11 +1,12 @@
 """The sub-commands of models that write: translate, generate, score."""
 
 import argparse
+import json
 from collections.abc import Callable
 
 import numpy as np
 
-from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
+from keras_transformer.checkpoints import Preset, load_config, resolve_preset
 from keras_transformer.cli import lines
 from keras_transformer.cli.command import (
     ABOUT_LINES,
@@ -15,9 +16,12 @@ from keras_transformer.cli.command import (
     option,
     positive,
 )
+from keras_transformer.files import read_file
 from keras_transformer.generation import BeamSearch, Greedy, Random, Rules
 from keras_transformer.tasks import CausalLM, Seq2SeqLM
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
+
+_MAX_SCHEMA = 4 * 2**20  # bytes
 
 
 def _translate(options: argparse.Namespace) -> None:
@@ -95,7 +99,7 @@ def _score(options: argparse.Namespace) -> None:
     lines.answer_lines(options, chunks, find, show)
 
 
-def _forms(preset: PresetSource) -> tuple[Callable, Callable]:
+def _forms(preset: Preset) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
     if load_config(preset, load_weights=False)[2].get("text") != "moses":
         return list, str
@@ -129,8 +133,14 @@ def _arguments(options: argparse.Namespace) -> dict:
 def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rules | None:
     """What the text must and must not hold."""
     automaton = None
-    if options.regex is not None or choices:
-        automaton = task.constraint(regex=options.regex, choices=choices)
+    schema = None
+    if options.json_schema is not None:
+        try:
+            schema = json.loads(read_file(options.json_schema, _MAX_SCHEMA))
+        except ValueError as error:
+            raise ValueError(f"--json-schema {options.json_schema}: {error}") from None
+    if options.regex is not None or choices or schema is not None:
+        automaton = task.constraint(regex=options.regex, choices=choices, json_schema=schema)
     rules = Rules(
         repetition_penalty=options.repetition_penalty,
         no_repeat_ngram_size=options.no_repeat_ngram,
@@ -169,6 +179,7 @@ def _writing(beams: str, length: int) -> tuple:
             type=positive, default=length, metavar="N",
         ),
         option("--regex", "a regular expression that the output matches", metavar="R"),
+        option("--json-schema", "a JSON Schema that the output validates against", metavar="FILE"),
         option(
             "--choice", "the output is this text, or another one so given; can be repeated",
             action="append", metavar="TEXT",

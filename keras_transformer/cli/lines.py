@@ -8,15 +8,14 @@ from itertools import islice
 from typing import Any
 
 from keras_transformer.checking import shorten
-from keras_transformer.checkpoints import PresetSource, load_config, resolve_preset
-from keras_transformer.checkpoints.presets import TASKS
+from keras_transformer.checkpoints import Preset, resolve_preset
 
 Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
 
 _CHUNK = 4096  # lines that are read, computed and printed together
 
 
-def load(task_class: type, preset: str | PresetSource, trained: bool = False):
+def load(task_class: type, preset: str | Preset, trained: bool = False):
     """The task of a preset. That it is of the right kind is seen before its weights are fetched.
 
     Args:
@@ -24,18 +23,17 @@ def load(task_class: type, preset: str | PresetSource, trained: bool = False):
         preset: its name, or what `resolve_preset` made of it.
         trained: whether the task has a head of its own, which must be among the weights.
     """
-    source = resolve_preset(preset)
-    saved = load_config(source, load_weights=False)[1]
+    opened = resolve_preset(preset)
+    saved = opened.description[1]
     name = task_class.__name__
     if trained and (saved is None or saved["name"] != name):
         what = f"a {saved['name']}" if saved else "a backbone alone"
-        key = next(key for key, known in TASKS.items() if known == name)
         raise ValueError(
-            f"The preset {source.name!r} is {what}, not a {name}. Take one that is "
-            f"(`keras-transformer presets --task {key}` lists those that are bundled), or train "
-            f"one: {name} with from_preset, fit and save_to_preset."
+            f"The preset {opened.name!r} is {what}, not a {name}. Take one that is "
+            f"(`keras-transformer presets --task {task_class.alias}` lists those that are "
+            f"bundled), or train one: {name} with from_preset, fit and save_to_preset."
         )
-    return task_class.from_preset(source)
+    return task_class.from_preset(opened)
 
 
 def read_texts(options: argparse.Namespace) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ from keras_transformer.checkpoints import (
     resolve_preset,
     variable_shapes,
 )
-from keras_transformer.checkpoints.shapes import head_shapes
+from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.cli.command import ABOUT_PRESET, Command, option, positive
 from keras_transformer.generation import Cache
 
@@ -63,9 +63,8 @@ def _info(options: argparse.Namespace) -> None:
     print("\narchitecture")
     _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
 
-    shapes = variable_shapes(config) | {
-        f"head/{path}": shape for path, shape in head_shapes(config, task or {}).items()
-    }
+    head = TASKS[task["name"]].head_shapes(config, task) if task else {}
+    shapes = variable_shapes(config) | {f"head/{path}": shape for path, shape in head.items()}
     parts: Counter = Counter()
     for path, shape in shapes.items():
         parts[_part(path)] += math.prod(shape)

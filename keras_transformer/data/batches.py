@@ -36,6 +36,34 @@ def check_columns(sides: list[dict], values: dict, pad_values: dict) -> None:
         raise ValueError(f"pad_values names no column: {sorted(unknown)}; have {list(rows)}.")
 
 
+def compose(shapes: list, members: list, sizes: list[int], rng=None) -> list[tuple]:
+    """The batches of an epoch, `(shape, rows)`: rows that are left over go to the next bucket.
+
+    Args:
+        shapes: of the buckets, from the shortest.
+        members: for each the int array of its rows.
+        sizes: for each the number of rows of a batch.
+        rng: `numpy.random.Generator` to shuffle with, or None.
+    """
+    batches = []
+    waiting = np.empty(0, "int64")
+    for bucket, (shape, rows) in enumerate(zip(shapes, members, strict=True)):
+        rows = np.concatenate([waiting, rows if rng is None else rng.permutation(rows)])
+        size = sizes[bucket]
+        full = len(rows) if bucket == len(shapes) - 1 else len(rows) // size * size
+        batches += [(shape, rows[i : min(i + size, full)]) for i in range(0, full, size)]
+        waiting = rows[full:]
+    return longest_second(batches, rng)
+
+
+def in_order(outputs, order: np.ndarray):
+    """Outputs, a list or an array, for rows of these numbers: by number, each once."""
+    places = np.unique(order, return_index=True)[1]
+    if isinstance(outputs, list):
+        return [outputs[place] for place in places]
+    return np.asarray(outputs)[places]
+
+
 def longest_second(batches: list, rng=None) -> list:
     """Shortest shape first, longest (or the one smaller batch) second, then the others.
 

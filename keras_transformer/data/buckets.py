@@ -77,32 +77,29 @@ def choose_buckets(
             multiple *= 2
             steps = -(-rows // multiple)
 
-    # One axis for every length: the bucket lengths that some row needs, and how many rows
-    # fit each combination of them.
+    fits, candidates = _candidates(steps, multiple, limits)
+    chosen = _cheapest_chain(fits, candidates.sum(axis=-1), max_buckets, least_saving)
+    buckets = tuple(tuple(int(length) for length in candidates[place]) for place in chosen)
+    return buckets if lengths.ndim > 1 else tuple(bucket[0] for bucket in buckets)
+
+
+def _candidates(steps, multiple, limits):
+    """The bucket lengths that some row needs, in each combination, and how many rows fit it."""
     axes, places = zip(*(np.unique(column, return_inverse=True) for column in steps.T), strict=True)
     shape = tuple(len(axis) for axis in axes)
     fits = np.bincount(np.ravel_multi_index(places, shape), minlength=np.prod(shape)).reshape(shape)
     for axis in range(len(shape)):
         fits = fits.cumsum(axis=axis)
     candidates = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1) * multiple
-    candidates = np.minimum(candidates, limits)
-
-    chosen = _cheapest_chain(fits, candidates.sum(axis=-1), max_buckets, least_saving)
-    buckets = tuple(tuple(int(length) for length in candidates[place]) for place in chosen)
-    return buckets if lengths.ndim > 1 else tuple(bucket[0] for bucket in buckets)
+    return fits, np.minimum(candidates, limits)
 
 
 def _cheapest_chain(fits, width, max_buckets, least_saving):
     """Indices of the chain of candidates, ending in the last one, that costs least.
 
     The best chain of k + 1 buckets that ends in candidate c extends, for some smaller p, the
-    best chain of k that ends in p: cost(c) = cost(p) + width(c) * (fits(c) - fits(p)).
-
-    Args:
-        fits: int array of any rank: rows that fit each candidate.
-        width: int array of that shape: padded positions of a row in each candidate.
-        max_buckets: the longest chain allowed.
-        least_saving: what each bucket of the chain costs beside.
+    best chain of k that ends in p: cost(c) = cost(p) + width(c) * (fits(c) - fits(p)). Here
+    `fits` is how many rows fit each candidate, and `width` the padded positions of a row in it.
     """
     cost = (width * fits).astype("float64")
     parents, totals_by_count = [], [cost.flat[-1]]
@@ -180,12 +177,17 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
     return places
 
 
+def array_of(values) -> np.ndarray:
+    """Numbers as an array, one that holds None for rows of different sizes."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.asarray(None)
+
+
 def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
     """Numbers of tokens as an array of ints, one a row or several; of no rows an empty one."""
-    try:
-        array = np.asarray(lengths)
-    except ValueError:  # rows of different sizes
-        array = np.asarray(None)
+    array = array_of(lengths)
     if array.size == 0 and array.ndim:
         return array.astype("int64")
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
@@ -197,12 +199,7 @@ def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
 
 def length_limits(max_length, count) -> np.ndarray:
     """`max_length` (None, an int, or `count` ints) as an int array `(count,)`."""
-    if max_length is None:
-        max_length = np.iinfo("int64").max
-    try:
-        limits = np.asarray(max_length)
-    except ValueError:
-        limits = np.asarray(None)
+    limits = array_of(np.iinfo("int64").max if max_length is None else max_length)
     if limits.dtype.kind not in "iu" or limits.shape not in ((), (count,)) or limits.min() < 1:
         raise ValueError(
             f"max_length must be None, a positive int or {count} of them, got "
@@ -213,10 +210,7 @@ def length_limits(max_length, count) -> np.ndarray:
 
 def given_buckets(buckets, sides: int) -> list[list[int]]:
     """The buckets that a user wants, each as many lengths as rows have."""
-    try:
-        lengths = np.asarray(list(buckets) if isinstance(buckets, Iterable) else None)
-    except ValueError:  # of different numbers of lengths
-        lengths = np.asarray(None)
+    lengths = array_of(list(buckets) if isinstance(buckets, Iterable) else None)
     if lengths.ndim == 1 and sides == 1:
         lengths = lengths[:, None]
     if lengths.dtype.kind not in "iu" or lengths.ndim != 2 or lengths.shape[1] != sides:

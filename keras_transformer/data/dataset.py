@@ -4,6 +4,7 @@ NumPy only, so the same (seed, epoch) gives the same batches in the same order w
 backend, and no TensorFlow is needed.
 """
 
+import concurrent.futures
 import copy
 import warnings
 import zlib
@@ -13,14 +14,11 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, check_seed, describe, shorten
-from keras_transformer.data.batches import check_columns, longest_second, padded_to_sizes
+from keras_transformer.data.batches import check_columns, compose, in_order, padded_to_sizes
 from keras_transformer.data.buckets import bucket_of, choose_buckets, given_buckets, length_limits
-from keras_transformer.data.packing import pack_rows
-from keras_transformer.data.prepared import Prepared
+from keras_transformer.data.packing import Packs
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.sizes import Sizes
-
-_LONGEST_PACK = 2**24  # Positions; more would be a mistake, and take the memory.
 
 
 class BucketedDataset(keras.utils.PyDataset):
@@ -123,22 +121,9 @@ class BucketedDataset(keras.utils.PyDataset):
         seed: int = 0,
     ):
         super().__init__()
-        if batch_size is not None and batch_tokens is not None:
-            raise ValueError(
-                f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
-                f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
-            )
-        batch_size = 32 if batch_size is None else check_int("batch_size", batch_size, at_least=1)
-        batch_tokens = check_int("batch_tokens", batch_tokens, at_least=1, none=True)
-        pack_length = check_int(
-            "pack_length", pack_length, at_least=1, at_most=_LONGEST_PACK, none=True
-        )
-        given = {"columns": columns, "values": values, "pad_values": pad_values}
-        for name, value in (given | {"paired_columns": paired_columns}).items():
-            if not isinstance(value, Mapping) and (value is not None or name == "columns"):
-                raise ValueError(f"`{name}` must be a dict, received {describe(value)}.")
-        if not callable(make_batch):
-            raise ValueError(f"`make_batch` must be a function, received {describe(make_batch)}.")
+        batch_size, batch_tokens = _check_batch(batch_size, batch_tokens)
+        _check_kinds(make_batch, columns=columns, paired_columns=paired_columns, values=values,
+                     pad_values=pad_values)  # fmt: skip
         if pack_length is not None and (values or buckets is not None):
             raise ValueError(
                 "With `pack_length` there are no other buckets, and no `values`, of which each "
@@ -162,54 +147,38 @@ class BucketedDataset(keras.utils.PyDataset):
         self.num_truncated = int((full > self._lengths).any(axis=1).sum())
         self._packs = None
         if pack_length is not None:
-            self._pack(pack_length)
-            buckets = [[pack_length] * len(sides)]
-        max_buckets = check_int("max_buckets", max_buckets, at_least=1, none=True)
-        multiple = check_int("multiple", multiple, at_least=1, at_most=2**31, none=True)
-        if buckets is None:
-            many = not shuffle and keras.backend.backend() == "torch"
-            max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
-            multiple = (4 if many else 8) if multiple is None else multiple
-            chosen = choose_buckets(self._lengths, max_buckets, multiple, max_length, least_saving)
-        else:
-            chosen = given_buckets(buckets, len(sides))
-        places = bucket_of(self._lengths, chosen)
+            self._packs = Packs(self._lengths, pack_length)
+            self._lengths, buckets = self._packs.lengths, [[self._packs.length] * len(sides)]
+        chosen = (max_buckets, multiple, max_length, least_saving)
+        buckets = self._choose(*chosen) if buckets is None else given_buckets(buckets, len(sides))
+        self._fill(buckets, batch_size, batch_tokens)
+        self._sizes, self._limits = sizes, limits.tolist()
+        self.epoch = self.first_batch = 0
+        self._composed = (None, None)
+        self._fetched = None  # batches that Keras fetched in the running pass; None outside one
+        self._last_fetched = -1
+        self._prepared = (None, None)  # the place of the next batch, and its future
+        self._num_batches = len(self._batches())
+
+    def _choose(self, max_buckets, multiple, max_length, least_saving) -> tuple:
+        """The buckets that pad least; more of them where nothing is compiled, nor depends on it."""
+        many = not self.shuffle and keras.backend.backend() == "torch"
+        max_buckets = (12 if many else 6) if max_buckets is None else max_buckets
+        multiple = (4 if many else 8) if multiple is None else multiple
+        return choose_buckets(self._lengths, max_buckets, multiple, max_length, least_saving)
+
+    def _fill(self, buckets: Sequence, batch_size: int, batch_tokens: int | None):
+        """Puts the rows into the buckets."""
+        places = bucket_of(self._lengths, buckets)
         # Occupied buckets only: nothing is ever moved up into one without rows of its own.
         occupied = np.unique(places)
-        self._shapes = [tuple(chosen[place]) for place in occupied]
+        self._shapes = [tuple(buckets[place]) for place in occupied]
         self._batch_rows = [
             batch_size if batch_tokens is None else max(1, batch_tokens // max(shape))
             for shape in self._shapes
         ]
         by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
         self._members = [by_length[places[by_length] == place] for place in occupied]
-
-        self._sizes, self._limits = sizes, limits.tolist()
-        self._epoch = 0
-        self.first_batch = 0
-        self._composed = (None, None)
-        self._fetched = None  # batches that Keras fetched in the running pass; None outside one
-        self._last_fetched = -1
-        self._prepared = None
-        self._num_batches = len(self._batches())
-
-    def _pack(self, pack_length):
-        """From here on, `_lengths` are those of packs, and rows of batches are packs."""
-        packs = pack_rows(self._lengths.max(axis=1), pack_length)
-        order = np.concatenate(packs)
-        sizes = [len(pack) for pack in packs]
-        self._row_lengths = self._lengths
-        self._lengths = np.add.reduceat(self._lengths[order], np.cumsum([0, *sizes[:-1]]), axis=0)
-        self._packs = packs
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch, from 0, whose batches are served."""
-        return self._epoch
-
-    @epoch.setter
-    def epoch(self, value):
-        self._epoch = int(value)
 
     @property
     def buckets(self) -> tuple:
@@ -225,7 +194,7 @@ class BucketedDataset(keras.utils.PyDataset):
     @property
     def num_rows(self) -> int:
         """Rows of an epoch, as they were given."""
-        return len(self._lengths if self._packs is None else self._row_lengths)
+        return len(self._lengths if self._packs is None else self._packs.row_lengths)
 
     @property
     def tokens_per_epoch(self) -> int:
@@ -263,28 +232,19 @@ class BucketedDataset(keras.utils.PyDataset):
         Raises:
             ValueError: a number of outputs that is not the number of rows.
         """
-        order = self.order
-        if len(outputs) != len(order):
-            raise ValueError(f"Expected {len(order)} outputs, one a row, got {len(outputs)}.")
-        _, position = np.unique(order, return_index=True)
-        if isinstance(outputs, list):
-            return [outputs[i] for i in position]
-        return np.asarray(outputs)[position]
+        if len(outputs) != len(self.order):
+            raise ValueError(f"Expected {len(self.order)} outputs, one a row, got {len(outputs)}.")
+        return in_order(outputs, self.order)
 
     def restoring(self) -> Callable:
         """What `restore_order` is now, though an epoch may end: of arrays, or structures of them.
 
         Outputs for fewer rows than all, or for packed ones, stay as they are.
         """
-        if self._packs is not None:
-            return lambda outputs: outputs
-        order = self.order
-        _, places = np.unique(order, return_index=True)
-
-        def restore(outputs):
-            return outputs[places] if len(outputs) == len(order) else outputs
-
-        return lambda outputs: keras.tree.map_structure(restore, outputs)
+        order = () if self._packs is not None else self.order
+        return lambda outputs: keras.tree.map_structure(
+            lambda array: in_order(array, order) if len(array) == len(order) else array, outputs
+        )
 
     def of_one_length(self) -> "BucketedDataset":
         """The same batches, all of the longest length: so their outputs go in one array."""
@@ -292,7 +252,8 @@ class BucketedDataset(keras.utils.PyDataset):
         dataset = copy.copy(self)
         dataset._shapes = [longest] * len(self._shapes)
         dataset._composed = (None, None)
-        dataset._sizes = dataset._fetched = dataset._prepared = None
+        dataset._sizes = dataset._fetched = None
+        dataset._prepared = (None, None)
         return dataset
 
     @property
@@ -312,7 +273,7 @@ class BucketedDataset(keras.utils.PyDataset):
             "seed": self.seed,
             "shuffle": self.shuffle,
             "content": _checksum(
-                *(array for column in columns for array in (column.lengths, column.ids)),
+                *(array for column in columns for array in (column.lengths, *column.blocks)),
                 *self._values.values(),
             ),
         }
@@ -328,14 +289,15 @@ class BucketedDataset(keras.utils.PyDataset):
         batches = self._batches()
         if self._fetched is None:
             return self._make(*batches[place])
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared.of == (self._epoch, place):
-            batch = prepared.result()
-        else:
-            batch = self._make(*batches[place])
+        (ready, prepared), self._prepared = self._prepared, (None, None)
+        taken = ready == (self.epoch, place)
+        batch = prepared.result() if taken else self._make(*batches[place])
         if place + 1 < len(batches):
-            following = batches[place + 1]
-            self._prepared = Prepared((self._epoch, place + 1), lambda: self._make(*following))
+            # A thread of its own costs little, and a fork of the process loses no pool.
+            maker = concurrent.futures.ThreadPoolExecutor(1)
+            future = maker.submit(self._make, *batches[place + 1])
+            maker.shutdown(wait=False)
+            self._prepared = ((self.epoch, place + 1), future)
         return batch
 
     def examples_of_shapes(self) -> Iterator:
@@ -356,7 +318,7 @@ class BucketedDataset(keras.utils.PyDataset):
             if self._packs is None:
                 which, places = rows[:, None], np.arange(length)
             else:
-                which, places, pack_ids = self._places_in_packs(rows, i, mask)
+                which, places, pack_ids = self._packs.places(rows, i, mask)
                 prefix = "paired_" * i
                 arrays[f"{prefix}pack_ids"] = pack_ids
                 arrays[f"{prefix}position_ids"] = places.astype("int32")
@@ -366,19 +328,6 @@ class BucketedDataset(keras.utils.PyDataset):
                 masks[name] = mask
         return self.make_batch(arrays, masks)
 
-    def _places_in_packs(self, packs, side, mask):
-        """For each position of packs its row, its place in it and the row's number in the pack."""
-        rows, places = np.zeros(mask.shape, "int64"), np.zeros(mask.shape, "int64")
-        numbers = np.full(mask.shape, -1, "int32")
-        for i, pack in enumerate(packs):
-            members = self._packs[pack]
-            lengths = self._row_lengths[members, side]
-            end = lengths.sum()
-            rows[i, :end] = np.repeat(members, lengths)
-            places[i, :end] = np.arange(end) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            numbers[i, :end] = np.repeat(np.arange(len(members)), lengths)
-        return rows, places, numbers
-
     def on_epoch_begin(self):
         self._fetched = 0
 
@@ -386,9 +335,9 @@ class BucketedDataset(keras.utils.PyDataset):
         # `fit` also calls this before its first epoch, on JAX and PyTorch after looking at a
         # batch: only a pass that was served whole counts.
         if self._fetched is not None and self._fetched >= len(self):
-            self._epoch += 1
+            self.epoch += 1
             self.first_batch = 0
-        self._fetched = self._prepared = None
+        self._fetched, self._prepared = None, (None, None)
 
     def _note_fetch(self, index):
         if self._fetched is None:
@@ -405,28 +354,14 @@ class BucketedDataset(keras.utils.PyDataset):
     def _batches(self):
         """This epoch's batches: a list of (lengths, row indices)."""
         epoch, batches = self._composed
-        if epoch != self._epoch:
-            epoch = self._epoch
-            batches = self._compose(epoch)
+        if epoch != self.epoch:
+            epoch = int(self.epoch)
+            rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
+            batches = compose(self._shapes, self._members, self._batch_rows, rng)
             if self._sizes is not None:
                 batches = padded_to_sizes(batches, self._sizes, self._limits)
             self._composed = (epoch, batches)
         return batches
-
-    def _compose(self, epoch):
-        rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
-        batches = []
-        waiting = np.empty(0, "int64")
-        for bucket, (shape, members) in enumerate(zip(self._shapes, self._members, strict=True)):
-            if rng is not None:
-                members = rng.permutation(members)
-            rows = np.concatenate([waiting, members])
-            size = self._batch_rows[bucket]
-            last = bucket == len(self._members) - 1
-            full = len(rows) if last else len(rows) // size * size
-            batches += [(shape, rows[i : min(i + size, full)]) for i in range(0, full, size)]
-            waiting = rows[full:]
-        return longest_second(batches, rng)
 
 
 def _checksum(*arrays: np.ndarray) -> int:
@@ -443,3 +378,21 @@ def _token_rows(name, rows) -> TokenRows:
     if len(rows) and rows.lengths.min() < 1:
         raise ValueError(f"Row {int(rows.lengths.argmin())} of column {name!r} is empty.")
     return rows
+
+
+def _check_batch(batch_size, batch_tokens) -> tuple[int, int | None]:
+    if batch_size is not None and batch_tokens is not None:
+        raise ValueError(
+            f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
+            f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
+        )
+    batch_size = 32 if batch_size is None else check_int("batch_size", batch_size, at_least=1)
+    return batch_size, check_int("batch_tokens", batch_tokens, at_least=1, none=True)
+
+
+def _check_kinds(make_batch, **dicts) -> None:
+    for name, value in dicts.items():
+        if not isinstance(value, Mapping) and (value is not None or name == "columns"):
+            raise ValueError(f"`{name}` must be a dict, received {describe(value)}.")
+    if not callable(make_batch):
+        raise ValueError(f"`make_batch` must be a function, received {describe(make_batch)}.")

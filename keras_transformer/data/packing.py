@@ -62,14 +62,39 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
     return groups
 
 
-def packed_inputs(arrays: dict, side: str = "", paired: bool = False) -> dict:
-    """What a backbone is told of packed rows, from the arrays of a batch; nothing of others.
+class Packs:
+    """Rows in groups that are one row of a batch each.
 
-    Args:
-        arrays: as `BucketedDataset` gives them to `make_batch`.
-        side: str before the names of the inputs, e.g. `"decoder_"`.
-        paired: bool, of the paired columns.
+    Attributes:
+        length: int, positions of a pack.
+        lengths: int array `(packs, sides)`, those that are taken.
+        row_lengths: int array `(rows, sides)`.
     """
+
+    def __init__(self, lengths: np.ndarray, length: int):
+        # More positions would be a mistake, and take the memory.
+        self.length = check_int("pack_length", length, at_least=1, at_most=2**24)
+        self.row_lengths = lengths
+        self._rows = pack_rows(lengths.max(axis=1), self.length)
+        first = np.cumsum([0, *(len(rows) for rows in self._rows[:-1])])
+        self.lengths = np.add.reduceat(lengths[np.concatenate(self._rows)], first, axis=0)
+
+    def places(self, packs: np.ndarray, side: int, mask: np.ndarray) -> tuple:
+        """For each position of packs its row, its place in it and the row's number in the pack."""
+        rows, places = np.zeros(mask.shape, "int64"), np.zeros(mask.shape, "int64")
+        numbers = np.full(mask.shape, -1, "int32")
+        for i, pack in enumerate(packs):
+            members = self._rows[pack]
+            lengths = self.row_lengths[members, side]
+            end = lengths.sum()
+            rows[i, :end] = np.repeat(members, lengths)
+            places[i, :end] = np.arange(end) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            numbers[i, :end] = np.repeat(np.arange(len(members)), lengths)
+        return rows, places, numbers
+
+
+def packed_inputs(arrays: dict, side: str = "", paired: bool = False) -> dict:
+    """What a backbone is told of packed rows, from the arrays of a batch; nothing of others."""
     names = ("position_ids", "pack_ids")
     prefix = "paired_" if paired else ""
     return {f"{side}{n}": arrays[f"{prefix}{n}"] for n in names if f"{prefix}{n}" in arrays}

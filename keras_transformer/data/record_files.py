@@ -1,10 +1,10 @@
 """Rows of text, CSV, TSV, JSON lines and Parquet files, one by one, with their line numbers.
 
-Parquet is read by pyarrow. Its readers of CSV and JSON go through blocks in parallel, and their
-errors name a row of a block or none at all; Python's own say the line, and are several times
-faster than any tokenizer.
+Parquet is read by pyarrow. Lines are read here: the readers of `datasets` say no line, let broken
+ones pass, and have no bound (docs/design.md, "Dependencies").
 """
 
+import contextlib
 import csv
 import functools
 import glob
@@ -17,62 +17,23 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from keras_transformer.checking import check_path, describe, shorten
+from keras_transformer.files import write_text
 
 # By suffix, before a further `.gz`.
 FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-}
+    ".txt": "text", ".text": "text", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl",
+    ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
+}  # fmt: skip
+_KINDS = tuple(dict.fromkeys(FORMATS.values()))
 _PARQUET_ROWS = 1024  # read at once
 # Bytes of a line, which is held in memory whole: a packed file of some kB may have one of GB.
 _MAX_LINE = 64 * 2**20
 
 
-class Stamp(NamedTuple):
-    """What tells whether a file is still the same, without reading it."""
-
-    size: int
-    modified: int  # nanoseconds
-    changed: int  # nanoseconds; no program can set this one
-    number: int
-
-    def is_old(self) -> bool:
-        """Whether a change from now on must change the stamp: clocks of files are coarse."""
-        return time.time_ns() - max(self.modified, self.changed) > 2_000_000_000
-
-
 class FileSource:
-    """The rows of one file.
-
-    Args:
-        path: the file.
-        format: `"text"`, `"csv"`, `"tsv"`, `"jsonl"` or `"parquet"`. Defaults to what the suffix
-            says.
-        encoding: of all but Parquet.
-
-    Raises:
-        FileNotFoundError: for a file that is not there.
-        ValueError: for a format or an encoding that is not known.
-
-    Example:
-
-    ```python
-    from keras_transformer.data.record_files import FileSource
-
-    with open("films.csv", "w") as file:
-        print("text,label", "dull,bad", sep=chr(10), file=file)
-    assert list(FileSource("films.csv").rows(["label", "text"])) == [(2, ("bad", "dull"))]
-    ```
-    """
+    """The rows of one file: its path, `format` (of `FORMATS`, or None for its suffix), encoding."""
 
     def __init__(self, path: str | os.PathLike, format: str | None = None, encoding: str = "utf-8"):
         self.path = Path(path)
@@ -83,11 +44,9 @@ class FileSource:
         self._zipped = suffixes[-1:] == [".gz"]
         suffix = "".join(suffixes[-2:-1] if self._zipped else suffixes[-1:])
         self.format = FORMATS.get(suffix) if format is None else format
-        if self.format not in FORMATS.values():
+        if self.format is None:
             raise ValueError(
-                f"{self.path} is of an unknown kind: give format= one of "
-                f"{', '.join(map(repr, dict.fromkeys(FORMATS.values())))}"
-                + (f", received {shorten(format)}." if format else ".")
+                f"{self.path} is of an unknown kind: give format= one of {str(_KINDS)[1:-1]}."
             )
         if self.format == "parquet" and self._zipped:
             raise ValueError(f"{self.path}: Parquet files are compressed inside. Unpack it.")
@@ -96,32 +55,31 @@ class FileSource:
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.stamp.size
+        return self.stamp[0]
 
     def place(self, number: int) -> str:
         """How errors call a row."""
-        unit = "row" if self.format == "parquet" else "line"
-        return f"{self.path}, {unit} {number}"
+        return f"{self.path}, {'row' if self.format == 'parquet' else 'line'} {number}"
 
-    def digest(self) -> str:
-        """The SHA-256 of the file, which is to be the same when it is read."""
+    def digest(self, notes: Path) -> str:
+        """The SHA-256 of the file, remembered in the folder `notes` for as long as its stamp is."""
         self.stamp = self.current_stamp()
+        name = hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:32]
+        with contextlib.suppress(OSError, ValueError, TypeError):  # Not remembered.
+            stamp, digest = json.loads((notes / name).read_text(encoding="utf-8"))
+            if stamp == self.stamp and isinstance(digest, str):
+                return digest
         with self._open() as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._check_unchanged()
+        # A file written just now may be written again within the same tick of the clock.
+        if _is_old(self.stamp):
+            with contextlib.suppress(OSError):  # That the cache cannot be written is said later.
+                write_text(notes / name, json.dumps([self.stamp, digest]))
         return digest
 
     def rows(self, columns: Sequence) -> Iterator[tuple[int, tuple]]:
-        """Each row's line (in Parquet files its number, from 1) and its values.
-
-        Args:
-            columns: names, or for CSV and TSV files without a header numbers from 0.
-
-        Raises:
-            FileNotFoundError: for a file that vanished.
-            ValueError: for a column that is not there, a line that cannot be read, or a file that
-                changed since it was stamped; with the file and the line.
-        """
+        """Each row's line (of Parquet its number, from 1), and its values by name or number."""
         reader = getattr(self, f"_{self.format}")
         with self._open() as raw:
             self._check_unchanged()
@@ -135,36 +93,35 @@ class FileSource:
     # The formats.
 
     def _text(self, file, columns):
-        _check_columns(self.path, columns, ("text",))
+        place_columns(self.path, columns, ("text",))
         for number, line in self._lines(file):
             line = line.rstrip("\r\n")
             if line and not line.isspace():  # Empty lines stand between texts.
                 yield number, (line,) * len(columns)
 
     def _csv(self, file, columns):
-        return self._table(self._csv_rows(file), columns)
-
-    def _csv_rows(self, file):
         # The lines of a quoted cell are one row: a row's line is its first.
         reader = csv.reader((line for _, line in self._lines(file)), strict=True)
-        while True:
-            number = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise ValueError(
-                    f"{self.place(number)}: {error}. Is there a quote that does not end? (A cell "
-                    f"has {csv.field_size_limit():,} characters at most: csv.field_size_limit.)"
-                ) from None
-            yield number, row
+        number = 1
+
+        def rows():
+            nonlocal number
+            for row in reader:
+                yield number, row
+                number = reader.line_num + 1
+
+        try:
+            yield from self._table(rows(), columns)
+        except csv.Error as error:
+            raise ValueError(
+                f"{self.place(number)}: {error}. Is there a quote that does not end? (A cell "
+                f"has {csv.field_size_limit():,} characters at most: csv.field_size_limit.)"
+            ) from None
 
     def _tsv(self, file, columns):
         # By its definition (IANA) TSV has no quotes: a quote is a character of its text.
         lines = ((number, line.rstrip("\r\n")) for number, line in self._lines(file))
-        rows = ((number, line.split("\t") if line else []) for number, line in lines)
-        return self._table(rows, columns)
+        return self._table(((n, line.split("\t") if line else []) for n, line in lines), columns)
 
     def _table(self, rows, columns):
         numbered = _are_numbers(columns)
@@ -174,21 +131,17 @@ class FileSource:
                 continue
             if width is None:
                 width = len(row)
-                names = range(width) if numbered else row
-                places = [_position(self.path, column, names) for column in columns]
+                places = place_columns(self.path, columns, range(width) if numbered else row)
                 if not numbered:
                     continue
-            yield number, self._cells(number, row, width, places)
+            if len(row) != width:
+                raise ValueError(
+                    f"{self.place(number)} has {len(row)} cells, the first line has {width}. Is "
+                    "the line cut, or a separator not quoted?"
+                )
+            yield number, tuple([row[place] for place in places])
         if width is None:
-            _check_columns(self.path, columns, ())
-
-    def _cells(self, number, row, width, places):
-        if len(row) != width:
-            raise ValueError(
-                f"{self.place(number)} has {len(row)} cells, the first line has {width}. Is the "
-                "line cut, or a separator not quoted?"
-            )
-        return tuple([row[place] for place in places])
+            place_columns(self.path, columns, ())
 
     def _jsonl(self, file, columns):
         for number, line in self._lines(file):
@@ -211,20 +164,15 @@ class FileSource:
             try:
                 yield number, tuple([row[column] for column in columns])
             except KeyError:
-                _check_columns(self.place(number), columns, row)
+                place_columns(self.place(number), columns, row)
 
     def _parquet(self, file, columns):
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ImportError(
-                f"{self.path} needs pyarrow: pip install 'keras_transformer[data]'."
-            ) from error
+        import pyarrow.parquet
+
         number = 0
         try:
             with pyarrow.parquet.ParquetFile(file) as parquet:
-                _check_columns(self.path, columns, parquet.schema_arrow.names)
+                place_columns(self.path, columns, parquet.schema_arrow.names)
                 needed = list(dict.fromkeys(columns))
                 for batch in parquet.iter_batches(_PARQUET_ROWS, columns=needed):
                     lists = [batch.column(column).to_pylist() for column in columns]
@@ -267,32 +215,33 @@ class FileSource:
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.path} is gone: it was there before.") from None
 
-    def current_stamp(self) -> Stamp:
-        """The stamp of the file as it is now."""
+    def current_stamp(self) -> list[int]:
+        """What tells whether the file is still the same: size, time, number, time of any change."""
         try:
             stat = self.path.stat()
         except FileNotFoundError:
             raise FileNotFoundError(f"There is no file {self.path}.") from None
         if not self.path.is_file():  # a folder, or a pipe, which could not be read twice
             raise ValueError(f"{self.path} is not a file. Of a folder, name the files: folder/*.")
-        return Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
 
     def _check_unchanged(self) -> None:
-        # Not by `changed`: a link made to the file, as by a backup, changes that too.
-        now, before = self.current_stamp(), self.stamp
-        if now._replace(changed=0) != before._replace(changed=0):
+        # Not by the last: a link made to the file, as by a backup, changes that too.
+        now = self.current_stamp()
+        if now[:3] != self.stamp[:3]:
             raise ValueError(
-                f"{self.path} changed while it was read: it had {before.size:,} bytes, now "
-                f"{now.size:,}. Begin again when nothing writes to it."
+                f"{self.path} changed while it was read: it had {self.size:,} bytes, now "
+                f"{now[0]:,}. Begin again when nothing writes to it."
             )
 
 
-def find_files(names: Sequence[str | os.PathLike]) -> list[Path]:
-    """The files of paths and of patterns such as `folder/*.csv`, those of a pattern sorted.
+def _is_old(stamp: list[int]) -> bool:
+    """Whether a change from now on must change the stamp: clocks of files are coarse."""
+    return time.time_ns() - max(stamp[1], stamp[3]) > 2_000_000_000
 
-    Raises:
-        FileNotFoundError: for a pattern that fits no file.
-    """
+
+def find_files(names: Sequence[str | os.PathLike]) -> list[Path]:
+    """The files of paths and of patterns such as `folder/*.csv`, those of a pattern sorted."""
     found = []
     for name in names:
         name = os.path.expanduser(check_path("source", name))
@@ -306,25 +255,16 @@ def find_files(names: Sequence[str | os.PathLike]) -> list[Path]:
     return found
 
 
-def missing_column(place, column, there) -> ValueError:
-    """The error for a column that is not there."""
-    names = ", ".join(map(repr, there)) or "none"
-    return ValueError(f"{place} has no column {shorten(column)}. It has: {names}.")
-
-
-def _check_columns(place, columns, there) -> None:
+def place_columns(place, columns, there) -> list[int]:
+    """Where among those that are there columns are. ValueError for one that is not, or twice."""
+    names = list(there)
     for column in columns:
-        if column not in there:
-            raise missing_column(place, column, there)
-
-
-def _position(place, column, names) -> int:
-    positions = [position for position, name in enumerate(names) if name == column]
-    if not positions:
-        raise missing_column(place, column, names)
-    if len(positions) > 1:
-        raise ValueError(f"{place} has {len(positions)} columns {column!r}.")
-    return positions[0]
+        if column not in names:
+            known = ", ".join(map(repr, names)) or "none"
+            raise ValueError(f"{place} has no column {shorten(column)}. It has: {known}.")
+        if names.count(column) > 1:
+            raise ValueError(f"{place} has {names.count(column)} columns {column!r}.")
+    return [names.index(column) for column in columns]
 
 
 def _are_numbers(columns) -> bool:

@@ -6,35 +6,16 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import describe
-from keras_transformer.data.record_files import missing_column
+from keras_transformer.data.record_files import place_columns
 
 _BATCH = 1000  # rows that a `datasets.Dataset` gives at once
 
 
 class ObjectSource:
-    """The rows of a data set of another library.
-
-    It is a data frame of pandas, Polars or pyarrow, a `datasets.Dataset` or `IterableDataset`, a
-    `tf.data.Dataset`, a `torch.utils.data.Dataset` or `DataLoader`, or any sequence or iterable of
-    rows. A row is a dict, a tuple or a text, or there are several in each (a batch).
-
-    Args:
-        data: the data set. It gives the same rows each time it is gone through.
-
-    Raises:
-        ValueError: for what is none, or can be gone through once only.
-
-    Example:
-
-    ```python
-    from keras_transformer.data.record_objects import ObjectSource
-
-    rows = ObjectSource([("dull", 0), ("funny", 1)]).rows([1, 0])
-    assert list(rows) == [(0, (0, "dull")), (1, (1, "funny"))]
-    ```
-    """
+    """The rows of another library's data set; one, or a batch, is a dict, a tuple or a text."""
 
     size = done = 0  # bytes: not known
+    format = encoding = None
 
     def __init__(self, data: Any):
         if isinstance(data, Mapping):
@@ -60,21 +41,14 @@ class ObjectSource:
         """How errors call a row."""
         return f"row {number} of the {type(self.data).__name__}"
 
-    def digest(self) -> str | None:
+    def digest(self, notes=None) -> str | None:
         """What stands for the content without reading it; None if nothing does."""
         # Of the library `datasets`: the content and all that was done to it.
         fingerprint = getattr(self.data, "_fingerprint", None)
         return fingerprint if isinstance(fingerprint, str) else None
 
     def rows(self, columns: Sequence) -> Iterator[tuple[int, tuple]]:
-        """Each row's number, from 0, and its values.
-
-        Args:
-            columns: names, or for tuples places.
-
-        Raises:
-            ValueError: for a column that is not there, with the row.
-        """
+        """Each row's number, from 0, and its values, by name or by the place in a tuple."""
         columns = tuple(columns)
         number = 0
         for element in self._elements(columns):
@@ -97,22 +71,24 @@ class ObjectSource:
                 number += 1
 
     def _elements(self, columns) -> Iterator:
-        data = self.data
-        there = getattr(data, "column_names", None)
+        data, there = self.data, column_names(self.data)
+        if there is not None:
+            place_columns(f"The {type(data).__name__}", columns, there)
         if is_frame(data):
-            there = list(data.columns) if there is None else there
-            for column in columns:
-                if column not in there:
-                    raise missing_column(f"The {type(data).__name__}", column, there)
             return iter([{column: data[column] for column in columns}])
         if hasattr(data, "select_columns") and hasattr(data, "iter"):  # datasets
             if there is not None:
-                for column in columns:
-                    if column not in there:
-                        raise missing_column("The data set", column, there)
                 data = data.select_columns(list(dict.fromkeys(columns)))
             return data.iter(batch_size=_BATCH)
         return elements_of(data)
+
+
+def column_names(data: Any) -> list | None:
+    """The columns of a data frame, or of a data set of `datasets` that knows them, else None."""
+    names = getattr(data, "column_names", None)
+    if names is None and is_frame(data):
+        names = data.columns
+    return None if names is None else list(names)
 
 
 def is_frame(data: Any) -> bool:
@@ -140,17 +116,13 @@ def elements_of(data: Any) -> Iterator:
 
 
 def _pick(element, column, place):
-    if isinstance(element, Mapping):
-        if column in element:
-            return element[column]
-        raise missing_column(place, column, element)
-    if isinstance(element, (tuple, list)):
-        if isinstance(column, int) and 0 <= column < len(element):
-            return element[column]
-        raise missing_column(place, column, range(len(element)))
-    if column in ("text", 0):  # A row that is nothing but its text.
+    alone = not isinstance(element, (Mapping, tuple, list))
+    if alone and column in ("text", 0):  # A row that is nothing but its text.
         return element
-    raise missing_column(place, column, ("text",))
+    there = range(len(element)) if isinstance(element, (tuple, list)) else element
+    if alone or column not in there:
+        place_columns(place, [column], ("text",) if alone else there)
+    return element[column]
 
 
 def plain(value: Any, place: str) -> Any:

@@ -1,7 +1,7 @@
 """`read`: texts and labels of files and of other libraries' data sets, however many."""
 
-import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from keras_transformer.checking import check_choice, check_path, describe, shorten
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
-from keras_transformer.files import write_text
 
 # What is in memory at once. Enough to keep the threads of a tokenizer busy; the encoding of a
 # character takes some hundred bytes.
@@ -20,16 +19,10 @@ _CHUNK_CHARACTERS = 2**20
 
 
 class Chunk(NamedTuple):
-    """Some rows that follow each other.
-
-    Fields:
-        columns: a list of values for each column.
-        place: function of a row's place in the lists to where it comes from, as for errors.
-        done: int, bytes of the source that were read.
-    """
+    """Some rows that follow each other, and the bytes of the source that were read so far."""
 
     columns: list[list]
-    place: Callable[[int], str]
+    place: Callable[[int], str]  # from the place in a list to what errors call the row
     done: int
 
 
@@ -63,11 +56,7 @@ class Records:
         return sum(source.size for source in self.sources)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Goes through all rows, with few of them in memory.
-
-        Raises:
-            ValueError: for a row that cannot be read, with its file and line.
-        """
+        """Goes through all rows, with few of them in memory."""
         before = 0
         for source in self.sources:
             values, numbers, characters = [], [], 0
@@ -82,21 +71,12 @@ class Records:
                 yield _chunk(source, values, numbers, before)
             before += source.size
 
-    def digest(self) -> str | None:
-        """A hash of the content, without a pass over the rows; None if there is none.
-
-        Of files it is the SHA-256 of what is in them. It is remembered beside the cache, and not
-        computed again until a file's size or one of its times differs.
-        """
-        digests = [
-            _file_digest(source, self.cache / "digests")
-            if isinstance(source, FileSource)
-            else source.digest()
-            for source in self.sources
-        ]
+    def fingerprint(self) -> str | None:
+        """A hash of the content, without a pass over the rows; None if only such a pass tells."""
+        digests = [source.digest(self.cache / "digests") for source in self.sources]
         if None in digests:
             return None
-        formats = [(getattr(s, "format", None), getattr(s, "encoding", None)) for s in self.sources]
+        formats = [(source.format, source.encoding) for source in self.sources]
         return hashlib.sha256(json.dumps([digests, formats]).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -113,16 +93,15 @@ def read(
 ) -> Records:
     """Texts and labels of files or of another library's data set, for `fit` and its like.
 
-    They may be larger than memory. They are tokenized once, a few at a time, into a folder of the
-    cache, which is found again by their content, the tokenizer and its options. Training reads the
-    tokens from there, by memory map: batches, shuffling and resuming are those of texts in memory.
+    They may be larger than memory. They are tokenized once, a few at a time, into an Arrow file of
+    the cache, which is found again by their content, the tokenizer and its options. Training reads
+    the tokens from there, by memory map: batches, shuffling and resuming are those of texts in
+    memory. It needs `pip install "keras_transformer[data]"`.
 
     Args:
-        source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these, read
-            one after the other. Or a data frame of pandas, Polars or pyarrow; or a data set: a
-            `datasets.Dataset` or `IterableDataset`, a `tf.data.Dataset`, a
-            `torch.utils.data.Dataset` or `DataLoader`, or a list of rows; it gives dicts, tuples
-            or texts, alone or in batches.
+        source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these. Or a
+            data frame of pandas, Polars or pyarrow; or a data set of `datasets`, `tf.data` or
+            `torch.utils.data`, or a list of rows: dicts, tuples or texts, alone or in batches.
         x: the column of the texts; of pairs of texts a tuple of two. A text file has the column
             `"text"`. A number is the place in a tuple, or in a line of a CSV or TSV file that has
             no header.
@@ -134,14 +113,11 @@ def read(
         cache: folder of what is tokenized. Defaults to `keras_transformer/tokens` in
             `$XDG_CACHE_HOME` or `~/.cache`. It may be removed at any time.
 
-    Returns:
-        `Records`.
-
     Raises:
         FileNotFoundError: for a file that is not there.
-        ImportError: for a Parquet file without pyarrow.
-        ValueError: for a column that is not there, a format that is not known, a source that is
-            none. What is wrong with a line is said, with its number, when it is read.
+        ImportError: without pyarrow, which comes with `datasets`.
+        ValueError: for a wrong column, format or source; for a line when it is read, with its
+            number.
 
     Example:
 
@@ -151,16 +127,25 @@ def read(
     with open("films.csv", "w") as file:
         print("review,label", "a warm film,good", "dull,bad", sep=chr(10), file=file)
     records = kt.data.read("films.csv", x="review", y="label")
-    classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["bad", "good"])
-    dataset = classifier.make_dataset(records, batch_size=2)
-    inputs, labels = dataset[0]
-    assert sorted(labels.tolist()) == [0, 1]
+    (chunk,) = records.chunks()
+    assert chunk.columns == [["a warm film", "dull"], ["good", "bad"]]
     ```
     """
     check_choice("format", format, dict.fromkeys(FORMATS.values()), none=True)
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ImportError("data.read needs pyarrow: pip install 'keras_transformer[data]'.")
     if cache is not None:
         check_path("cache", cache)
     x = x if isinstance(x, tuple) else (x,)
+    sources = _sources(source, _checked(x, y), format, encoding)
+    if cache is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(home, "keras_transformer", "tokens")
+    return Records(sources, x, y, Path(cache).expanduser().absolute())
+
+
+def _checked(x: tuple, y) -> tuple:
+    """The columns, which are names or numbers."""
     columns = x if y is None else (*x, y)
     if not 1 <= len(x) <= 2 or not all(
         isinstance(c, (str, int)) and not isinstance(c, bool) for c in columns
@@ -169,6 +154,11 @@ def read(
             "`x` must be a column or a tuple of two, and `y` a column, by name or number; received "
             f"x={shorten(x)}, y={shorten(y)}."
         )
+    return columns
+
+
+def _sources(source: Any, columns: tuple, format: str | None, encoding: str) -> list:
+    """The files that paths name, or the data set."""
     names = [source] if isinstance(source, (str, os.PathLike)) else source
     if isinstance(names, (list, tuple)) and all(isinstance(n, (str, os.PathLike)) for n in names):
         if not names:
@@ -176,24 +166,14 @@ def read(
         sources = [FileSource(path, format, encoding) for path in find_files(names)]
         for file in sources:
             next(file.rows(columns), None)  # Columns that are not there are to be told at once.
-    elif format is not None:
+        return sources
+    if format is not None:
         raise ValueError(f"format={format!r} is that of files, received a {type(source).__name__}.")
-    else:
-        sources = [ObjectSource(source)]
-    if cache is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(home, "keras_transformer", "tokens")
-    return Records(sources, x, y, Path(cache).expanduser().absolute())
+    return [ObjectSource(source)]
 
 
 def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
-    """ValueError, with its place, for what is no text or an empty one.
-
-    Args:
-        texts: list of values.
-        column: their column.
-        place: as of `Chunk`.
-    """
+    """ValueError, with its place as of `Chunk`, for what is no text or an empty one."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(
@@ -214,22 +194,3 @@ def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
 def _chunk(source, values, numbers, before) -> Chunk:
     columns = [list(column) for column in zip(*values, strict=True)]
     return Chunk(columns, lambda index: source.place(numbers[index]), before + source.done)
-
-
-def _file_digest(source: FileSource, folder: Path) -> str:
-    """The digest of a file, or the one remembered of it."""
-    name = hashlib.sha256(str(source.path.absolute()).encode()).hexdigest()[:32]
-    note = folder / f"{name}.json"
-    source.stamp = source.current_stamp()
-    try:
-        stamp, digest = json.loads(note.read_text(encoding="utf-8"))
-        if stamp == list(source.stamp) and isinstance(digest, str):
-            return digest
-    except (OSError, ValueError, TypeError):
-        pass  # Not remembered.
-    digest = source.digest()
-    # A file written just now may be written again within the same tick of the clock.
-    if source.stamp.is_old():
-        with contextlib.suppress(OSError):  # That the cache cannot be written is said later.
-            write_text(note, json.dumps([source.stamp, digest]))
-    return digest

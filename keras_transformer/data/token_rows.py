@@ -16,6 +16,7 @@ class TokenRows:
         lengths: int array `(rows,)`.
         starts: int array `(rows,)`, where in `ids` each row begins. Defaults to rows that follow
             each other.
+        blocks: arrays that together hold the ids of all rows and nothing else. Defaults to `ids`.
 
     Example:
 
@@ -28,8 +29,15 @@ class TokenRows:
     ```
     """
 
-    def __init__(self, ids: np.ndarray, lengths: np.ndarray, starts: np.ndarray | None = None):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        lengths: np.ndarray,
+        starts: np.ndarray | None = None,
+        blocks: list[np.ndarray] | None = None,
+    ):
         self.ids = ids
+        self.blocks = [ids] if blocks is None else blocks
         self.lengths = np.asarray(lengths, "int64")
         self.starts = np.cumsum(self.lengths) - self.lengths if starts is None else starts
 
@@ -62,11 +70,11 @@ class TokenRows:
 
     def without_first(self) -> "TokenRows":
         """Each row without its first id. Nothing is copied."""
-        return TokenRows(self.ids, self.lengths - 1, self.starts + 1)
+        return TokenRows(self.ids, self.lengths - 1, self.starts + 1, self.blocks)
 
     def without_last(self) -> "TokenRows":
         """Each row without its last id. Nothing is copied."""
-        return TokenRows(self.ids, self.lengths - 1, self.starts)
+        return TokenRows(self.ids, self.lengths - 1, self.starts, self.blocks)
 
     def ids_at(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Ids by row and place, any ids for a place that a row does not have.

@@ -1,9 +1,9 @@
 """Token ids on disk: what `Records` are tokenized into, once.
 
-A store is a folder with the ids of each column end to end, the lengths of the rows, the number of
-each row's label, and `manifest.json`, which says what they are and how many bytes each file has.
-It is written beside its place and renamed when it is whole. Its name is a hash of how the ids were
-made, and one of what they were made of.
+A store is one Arrow stream, the kind of file that `datasets` keeps its data in: a column of lists
+for each name of ids, and one of the numbers of labels. A batch without rows ends it, which says how
+many rows there are and what the labels are. It is written beside its place and renamed when it is
+whole. Its name is a hash of how the ids were made, and one of what they were made of.
 """
 
 import contextlib
@@ -13,37 +13,27 @@ import json
 import math
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tokenizers
 
 from keras_transformer.checking import describe, is_int, is_number
-from keras_transformer.data.records import Records, check_texts
+from keras_transformer.data.records import Chunk, Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
-from keras_transformer.files import write_text
-from keras_transformer.scratch import open_to_others, scratch_folder
+from keras_transformer.scratch import scratch_folder
 
-_VERSION = 1  # of the folder's layout
-_MANIFEST = "manifest.json"
+_VERSION = 2  # of the file's layout
 _MAX_LABELS = 10_000_000  # Of a regression each row may have its own.
-_SECONDS_UNTIL_BAR = 2.0
+_SECONDS_UNTIL_BAR = 2
 
 
 class Stored(NamedTuple):
-    """What `tokenize` gives.
-
-    Fields:
-        columns: dict of name to `TokenRows`, memory-mapped.
-        labels: list of the different labels, or None.
-        label_numbers: int32 array `(rows,)`, the place in `labels` of each row's; or None.
-    """
+    """Rows of ids by name; the different labels, and each row's place among them."""
 
     columns: dict[str, TokenRows]
     labels: list | None
@@ -60,8 +50,7 @@ def tokenize(
 ) -> Stored:
     """The token ids of records: those of the cache, or made now, in constant memory.
 
-    Several processes may do this at once: each writes a folder of its own, the first one done
-    gives its to all.
+    Several processes may do this at once: each writes a file of its own, and they are the same.
 
     Args:
         records: `Records`.
@@ -71,71 +60,38 @@ def tokenize(
         dtypes: dict of name to the dtype of the ids, one for each that `encode` gives.
         with_labels: bool, whether the last column is that of labels and not of texts.
         check_label: function that raises ValueError for a label that is not known.
-
-    Returns:
-        `Stored`.
-
-    Raises:
-        ValueError: for what is wrong in a source, with its file and line; a source without rows; a
-            file that changed while it was read.
-        OSError: for a cache that cannot be written. What was written of the store is removed.
-
-    Example:
-
-    ```python
-    import keras_transformer as kt
-    from keras_transformer.data.token_store import tokenize
-
-    records = kt.data.read([{"text": "ab"}, {"text": "c"}], cache="tokens")
-
-    def encode(columns, place):
-        return {"characters": [[ord(character) for character in text] for text in columns[0]]}
-
-    stored = tokenize(records, encode, {"encode": "characters"}, {"characters": "uint8"})
-    assert [row.tolist() for row in stored.columns["characters"]] == [[97, 98], [99]]
-    ```
     """
     cache = records.cache
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
-    prefix = _digest({**made, "dtypes": dtypes, "version": _VERSION})
-    content = records.digest()
-    by_rows = content is None  # The rows themselves are the content.
-    if by_rows and next(cache.glob(f"{prefix}-*"), None) is not None:
-        # Only a pass over them can tell whether they are those of a store, where there is one.
-        digest = hashlib.sha256()
-        for part in records.chunks():
-            _add_rows(digest, part)
-        content = digest.hexdigest()
-    for _ in range(3):
-        if content is not None:
-            store = cache / f"{prefix}-{content[:24]}"
-            found = _load(store, dtypes, with_labels)
-            if found is not None:
-                _check_labels(store, check_label)
-                return found
-        with _scratch(cache, prefix) as scratch:
-            builder = _Builder(scratch, records, encode, dtypes, with_labels, check_label)
-            read = builder.build(by_rows)
-            if by_rows and content not in (None, read):
+    made = _digest({**made, "dtypes": dtypes, "version": _VERSION})
+    fingerprint = records.fingerprint()
+    content = fingerprint or _rows_digest(records)
+    found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
+    if found is None:
+        with _scratch(cache, made) as scratch:
+            labels = _Labels(records.y, check_label) if with_labels else None
+            digest = None if fingerprint else hashlib.sha256()
+            _write(scratch / "rows", records, encode, dtypes, labels, digest)
+            if digest is not None and (rows := digest.hexdigest()) != content:
                 warnings.warn(
                     f"{records} gives other rows each time, so that they are tokenized anew in "
                     "each run. Let it not shuffle: `fit` does.",
                     stacklevel=2,
                 )
-            content = read if by_rows else content
-            _place(scratch, cache / f"{prefix}-{content[:24]}", dtypes, with_labels)
-    raise OSError(f"{cache} does not keep what is written: something removes or changes it.")
+                content = rows
+            with contextlib.suppress(PermissionError):  # Windows, where a process has it mapped.
+                os.replace(scratch / "rows", cache / f"{made}-{content[:24]}.arrow")
+        found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
+    if found is None:
+        raise OSError(f"{cache} does not keep what is written: something removes or changes it.")
+    stored, places = found
+    for label, place in zip(stored.labels or (), places, strict=True):
+        _check_label(check_label, label, place)
+    return stored
 
 
 def fingerprint(tokenizer) -> str:
-    """A hash of all that a tokenizer's ids depend on.
-
-    Args:
-        tokenizer: `Tokenizer`.
-
-    Returns:
-        A string of hexadecimal digits.
-    """
+    """A hash of all that a tokenizer's ids depend on."""
     files = {}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)  # What is enough to make it again.
@@ -144,170 +100,134 @@ def fingerprint(tokenizer) -> str:
     return _digest({"files": files, "library": tokenizers.__version__})
 
 
-class _Builder:
-    """Writes a store."""
+def _write(
+    path: Path, records: Records, encode: Callable, dtypes: dict, labels: "_Labels | None", digest
+) -> None:
+    """Writes a store, and adds the rows to the hash, if there is one."""
+    import pyarrow as pa
+    from tqdm.auto import tqdm
 
-    def __init__(self, folder, records, encode, dtypes, with_labels, check_label):
-        self.folder = folder
-        self.records = records
-        self.encode = encode
-        self.dtypes = dtypes
-        self.with_labels = with_labels
-        self.check_label = check_label
-        self.labels: dict[Any, int] = {}
-        self.first_places: list[str] = []
-
-    def build(self, by_rows: bool) -> str:
-        """Writes all; returns the hash of the rows if asked for."""
-        names = [name for column in self.dtypes for name in _names(column)]
-        names += ["labels"] * self.with_labels
-        digest = hashlib.sha256()
-        bar = _Bar(self.records.size)
-        rows = 0
-        with contextlib.ExitStack() as stack:
-            files = {n: stack.enter_context(open(self.folder / n, "wb")) for n in names}
-            for part in self.records.chunks():
-                if by_rows:
+    fields = {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, dtype in dtypes.items()}
+    schema = pa.schema(fields | ({} if labels is None else {"label": pa.int32()}))
+    rows, size = 0, records.size
+    bar = tqdm(desc="Tokenizing, once", total=size or None, unit="B" if size else "row",
+               unit_scale=True, delay=_SECONDS_UNTIL_BAR, leave=False)  # fmt: skip
+    with bar, open(path, "wb") as file:
+        with pa.ipc.new_stream(file, schema) as writer:
+            for part in records.chunks():
+                if digest is not None:
                     _add_rows(digest, part)
+                arrays = _arrays(part, records.columns, encode, dtypes, labels)
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
                 rows += len(part.columns[0])
-                for name, array in self._arrays(part):
-                    files[name].write(array.tobytes())
-                bar.update(rows, part.done)
-            for file in files.values():
-                file.flush()
-                os.fsync(file.fileno())
-        bar.close(rows)
-        if not rows:
-            raise ValueError(f"{self.records} has no rows: there is nothing to learn from.")
-        manifest = {
-            "version": _VERSION,
-            "rows": rows,
-            "dtypes": self.dtypes,
-            "bytes": {name: (self.folder / name).stat().st_size for name in names},
-            "labels": list(zip(self.labels, self.first_places, strict=True)),
-        }
-        write_text(self.folder / _MANIFEST, json.dumps(manifest, indent=1))
-        return digest.hexdigest()
+                bar.update((part.done if size else rows) - bar.n)
+            known = [] if labels is None else list(zip(labels.numbers, labels.places, strict=True))
+            end = {"store": json.dumps({"rows": rows, "labels": known})}
+            writer.write_batch(pa.RecordBatch.from_pylist([], schema), custom_metadata=end)
+        file.flush()
+        os.fsync(file.fileno())
+    if not rows:
+        raise ValueError(f"{records} has no rows: there is nothing to learn from.")
 
-    def _arrays(self, part) -> Iterator[tuple[str, np.ndarray]]:
-        """What is added to each file."""
-        texts = part.columns[:-1] if self.with_labels else part.columns
-        for column, values in zip(self.records.columns, texts, strict=False):
-            check_texts(values, column, part.place)
-        if self.with_labels:  # Before the work of encoding.
-            yield "labels", self._label_numbers(part)
-        encoded = self.encode(texts, part.place)
-        for column, dtype in self.dtypes.items():
-            lengths = np.fromiter(map(len, encoded[column]), "int32")
-            if not lengths.all():
-                place = part.place(int(lengths.argmin()))
-                raise ValueError(f"{place}: the tokenizer finds no token in this text.")
-            ids = chain.from_iterable(encoded[column])
-            count = int(lengths.sum(dtype="int64"))
-            yield from zip(_names(column), (np.fromiter(ids, dtype, count), lengths), strict=True)
 
-    def _label_numbers(self, part) -> np.ndarray:
-        numbers = []
-        for index, value in enumerate(part.columns[-1]):
-            label = _plain_label(value)
-            number = self.labels.get(label)
-            if number is None:
-                number = self._add_label(label, value, part.place(index))
-            numbers.append(number)
-        return np.asarray(numbers, "int32")
+def _arrays(part: Chunk, columns: tuple, encode: Callable, dtypes: dict, labels) -> list:
+    """The columns of a batch, as Arrow has them."""
+    import pyarrow as pa
 
-    def _add_label(self, label, value, place) -> int:
+    texts = part.columns if labels is None else part.columns[:-1]
+    for column, values in zip(columns, texts, strict=False):
+        check_texts(values, column, part.place)
+    # Labels are looked at before the work of encoding.
+    numbers = [] if labels is None else [labels.of(part)]
+    encoded = encode(texts, part.place)
+    arrays = []
+    for name, dtype in dtypes.items():
+        lengths = np.fromiter(map(len, encoded[name]), "int32")
+        if not lengths.all():
+            place = part.place(int(lengths.argmin()))
+            raise ValueError(f"{place}: the tokenizer finds no token in this text.")
+        ends = np.cumsum(np.append(0, lengths), dtype="int32")
+        ids = np.fromiter(chain.from_iterable(encoded[name]), dtype, ends[-1])
+        arrays.append(pa.ListArray.from_arrays(ends, ids))
+    return [*arrays, *numbers]
+
+
+class _Labels:
+    """The different labels of a column, numbered in the order in which they come."""
+
+    def __init__(self, column, check: Callable | None):
+        self.column, self.check = column, check
+        self.numbers: dict[Any, int] = {}
+        self.places: list[str] = []  # of the first of each
+
+    def of(self, part: Chunk) -> np.ndarray:
+        """The numbers of the labels of some rows."""
+        return np.fromiter(
+            (self._number(value, part, index) for index, value in enumerate(part.columns[-1])),
+            "int32",
+        )
+
+    def _number(self, value, part: Chunk, index: int) -> int:
+        label = _plain_label(value)
+        if label in self.numbers:
+            return self.numbers[label]
+        place = part.place(index)
         if label is None:
             raise ValueError(
                 f"{place}: a label must be a string, a number or a list of them, received "
                 f"{describe(value)}."
             )
-        if self.check_label is not None:
-            _check_label(self.check_label, label, place)
-        if len(self.labels) == _MAX_LABELS:
+        _check_label(self.check, label, place)
+        if len(self.numbers) == _MAX_LABELS:
             raise ValueError(
-                f"{place}: the column {self.records.y!r} has more than {_MAX_LABELS:,} different "
+                f"{place}: the column {self.column!r} has more than {_MAX_LABELS:,} different "
                 "labels. Is it one of labels?"
             )
-        self.labels[label] = len(self.labels)
-        self.first_places.append(place)
-        return self.labels[label]
+        self.places.append(place)
+        return self.numbers.setdefault(label, len(self.numbers))
 
 
-class _Bar:
-    """A progress bar that is there only for what takes long."""
+def _load(path: Path, dtypes: dict[str, str], with_labels: bool) -> tuple[Stored, list] | None:
+    """A store, memory-mapped, and the places of its labels; None for one that is not whole."""
+    import pyarrow as pa
 
-    def __init__(self, size: int):
-        self.size = size
-        self.begin = time.monotonic()
-        self.bar: keras.utils.Progbar | None = None
-
-    def update(self, rows: int, done: int) -> None:
-        if self.bar is None:
-            if time.monotonic() - self.begin < _SECONDS_UNTIL_BAR:
-                return
-            print("Tokenizing, once:")
-            self.bar = keras.utils.Progbar(
-                _megabytes(self.size) or None, unit_name="MB" if self.size else "row"
-            )
-        self.bar.update(_megabytes(done) if self.size else rows, finalize=False)
-
-    def close(self, rows: int) -> None:
-        if self.bar is not None:
-            self.bar.update(_megabytes(self.size) if self.size else rows, finalize=True)
-
-
-def _load(folder: Path, dtypes: dict[str, str], with_labels: bool) -> Stored | None:
-    """A store, memory-mapped; None for one that is not there or not whole."""
-    manifest = _read_manifest(folder)
-    if manifest is None:
-        return None
+    batches, metadata = [], None
     try:
-        columns = {}
-        for column, dtype in dtypes.items():
-            ids, lengths = _names(column)
-            lengths = np.fromfile(folder / lengths, "int32")
-            ids = np.memmap(folder / ids, dtype, "r")
-            if len(lengths) != manifest["rows"] or lengths.sum(dtype="int64") != len(ids):
-                return None
-            # Not as a memmap, whose views each keep a dict.
-            columns[column] = TokenRows(np.asarray(ids), lengths)
-        if not with_labels:
-            return Stored(columns, None, None)
-        numbers = np.fromfile(folder / "labels", "int32")
-        labels = [_plain_label(label) for label, _ in manifest["labels"]]
-        if len(numbers) != manifest["rows"] or numbers.max() >= len(labels) or numbers.min() < 0:
+        with pa.memory_map(str(path)) as file:
+            buffer = file.read_buffer()
+        with pa.ipc.open_stream(buffer) as reader, contextlib.suppress(StopIteration):
+            while True:
+                batch, metadata = reader.read_next_batch_with_custom_metadata()
+                batch.validate(full=True)
+                batches.append(batch)
+        end = json.loads(metadata["store"])
+        if sum(batch.num_rows for batch in batches) != end["rows"]:
             return None
-        return Stored(columns, labels, numbers)
-    except (OSError, ValueError):  # Removed, or cut, since.
+        rows = {
+            name: _mapped([batch.column(name) for batch in batches[:-1]], buffer, dtype)
+            for name, dtype in dtypes.items()
+        }
+        if not with_labels:
+            return Stored(rows, None, None), []
+        numbers = np.concatenate([batch.column("label").to_numpy() for batch in batches])
+        labels = [_plain_label(label) for label, _ in end["labels"]]
+        if numbers.max() >= len(labels) or numbers.min() < 0:
+            return None
+        return Stored(rows, labels, numbers), [place for _, place in end["labels"]]
+    except (OSError, ValueError, KeyError, TypeError):  # Not there, or not what was written.
         return None
 
 
-def _read_manifest(folder: Path) -> dict | None:
-    """The manifest of a store whose files have the sizes that it says, else None."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in manifest["bytes"]}
-        return manifest if sizes == manifest["bytes"] and manifest["rows"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _place(scratch: Path, store: Path, dtypes: dict[str, str], with_labels: bool) -> None:
-    """Makes a scratch folder the store, unless another process did so already."""
-    open_to_others(scratch)
-    while True:
-        try:
-            os.rename(scratch, store)
-            return
-        except OSError:
-            if not store.exists():
-                raise
-        if _load(store, dtypes, with_labels) is not None:
-            return
-        moved = contextlib.suppress(FileNotFoundError)  # Another process was as quick.
-        with scratch_folder(store.parent, "broken") as broken, moved:
-            os.rename(store, broken / "store")
+def _mapped(lists: list, buffer, dtype: str) -> TokenRows:
+    """The rows of a column. The numbers between its batches in the file belong to no row."""
+    ids = np.frombuffer(buffer, dtype, buffer.size // np.dtype(dtype).itemsize)
+    ends, blocks = [], []
+    for part in lists:
+        begin = (part.values.buffers()[1].address - buffer.address) // ids.itemsize
+        ends.append(begin + part.offsets.to_numpy().astype("int64"))
+        blocks.append(ids[begin : begin + len(part.values)])
+    lengths = np.concatenate([np.diff(places) for places in ends])
+    return TokenRows(ids, lengths, np.concatenate([places[:-1] for places in ends]), blocks)
 
 
 @contextlib.contextmanager
@@ -328,16 +248,10 @@ def _scratch(cache: Path, prefix: str) -> Iterator[Path]:
         raise
 
 
-def _check_labels(store: Path, check_label: Callable | None) -> None:
-    """Checks the labels of a store with those of the model that is to learn them."""
-    manifest = _read_manifest(store) if check_label is not None else None
-    for label, place in manifest["labels"] if manifest else ():
-        _check_label(check_label, _plain_label(label), place)
-
-
-def _check_label(check_label: Callable, label, place: str) -> None:
+def _check_label(check: Callable | None, label, place: str) -> None:
     try:
-        check_label(label)
+        if check is not None:
+            check(label)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
 
@@ -354,17 +268,15 @@ def _plain_label(value):
     return value if isinstance(value, str) else None
 
 
-def _add_rows(digest, part) -> None:
+def _rows_digest(records: Records) -> str:
+    digest = hashlib.sha256()
+    for part in records.chunks():
+        _add_rows(digest, part)
+    return digest.hexdigest()
+
+
+def _add_rows(digest, part: Chunk) -> None:
     digest.update(json.dumps(part.columns, default=str).encode())
-
-
-def _megabytes(size: int) -> int:
-    return -(-size // 1_000_000)  # A Progbar counts integers.
-
-
-def _names(column: str) -> tuple[str, str]:
-    """The files of a column."""
-    return f"{column}.ids", f"{column}.lengths"
 
 
 def _digest(values: dict) -> str:

@@ -6,42 +6,21 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import describe
+from keras_transformer.data.buckets import array_of
 
 
 def check_weights(
     name: str, weights: Any, rows: int, targets: tuple | None = None, unit: str = "text"
 ) -> np.ndarray | None:
-    """Weights as a float32 array.
+    """Weights as a float32 array, one a row or, if `targets` (their shape) is given, one a token.
 
-    Args:
-        name: str, the argument.
-        weights: array, tensor or list of numbers from 0 on, one a row; or None.
-        rows: int.
-        targets: shape of the targets. Weights may have that one too: one a token.
-        unit: str, what a row is.
-
-    Returns:
-        Float32 `(rows,)`, or of the shape of the targets; None for None.
-
-    Raises:
-        ValueError: for other shapes, and for a weight that is no number of at least 0, with its
-            place.
-
-    Example:
-    ```python
-    from keras_transformer.data.weights import check_weights
-
-    assert check_weights("sample_weight", [1, 0.5], rows=2).tolist() == [1.0, 0.5]
-    ```
+    Args: the name of the argument; what was given; how many rows there are, and what one is.
     """
     if weights is None:
         return None
     if isinstance(weights, (str, bytes, dict)):
         raise ValueError(f"`{name}` must be an array of numbers, received {describe(weights)}.")
-    try:
-        array = np.asarray(ops.convert_to_numpy(weights) if ops.is_tensor(weights) else weights)
-    except ValueError:  # Rows of different lengths.
-        array = np.asarray(None)
+    array = array_of(ops.convert_to_numpy(weights) if ops.is_tensor(weights) else weights)
     if array.dtype.kind == "O" and array.ndim == 1:
         for place, weight in enumerate(array):
             if not isinstance(weight, (int, float, np.number)):

@@ -1,34 +1,22 @@
 """Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX.
 
-There is one block, so there is one table. The two projections into the heads and into the width of
-the feed-forward layer are cut by columns, the two back from there by rows: a device computes its
-heads and its columns alone, and the devices add up once behind each of the two layers.
+By `structure`, the projections into the heads and into the width of the feed-forward layer are cut
+by columns, those back from there by rows: a device computes its heads and its columns alone, and
+the devices add up once behind each of the two layers. What has no such axis is small and lies whole
+on each device.
 """
 
 import math
-import re
 
 import keras
 
 from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
+from keras_transformer.planning.meshes import cut_sizes, divisors
+from keras_transformer.process import tune_once
+from keras_transformer.structure import PARALLEL, SHARED, shared_weight
 
 BATCH, MODEL = "batch", "model"
-
-_COLUMNS, _ROWS, _VECTOR = (None, MODEL), (MODEL, None), (MODEL,)
-
-# Paths of variables, from the end. What is not named here is small and lies whole on each device.
-_TABLE = {
-    r"(self|cross)_attention/(query|key|value)/kernel": _COLUMNS,
-    r"(self|cross)_attention/(query|key|value)/bias": _VECTOR,
-    r"(self|cross)_attention/output/kernel": _ROWS,
-    r"feed_forward/(intermediate|gate)/kernel": _COLUMNS,
-    r"feed_forward/(intermediate|gate)/bias": _VECTOR,
-    r"feed_forward/output/kernel": _ROWS,
-    r"token_embedding/embeddings": _ROWS,
-    r"token_embedding/reverse_embeddings": _COLUMNS,
-    r"output_bias/bias": _VECTOR,
-}
 
 
 def device_mesh(
@@ -64,21 +52,25 @@ def device_mesh(
     model = check_int("model", model, at_least=1)
     if not isinstance(devices, list | tuple | None):
         raise ValueError(f"`devices` must be a list of devices, received {describe(devices)}.")
+    tune_once()  # Before JAX is asked for its devices.
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if data is None:
         data = max(1, len(devices) // model)
     wanted = data * model
     if wanted > len(devices):
+        shown = ", ".join(map(str, devices[:8])) + (" and so on" if len(devices) > 8 else "")
         raise ValueError(
             f"A mesh of data={data} times model={model} needs {wanted} devices, but there "
-            f"{'is' if len(devices) == 1 else 'are'} {len(devices)}: {_listed(devices)}. To try "
+            f"{'is' if len(devices) == 1 else 'are'} {len(devices)}: {shown}. To try "
             "it on a CPU, set the environment variable "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before Keras is imported."
         )
-    if wanted < len(devices) and _num_processes() > 1:
+    import jax
+
+    if wanted < len(devices) and jax.process_count() > 1:
         raise ValueError(
             f"A mesh of data={data} times model={model} leaves out some of the {len(devices)} "
-            f"devices of {_num_processes()} processes. Choose a product of {len(devices)}."
+            f"devices of {jax.process_count()} processes. Choose a product of {len(devices)}."
         )
     return keras.distribution.DeviceMesh((data, model), [BATCH, MODEL], devices[:wanted])
 
@@ -123,16 +115,13 @@ def layout_map(
         raise ValueError(f"`mesh` must be a DeviceMesh, received {describe(mesh)}.")
     if not isinstance(config, TransformerConfig | None):
         raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
-    if MODEL not in mesh.axis_names:
-        raise ValueError(
-            f"The mesh has the axes {list(mesh.axis_names)}, but the layout needs one named "
-            f"{MODEL!r}. `keras_transformer.distribution.device_mesh` makes such a mesh."
-        )
+    _require_axis(mesh, MODEL)
     if config is not None:
         _check(config, _size(mesh, MODEL), vocabulary=True)
     layouts = _TransformerLayout(mesh)
-    for path, axes in _TABLE.items():
-        layouts[f"(.*/)?{path}"] = axes
+    for path, weight in SHARED.items():
+        axes = (MODEL if axis in PARALLEL else None for axis in weight.axes)
+        layouts[f"(.*/)?{path}"] = tuple(axes)
     return layouts
 
 
@@ -173,11 +162,7 @@ class ModelParallel(keras.distribution.ModelParallel):
 
     def __init__(self, mesh: keras.distribution.DeviceMesh):
         layouts = layout_map(mesh)
-        if BATCH not in mesh.axis_names:
-            raise ValueError(
-                f"The mesh has the axes {list(mesh.axis_names)}, but needs {BATCH!r} and "
-                f"{MODEL!r}. `keras_transformer.distribution.device_mesh` makes such a mesh."
-            )
+        _require_axis(mesh, BATCH)
         # What a process reads is its share already: see `shard_of`.
         super().__init__(layout_map=layouts, batch_dim_name=BATCH, auto_shard_dataset=False)
 
@@ -197,32 +182,14 @@ class ModelParallel(keras.distribution.ModelParallel):
 
 
 def axes_of(path: str, shape: tuple[int, ...], model: int) -> tuple[str | None, ...]:
-    """The mesh axis that each axis of a variable goes over, None for not cut.
-
-    Args:
-        path: of the variable, as `keras.Variable.path`.
-        shape: its shape.
-        model: int, size of the axis `"model"`.
-
-    Returns:
-        One entry an axis, `"model"` or None.
-    """
-    whole = (None,) * len(shape)
-    for pattern, axes in _TABLE.items():
-        if not re.fullmatch(f"(.*/)?{pattern}", path) or len(axes) != len(shape):
-            continue
-        # The axis of the table, or of a matrix the other one.
-        for candidate in dict.fromkeys((axes, axes[::-1])):
-            if shape[candidate.index(MODEL)] % model == 0:
-                return candidate
-    return whole
+    """The mesh axis that each axis of a variable goes over, None for not cut."""
+    weight = shared_weight(path, shape)
+    cut = None if weight is None else weight.cut_axis(model)
+    return tuple(MODEL if number == cut else None for number in range(len(shape)))
 
 
 def check_config(config: TransformerConfig) -> None:
-    """ValueError if a model of this config cannot be laid out on the mesh that is set.
-
-    Of distributions with the layout of this library. Others are their makers' affair.
-    """
+    """ValueError if a model cannot lie on the mesh that is set, by the layout of this library."""
     distribution = keras.distribution.distribution()
     layouts = getattr(distribution, "_layout_map", None)
     if isinstance(layouts, _TransformerLayout):
@@ -260,25 +227,29 @@ def gathered(tensor):
 
 
 def _check(config: TransformerConfig, model: int, vocabulary: bool) -> None:
-    names = ["num_heads", "num_key_value_heads", "intermediate_dim"]
-    names += ["vocabulary_size"] if vocabulary else []
-    for name in names:
-        number = getattr(config, name)
+    sizes = cut_sizes(config)
+    sizes |= {"vocabulary_size": config.vocabulary_size} if vocabulary else {}
+    common = math.gcd(*sizes.values())
+    for name, number in sizes.items():
         if number % model == 0:
             continue
-        heads = math.gcd(config.num_heads, config.num_key_value_heads, config.intermediate_dim)
-        common = math.gcd(heads, config.vocabulary_size) if vocabulary else heads
-        divisors = [str(n) for n in range(1, common + 1) if common % n == 0]
         advice = (
             " Or use keras_transformer.distribution.ModelParallel, which then cuts the embedding "
             "along its width."
-            if name == "vocabulary_size"
-            else ""
         )
         raise ValueError(
             f"The mesh cuts the weights into model={model} parts, which does not divide "
-            f"{name}={number} of the model. Its sizes can be cut into {', '.join(divisors)} "
-            f"part{'' if common == 1 else 's'}.{advice}"
+            f"{name}={number} of the model. Its sizes can be cut into "
+            f"{', '.join(map(str, divisors(common)))} part{'' if common == 1 else 's'}."
+            f"{advice if name == 'vocabulary_size' else ''}"
+        )
+
+
+def _require_axis(mesh: keras.distribution.DeviceMesh, axis: str) -> None:
+    if axis not in mesh.axis_names:
+        raise ValueError(
+            f"The mesh has the axes {list(mesh.axis_names)}, but the layout needs one named "
+            f"{axis!r}. `keras_transformer.distribution.device_mesh` makes such a mesh."
         )
 
 
@@ -297,14 +268,3 @@ def _require_jax() -> None:
             f"Keras lays weights out over devices on JAX, but the backend is {backend}. Here "
             f"batches are spread with {instead[backend]}."
         )
-
-
-def _num_processes() -> int:
-    import jax
-
-    return jax.process_count()
-
-
-def _listed(devices: list) -> str:
-    shown = ", ".join(map(str, devices[:8]))
-    return shown + (" and so on" if len(devices) > 8 else "")

@@ -5,7 +5,6 @@ is another thing where the parts have different numbers of tokens, so each repli
 there are in all.
 """
 
-import contextlib
 import contextvars
 
 import keras
@@ -132,6 +131,8 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
         )
     count = distributed.get_world_size()
 
+    own_loss = getattr(task, "training_loss", lambda: None)
+
     class Loss(torch.nn.Module):
         """Forward pass and loss: gradients are awaited of what is called through the wrapper."""
 
@@ -140,11 +141,14 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
             self.task = task
 
         def forward(self, x, y, sample_weight):
-            y_pred = task(x, training=True)
+            own = own_loss()
+            states = task(x, training=True) if own is None else own.states(x, training=True)
+            if own is not None:
+                return own.loss(states, x, y, sample_weight, training=True), states
             loss = task._compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+                x=x, y=y, y_pred=states, sample_weight=sample_weight, training=True
             )
-            return loss, y_pred
+            return loss, states
 
     # A model may have weights that a task does without, such as a pooler.
     options = {"find_unused_parameters": True, **options}
@@ -152,24 +156,25 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
 
     def train_step(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        # Tasks that predict tokens know by this context that there are no logits to make.
-        with getattr(task, "_step", contextlib.nullcontext)():
-            token = _processes.set(count)
-            try:
-                loss, y_pred = wrapped(x, y, sample_weight)
-            finally:
-                _processes.reset(token)
-            task.zero_grad()
-            task.optimizer.scale_loss(loss).backward()
-            weights = task.trainable_weights[:]
-            gradients = [weight.value.grad for weight in weights]
-            with torch.no_grad():
-                task.optimizer.apply(gradients, weights)
-            whole = loss.detach().clone()
-            distributed.all_reduce(whole)
-            rows = len(keras.tree.flatten(x)[0])
-            task._loss_tracker.update_state(whole / count, sample_weight=rows)
-            return task.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        token = _processes.set(count)
+        try:
+            loss, states = wrapped(x, y, sample_weight)
+        finally:
+            _processes.reset(token)
+        task.zero_grad()
+        task.optimizer.scale_loss(loss).backward()
+        weights = task.trainable_weights[:]
+        gradients = [weight.value.grad for weight in weights]
+        with torch.no_grad():
+            task.optimizer.apply(gradients, weights)
+        whole = loss.detach().clone()
+        distributed.all_reduce(whole)
+        rows = len(keras.tree.flatten(x)[0])
+        task._loss_tracker.update_state(whole / count, sample_weight=rows)
+        own = own_loss()
+        if own is not None:
+            return own.logs(states, x, y, sample_weight)
+        return task.compute_metrics(x, y, states, sample_weight=sample_weight)
 
     task.train_step = train_step
     task.train_function = None

@@ -6,6 +6,14 @@ import numpy as np
 from keras_transformer.checking import check_int, shorten
 
 
+def _of_whole(name: str) -> property:
+    return property(
+        lambda shard: getattr(shard.dataset, name),
+        lambda shard, value: setattr(shard.dataset, name, value),
+        doc="As of the whole dataset.",
+    )
+
+
 class DatasetShard(keras.utils.PyDataset):
     """Of each batch of a dataset the rows of one process, see `shard_of`."""
 
@@ -47,53 +55,13 @@ class DatasetShard(keras.utils.PyDataset):
     def on_epoch_end(self):
         self.dataset.on_epoch_end()
 
-    @property
-    def epoch(self) -> int:
-        """As of the whole dataset."""
-        return self.dataset.epoch
-
-    @epoch.setter
-    def epoch(self, value: int):
-        self.dataset.epoch = value
-
-    @property
-    def first_batch(self) -> int:
-        """As of the whole dataset."""
-        return self.dataset.first_batch
-
-    @first_batch.setter
-    def first_batch(self, value: int):
-        self.dataset.first_batch = value
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """As of the whole dataset."""
-        return self.dataset.batches_per_epoch
-
-    @property
-    def description(self) -> dict:
-        """As of the whole dataset."""
-        return self.dataset.description
-
-    @property
-    def num_rows(self) -> int:
-        """As of the whole dataset, whose rows all processes train on together."""
-        return self.dataset.num_rows
-
-    @property
-    def mean_lengths(self) -> tuple[float, ...]:
-        """As of the whole dataset."""
-        return self.dataset.mean_lengths
-
-    @property
-    def padding_share(self) -> float:
-        """As of the whole dataset."""
-        return self.dataset.padding_share
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        """As of the whole dataset, whose tokens all processes train on together."""
-        return self.dataset.tokens_per_epoch
+    # Rows and tokens that all processes train on together, and where they are.
+    epoch, first_batch, batches_per_epoch, description = map(
+        _of_whole, ("epoch", "first_batch", "batches_per_epoch", "description")
+    )
+    num_rows, mean_lengths, padding_share, tokens_per_epoch = map(
+        _of_whole, ("num_rows", "mean_lengths", "padding_share", "tokens_per_epoch")
+    )
 
 
 def shard_of(

@@ -1,16 +1,27 @@
-"""Generation: samplers, rules and constraints, the cache and the compiled engine."""
+"""Generation: a `Program` is a model as plain functions, `Decoding` what a sampler makes of it.
+
+`Engine` compiles those and runs one batch, `Scheduler` many prompts.
+"""
+
+from typing import TYPE_CHECKING
 
 from keras_transformer.generation.beam_search import BeamSearch
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.contrastive import Contrastive
 from keras_transformer.generation.engine import Engine, Settings
-from keras_transformer.generation.random_sampling import Random
 from keras_transformer.generation.rules import Rules
-from keras_transformer.generation.samplers import Greedy, Sampler
+from keras_transformer.generation.samplers import Greedy, Random, Sampler
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.generation.speculative import Speculative
 from keras_transformer.generation.streaming import TextStream
+from keras_transformer.kerashub_names import missing
+
+if not TYPE_CHECKING:  # so that a type checker sees a wrong name
+
+    def __getattr__(name: str):
+        raise missing(__name__, name)
+
 
 __all__ = [
     "BeamSearch",

@@ -4,8 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# The sizes of tables are powers of two from here on, so that few shapes occur.
-_SMALLEST = 16
+# The sizes of tables are powers of four from the first on, and of two from the second on, so that
+# few shapes occur.
+_SMALLEST, _LARGE = 64, 4096
+# More steps than any text has.
+FAR = 2**30
 
 
 class AutomatonTables(NamedTuple):
@@ -19,6 +22,7 @@ class AutomatonTables(NamedTuple):
         inner: bool `(vocabulary_size,)`, the tokens that are the automaton's and no ends.
         ends: bool `(vocabulary_size,)`, the tokens that end a text.
         last: bool `(states,)`, the states that no token leads out of.
+        steps: int32 `(states,)`, tokens to the nearest state where a text may end; 0 without ends.
     """
 
     transitions: Any = None
@@ -27,6 +31,7 @@ class AutomatonTables(NamedTuple):
     inner: Any = None
     ends: Any = None
     last: Any = None
+    steps: Any = None
 
     @classmethod
     def make(cls, automaton, size: int, end_ids, pad_id: int) -> "AutomatonTables":
@@ -47,7 +52,10 @@ class AutomatonTables(NamedTuple):
         classes[:count], inner[:count] = automaton.token_classes[:count], True
         inner[[token for token in end_ids if token < size]] = False
         # Of the tokens that there are: a class may have none but an end id.
-        stuck = (table[:, np.unique(classes[inner])] < 0).all(axis=1)
+        ways = table[:, np.unique(classes[inner])]
+        stuck = (ways < 0).all(axis=1)
+        final = np.logical_or(automaton.accepting, stuck) if end_ids else stuck
+        steps = steps_to(ways, final) if end_ids else np.zeros((states,), "int32")
         ends = np.zeros((size,), "bool")
         ends[[token for token in end_ids or (pad_id,) if token < size]] = True
         padded = np.full((_rounded(states), _rounded(dead + 1)), -1, "int32")
@@ -56,12 +64,31 @@ class AutomatonTables(NamedTuple):
         return cls(
             padded,
             classes,
-            np.pad(np.logical_or(automaton.accepting, stuck) if end_ids else stuck, more),
+            np.pad(final, more),
             inner,
             ends,
             np.pad((table < 0).all(axis=1), more),
+            np.pad(steps, more),
         )
 
 
+def steps_to(transitions: np.ndarray, final: np.ndarray) -> np.ndarray:
+    """The fewest steps from each state to one that is final, int32, `FAR` where there is no way."""
+    count = len(final)
+    froms, columns = np.nonzero(transitions >= 0)
+    pairs = np.unique(transitions[froms, columns].astype("int64") * count + froms)
+    tos, froms = np.divmod(pairs, count)
+    begins = np.searchsorted(tos, np.arange(count + 1))
+    steps = np.where(final, 0, FAR).astype("int32")
+    waiting = np.flatnonzero(final).tolist()
+    for state in waiting:  # which grows meanwhile
+        for before in froms[begins[state] : begins[state + 1]].tolist():
+            if steps[before] == FAR:
+                steps[before] = steps[state] + 1
+                waiting.append(before)
+    return steps
+
+
 def _rounded(size: int) -> int:
-    return max(_SMALLEST, 1 << (size - 1).bit_length())
+    bits = max(_SMALLEST - 1, size - 1).bit_length()
+    return 1 << (bits + bits % 2 if size <= _LARGE else bits)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.automaton_tables import AutomatonTables
+from keras_transformer.generation.automaton_tables import FAR, AutomatonTables
 from keras_transformer.generation.samplers import Limits
 
 # Finite, so that no sum, difference or softmax of scores is NaN. Worse than `beam_search` marks
@@ -38,16 +38,7 @@ def ban(logits, bans: list):
 
 
 def marks(tokens, where, size: int):
-    """Which tokens are among those named.
-
-    Args:
-        tokens: int `(rows, branches, count)`.
-        where: bool `(rows, branches, count)`, the entries of `tokens` that count.
-        size: int, of the vocabulary.
-
-    Returns:
-        Bool `(rows, branches, size)`.
-    """
+    """Which of `size` tokens are among `tokens`, int `(rows, branches, count)`, that count."""
     rows, branches, count = tokens.shape
     # What does not count goes to a place behind the vocabulary.
     columns = ops.where(where, ops.minimum(tokens, size), size)
@@ -60,18 +51,7 @@ def marks(tokens, where, size: int):
 
 
 def repeated_ngrams(history, length, recent, n: int) -> tuple:
-    """The tokens that would complete a sequence of `n` tokens for the second time.
-
-    Args:
-        history: int `(rows, branches, room)`, all tokens from the first place on.
-        length: int `(rows,)`, how many there are.
-        recent: int `(rows, branches, width)`, the last of them, `width` at least `n - 1`; unused
-            for `n` of 1.
-        n: int.
-
-    Returns:
-        Tokens, int `(rows, branches, room - n + 1)`, and which of them count.
-    """
+    """The tokens that would complete a sequence of `n` tokens for the second time."""
     room = history.shape[-1]
     if room < n:
         return history, ops.zeros(history.shape, "bool")
@@ -85,16 +65,7 @@ def repeated_ngrams(history, length, recent, n: int) -> tuple:
 
 
 def completed_words(recent, words: list[tuple[int, ...]]) -> tuple:
-    """The tokens that would complete one of `words`, which are of one length above 1.
-
-    Args:
-        recent: int `(rows, branches, width)`, the last tokens; `width` at least as many as stand
-            before a word's last.
-        words: tuples of ids.
-
-    Returns:
-        Tokens, int `(rows, branches, words)`, and which of them count.
-    """
+    """The tokens that would complete one of `words`, which are of one length above 1."""
     words = constant(np.array(words, "int32"))
     count, before = words.shape[0], words.shape[1] - 1
     same = ops.ones((*recent.shape[:2], count), "bool")
@@ -104,24 +75,26 @@ def completed_words(recent, words: list[tuple[int, ...]]) -> tuple:
     return ops.broadcast_to(words[:, -1][None, None], same.shape), same
 
 
-def allowed(automaton, place, size: int, limits: Limits):
-    """The tokens that an automaton allows next.
+def allowed(automaton, place, size: int, limits: Limits, count):
+    """The tokens that an automaton allows next, bool `(rows, branches, size)`.
 
-    Args:
-        automaton: `TokenAutomaton` or `AutomatonTables`.
-        place: int `(rows, branches)`, its states; nothing is allowed in state -1.
-        size: int, of the vocabulary, which may be larger than the automaton's.
-        limits: `Limits`.
-
-    Returns:
-        Bool `(rows, branches, size)`. An end id is allowed in accepting states and where nothing
-        else is; without end ids, the pad id is allowed where nothing else is.
+    `place`, int `(rows, branches)`, are its states, of which -1 allows nothing; `count`, int
+    `(rows,)`, the tokens so far. An end id is allowed in accepting states and where nothing else
+    is; without end ids, the pad id is allowed where nothing else is. Tokens behind which the text
+    could not end within its limit are not allowed, if it can end within it at all.
     """
     tables = _tables(automaton, size, limits)
     state = ops.maximum(place, 0)
     following = ops.take(tables.transitions, state, axis=0)
-    following = ops.take(following, tables.token_classes, axis=-1)
-    tokens = ops.logical_and(following >= 0, tables.inner[None, None])
+    going = following >= 0
+    if limits.max_new_tokens is not None:
+        room = (ops.cast(limits.max_new_tokens, "int32") - count)[:, None]
+        room = ops.where(ops.take(tables.steps, state, axis=0) <= room, room - 1, FAR)
+        steps = ops.take(tables.steps, ops.maximum(following, 0), axis=0)
+        going = ops.logical_and(going, steps <= room[..., None])
+    tokens = ops.logical_and(
+        ops.take(going, tables.token_classes, axis=-1), tables.inner[None, None]
+    )
     can_end = ops.take(tables.accepting, state, axis=0)[..., None]
     ending = ops.logical_and(can_end, tables.ends[None, None])
     return ops.logical_and(ops.logical_or(tokens, ending), (place >= 0)[..., None])

@@ -7,9 +7,23 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation import values
-from keras_transformer.generation.choosing import top_k
-from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
+from keras_transformer.checking import (
+    LARGEST_PENALTY,
+    MOST_TOKENS,
+    check_int,
+    check_number,
+    set_fields,
+)
+from keras_transformer.generation.logits import top_k
+from keras_transformer.generation.samplers import (
+    Limits,
+    Outputs,
+    Prompt,
+    Sampler,
+    is_end,
+    named,
+    put_at,
+)
 
 _WORST = -1e9
 # What there is not among the ended hypotheses, and the least score of one that there is: a negative
@@ -30,6 +44,7 @@ class BeamState(NamedTuple):
     finished: Any  # bool (rows,)
 
 
+@named("beam")
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class BeamSearch(Sampler):
@@ -78,18 +93,17 @@ class BeamSearch(Sampler):
 
     def __post_init__(self):
         for name in ("num_beams", "num_groups"):
-            values.put(self, **{name: values.integer(name, getattr(self, name), 1)})
+            set_fields(self, **{name: check_int(name, getattr(self, name), 1, MOST_TOKENS)})
         for name, low in (("length_penalty", -_STEEPEST), ("diversity_penalty", 0)):
-            high = _STEEPEST if low else values.LARGEST
-            hint = f" It is from {low:g} to {high:g}."
-            value = values.number(name, getattr(self, name), "a number", low, high, hint=hint)
-            values.put(self, **{name: value})
+            high = _STEEPEST if low else LARGEST_PENALTY
+            value = check_number(name, getattr(self, name), low, high, exact=True)
+            set_fields(self, **{name: float(value)})
         early = self.early_stopping
         if not isinstance(early, (bool, np.bool_)) and str(early) != "never":
             raise ValueError(
                 f'`early_stopping` must be True, False or "never", received {early!r}.'
             )
-        values.put(self, early_stopping=early if early == "never" else bool(early))
+        set_fields(self, early_stopping=early if early == "never" else bool(early))
         if self.num_beams % self.num_groups:
             raise ValueError(
                 f"`num_beams` must be a multiple of `num_groups`, received {self.num_beams} and "

@@ -54,28 +54,7 @@ class ByteAutomaton:
 
 
 def compile_regex(pattern: str, optional_space: bool = False) -> ByteAutomaton:
-    """The automaton of the texts that a regular expression matches from their start to their end.
-
-    Args:
-        pattern: a string in the syntax of `re`.
-        optional_space: bool, and of these texts behind a space.
-
-    Returns:
-        The automaton.
-
-    Raises:
-        ValueError: if the pattern is invalid, with the position; if it uses what no automaton
-            can do, such as a back-reference; if it needs too many states.
-
-    Example:
-
-    ```python
-    from keras_transformer.generation.byte_automaton import compile_regex
-
-    automaton = compile_regex("é?")
-    assert automaton.accepting.tolist() == [True, False, True]
-    ```
-    """
+    """The automaton of the texts that a regular expression matches as a whole."""
     if not isinstance(pattern, str):
         raise ValueError(f"A pattern must be a string, received {type(pattern).__name__}.")
     where = f"The regular expression {_shown(pattern)}"
@@ -86,29 +65,19 @@ def compile_regex(pattern: str, optional_space: bool = False) -> ByteAutomaton:
         if optional_space:  # not put before the pattern, which may begin with flags
             space = parser.SubPattern(tree.state, [(codes.LITERAL, ord(" "))])
             tree.insert(0, (codes.MAX_REPEAT, (0, 1, space)))
-        return _Builder().build(tree)
+        return Builder().build(tree)
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}"
         raise ValueError(f"{where} is invalid{place}: {error.msg}.") from None
     except (RecursionError, OverflowError) as error:
         reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"{where} is too large: {reason}.") from None
-    except _Refused as error:
+    except Refused as error:
         raise ValueError(f"{where} {error}") from None
 
 
 def compile_strings(strings: Iterable[str]) -> ByteAutomaton:
-    """The automaton of some strings, each of which it accepts.
-
-    Args:
-        strings: the strings.
-
-    Returns:
-        The automaton.
-
-    Raises:
-        ValueError: if it needs too many states.
-    """
+    """The automaton of some strings, each of which it accepts."""
     rows: list[dict[int, int]] = [{}]
     ends = set()
     for string in strings:
@@ -124,20 +93,35 @@ def compile_strings(strings: Iterable[str]) -> ByteAutomaton:
     # A tree has many equal branches: they are merged before the states are counted.
     try:
         return _table([[(b, b, to) for b, to in row.items()] for row in rows], ends)
-    except _Refused as error:
+    except Refused as error:
         raise ValueError(f"The list of choices {error}") from None
 
 
-class _Refused(Exception):
+def intersection(one: ByteAutomaton, other: ByteAutomaton) -> ByteAutomaton:
+    """The automaton of the texts that both accept, some of its states perhaps without a way on."""
+    numbers, pairs, rows = {(0, 0): 0}, [(0, 0)], []
+    for first, second in pairs:  # which grows meanwhile
+        nexts = np.stack([one.transitions[first], other.transitions[second]], axis=1)
+        row = []
+        for byte in np.flatnonzero((nexts >= 0).all(axis=1)).tolist():
+            pair = tuple(nexts[byte].tolist())
+            if pair not in numbers:
+                numbers[pair] = len(pairs)
+                pairs.append(pair)
+            row.append((byte, byte, numbers[pair]))
+        rows.append(row)
+        if len(pairs) > 4 * MAX_STATES:
+            raise Refused(f"needs more than {MAX_STATES:,} states.")
+    accepted = (n for n, (a, b) in enumerate(pairs) if one.accepting[a] and other.accepting[b])
+    return _table(rows, set(accepted))
+
+
+class Refused(Exception):
     """What is wrong with a pattern that is valid for `re`."""
 
 
-class _Builder:
-    """Builds an automaton in which several ways may be open, and then the deterministic one.
-
-    `edges[node]` are pairs of a byte range and the next node; `free[node]` are nodes that are
-    reached without a byte.
-    """
+class Builder:
+    """Builds an automaton in which several ways may be open, and then the deterministic one."""
 
     def __init__(self):
         self.edges: list[list[tuple[int, int, int]]] = []
@@ -149,19 +133,45 @@ class _Builder:
         end = self.sequence(tree, start, tree.state.flags, frozenset(_EDGES))
         return self.deterministic(start, end)
 
+    def regex(self, pattern: str, start: int, flags: int = 0) -> int:
+        """Adds a valid regular expression behind a node and returns its end."""
+        tree = parser.parse(pattern)
+        return self.sequence(tree, start, tree.state.flags | flags, frozenset(_EDGES))
+
+    def literal(self, text: str, start: int) -> int:
+        """Adds a text behind a node and returns its end."""
+        for byte in text.encode():
+            end = self.node()
+            self.edges[start].append((byte, byte, end))
+            start = end
+        return start
+
+    def embed(self, automaton: ByteAutomaton, start: int) -> int:
+        """Adds what an automaton accepts behind a node and returns its end."""
+        nodes = [self.node() for _ in automaton.accepting]
+        end = self.node()
+        self.free[start].append(nodes[0])
+        for state, node in enumerate(nodes):
+            if automaton.accepting[state]:
+                self.free[node].append(end)
+            row = automaton.transitions[state]
+            cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), 256]
+            self.edges[node] += [
+                (low, after - 1, nodes[row[low]])
+                for low, after in itertools.pairwise(cuts)
+                if row[low] >= 0
+            ]
+        return end
+
     def node(self) -> int:
         if len(self.free) >= _MAX_NODES:
-            raise _Refused(f"has more than {_MAX_NODES:,} parts, repeats written out: repeat less.")
+            raise Refused(f"has more than {_MAX_NODES:,} parts, repeats written out: repeat less.")
         self.edges.append([])
         self.free.append([])
         return len(self.free) - 1
 
     def sequence(self, items: Sequence, start: int, flags: int, edge: frozenset[str]) -> int:
-        """Adds a sequence behind a node and returns its end.
-
-        `edge` says whether it is at the start or the end of the whole pattern, where an anchor
-        says nothing new.
-        """
+        """Adds a sequence behind a node and returns its end."""
         items = list(items)
         for side, place in (("first", 0), ("last", -1)):
             while side in edge and items and items[place] in [(codes.AT, c) for c in _EDGES[side]]:
@@ -188,7 +198,7 @@ class _Builder:
             return end
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
             return self.repeat(*value, start, flags)
-        raise _Refused(f"uses {_UNSUPPORTED.get(code, str(code))}, which is not supported.")
+        raise Refused(f"uses {_UNSUPPORTED.get(code, str(code))}, which is not supported.")
 
     def repeat(self, least: int, most: int, items, start: int, flags: int) -> int:
         node, none = start, frozenset()
@@ -254,7 +264,7 @@ class _Builder:
     def spend(self, steps: int) -> None:
         self.steps += steps
         if self.steps > _MAX_STEPS:
-            raise _Refused(
+            raise Refused(
                 f"needs more than {MAX_STATES:,} states, or too long to find them: repeat less "
                 "in it, or make what is repeated easier to tell from what follows."
             )
@@ -288,7 +298,7 @@ def _table(rows: list[list[tuple[int, int, int]]], ends: set[int]) -> ByteAutoma
         number = merged
     kept = sorted(set(number))
     if len(kept) > MAX_STATES:
-        raise _Refused(f"needs {len(kept):,} states, more than {MAX_STATES:,}.")
+        raise Refused(f"needs {len(kept):,} states, more than {MAX_STATES:,}.")
     place = {state: index for index, state in enumerate(kept)}
     transitions = np.full((len(kept), 256), -1, "int32")
     for index, state in enumerate(kept):

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.slots import Slots, put
+from keras_transformer.planning.memory import cache_bytes
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
@@ -112,10 +113,7 @@ class Cache(NamedTuple):
             itemsize: int, bytes of a number: 4 for float32, 2 for float16 and bfloat16. 1 for
                 int8, to which the scales come: 4 bytes for each key and each value of a head.
         """
-        layers = config.num_decoder_layers or config.num_layers
-        tokens = slots + (source if config.kind == "seq2seq" else 0)
-        of_a_head = config.head_dim * itemsize + (4 if itemsize == 1 else 0)
-        return layers * rows * tokens * 2 * config.num_key_value_heads * of_a_head
+        return cache_bytes(config, rows, slots, source, itemsize)
 
     @property
     def rows(self) -> int:

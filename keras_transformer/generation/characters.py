@@ -1,6 +1,7 @@
 """Classes of characters of regular expressions, and how UTF-8 spells them."""
 
 import functools
+import itertools
 import re
 from re import _constants as codes
 from typing import Any
@@ -18,21 +19,44 @@ _CATEGORIES = {
 _SURROGATES = (0xD800, 0xDFFF)
 # The flags that change which characters a class has.
 _CHARACTER_FLAGS = re.IGNORECASE | re.ASCII | re.DOTALL
+# A flag of our own: the characters are those of a string of JSON, some of which it escapes.
+JSON_STRING = 1 << 20
+_ESCAPES = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r", 34: b'"', 92: b"\\"}
+_ESCAPES |= {code: b"u%04x" % code for code in range(32) if code not in _ESCAPES}
 
 
 def spelling(code: Any, value: Any, flags: int) -> tuple:
-    """The bytes of the characters that a part of a pattern matches.
+    """The bytes of the characters that a part of a pattern matches."""
+    source, kept = _class_source(code, value, flags)
+    ranges = _code_points(source, kept)
+    if not flags & JSON_STRING:
+        return _byte_tree(ranges)
+    ascii_ranges = _code_points(source, kept | re.ASCII)
+    both = [(max(a, c), min(b, d)) for a, b in ranges for c, d in ascii_ranges]
+    return _json_tree(tuple((low, high) for low, high in both if low <= high))
 
-    Args:
-        code: what the parser of `re` calls the part: a literal, its negation, a set or a dot.
-        value: what it gives with it.
-        flags: the flags in force.
 
-    Returns:
-        A tree of tuples `(first byte, last byte, tree of what follows)`, the last tree empty.
-        Surrogates are no characters of UTF-8 and left out.
-    """
-    return _byte_tree(_code_points(*_class_source(code, value, flags)))
+@functools.lru_cache(maxsize=1024)
+def _json_tree(ranges: tuple[tuple[int, int], ...]) -> tuple:
+    """As `_byte_tree`, of characters within a string of JSON."""
+    gaps = [-1, *sorted(_ESCAPES), 0x110000]
+    plain = [
+        (max(low, before + 1), min(high, after - 1))
+        for low, high in ranges
+        for before, after in itertools.pairwise(gaps)
+    ]
+    escaped: dict = {}
+    for code, spelled in _ESCAPES.items():
+        if any(low <= code <= high for low, high in ranges):
+            branch = escaped
+            for byte in spelled:
+                branch = branch.setdefault(byte, {})
+    tree = _byte_tree(tuple((low, high) for low, high in plain if low <= high))
+    return (*tree, (0x5C, 0x5C, _as_tree(escaped))) if escaped else tree
+
+
+def _as_tree(branches: dict) -> tuple:
+    return tuple((byte, byte, _as_tree(rest)) for byte, rest in sorted(branches.items()))
 
 
 def _class_source(code, value, flags: int) -> tuple[str, int]:

@@ -2,15 +2,20 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
+from keras_transformer.generation.automaton_tables import FAR, steps_to
 from keras_transformer.generation.byte_automaton import (
     ByteAutomaton,
     compile_regex,
     compile_strings,
 )
+from keras_transformer.generation.json_schema import compile_json_schema
+from keras_transformer.tokenizers.pieces import ids_within_words, strips_first_space, token_bytes
+from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 # The entries of a table, 256 MB of them.
 _MAX_ENTRIES = 2**26
@@ -96,12 +101,38 @@ class TokenAutomaton:
             raise ValueError(f"One of `choices` is not valid Unicode: {error}") from None
         return _over_tokens(automaton, token_bytes, f"any of the {len(strings)} choices")
 
-    def without_first(self, ids: Sequence[int]) -> "TokenAutomaton":
-        """The same texts, but for those that begin with one of the tokens `ids`.
+    @classmethod
+    def from_json_schema(
+        cls,
+        schema: dict | bool,
+        token_bytes: Sequence[bytes | None],
+        optional_space: bool = False,
+    ) -> "TokenAutomaton":
+        """Texts of JSON that validate against a schema; see `docs/generation.md` for which.
+
+        Args:
+            schema: JSON Schema, as a dict.
+            token_bytes: as in `from_regex`.
+            optional_space: bool, and these texts behind a space.
+
+        Returns:
+            The automaton.
 
         Raises:
-            ValueError: if that leaves none.
+            ImportError: if jsonschema is not installed.
+            ValueError: if the schema is invalid, not supported or too large, or if the tokens
+                cannot spell any text that validates.
         """
+        automaton = compile_json_schema(schema, optional_space)
+        return _over_tokens(automaton, token_bytes, "any text that the JSON Schema allows")
+
+    @functools.cached_property
+    def shortest(self) -> int:
+        """The number of tokens of the shortest text."""
+        return int(steps_to(self.transitions, self.accepting)[0])
+
+    def without_first(self, ids: Sequence[int]) -> "TokenAutomaton":
+        """The same texts, but for those that begin with one of the tokens `ids`."""
         # A state of its own to begin with, and classes of their own for these tokens.
         states = np.where(self.transitions >= 0, self.transitions + 1, -1)
         banned = np.full_like(states[:1], -1)
@@ -122,6 +153,7 @@ class Constraints:
         token_bytes: as in `TokenAutomaton.from_regex`.
         never_first: ids that no text may begin with.
         size: int, how many automata are kept.
+        optional_space: bool, whether a text may have a space before it.
 
     Example:
 
@@ -138,25 +170,61 @@ class Constraints:
         token_bytes: Sequence[bytes | None],
         never_first: Sequence[int] = (),
         size: int = 32,
+        optional_space: bool = False,
     ):
         self.token_bytes = list(token_bytes)
+        self.optional_space = optional_space
 
         @functools.lru_cache(maxsize=size)
         def compiled(kind: str, value, *options) -> TokenAutomaton:
+            value = json.loads(value) if kind == "json_schema" else value
             automaton = getattr(TokenAutomaton, f"from_{kind}")(value, self.token_bytes, *options)
             return automaton.without_first(never_first) if len(never_first) else automaton
 
         self._compiled = compiled
 
-    def regex(self, pattern: str, optional_space: bool = False) -> TokenAutomaton:
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, continues: bool) -> "Constraints":
+        """Those of a tokenizer, for texts that continue another or stand alone."""
+        if continues:
+            return cls(token_bytes(tokenizer))
+        # Decoding a text of its own drops the space before its first word.
+        space = strips_first_space(tokenizer)
+        return cls(token_bytes(tokenizer), ids_within_words(tokenizer), optional_space=space)
+
+    def make(self, regex=None, choices=None, json_schema=None) -> TokenAutomaton:
+        """The automaton of the one argument that is given."""
+        given = {"regex": regex, "choices": choices, "json_schema": json_schema}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise ValueError("Give either `regex` or `choices` or `json_schema`.")
+        ((name, value),) = given.items()
+        return getattr(self, name)(value)
+
+    def regex(self, pattern: str, optional_space: bool | None = None) -> TokenAutomaton:
         """As `TokenAutomaton.from_regex`."""
         if not isinstance(pattern, str):
             raise ValueError(f"`regex` must be a string, received {pattern!r}.")
-        return self._compiled("regex", pattern, optional_space)
+        space = self.optional_space if optional_space is None else optional_space
+        return self._compiled("regex", pattern, space)
 
     def choices(self, choices: Sequence[str]) -> TokenAutomaton:
         """As `TokenAutomaton.from_choices`."""
-        return self._compiled("choices", check_choices(choices))
+        choices = check_choices(choices)
+        spaced = tuple(" " + text for text in choices) if self.optional_space else ()
+        return self._compiled("choices", (*choices, *spaced))
+
+    def json_schema(self, schema: dict | bool) -> TokenAutomaton:
+        """As `TokenAutomaton.from_json_schema`."""
+        if not isinstance(schema, (dict, bool)):
+            raise ValueError(
+                f"`json_schema` must be a JSON Schema as a dict, received {type(schema).__name__}."
+            )
+        try:
+            text = json.dumps(schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"`json_schema` must hold JSON values only: {error}") from None
+        return self._compiled("json_schema", text, self.optional_space)
 
 
 def check_choices(choices: Sequence[str]) -> tuple[str, ...]:
@@ -184,7 +252,7 @@ def _over_tokens(
 ) -> TokenAutomaton:
     classes, maps = _walk(automaton, token_bytes)
     transitions = np.array(maps.T, order="C")  # a copy, to be written to
-    alive = _leading_to(transitions, automaton.accepting)
+    alive = steps_to(transitions, automaton.accepting) < FAR
     if not alive[0]:
         raise ValueError(
             f"The tokens of this vocabulary cannot spell {what}"
@@ -207,15 +275,7 @@ def _over_tokens(
 def _walk(
     automaton: ByteAutomaton, token_bytes: Sequence[bytes | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each token leads from each state.
-
-    All tokens are walked at once, a byte at a time. What a beginning does to all states is one
-    row; beginnings that do the same share it, and so there are few rows.
-
-    Returns:
-        The class of each token, int32 `(vocabulary_size,)`, and the next state for each class
-        and state, int32 `(classes, states)`. Class 0 leads nowhere.
-    """
+    """Where each token leads from each state."""
     states = len(automaton.accepting)
     byte_columns, byte_classes = np.unique(automaton.transitions, axis=1, return_inverse=True)
     byte_classes = byte_classes.reshape(-1)
@@ -273,24 +333,6 @@ class _Rows:
             self.rows = list(self.numbers)
         data = b"".join([self.rows[number] for number in numbers])
         return np.frombuffer(data, "int32").reshape(-1, self.width)
-
-
-def _leading_to(transitions: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """Which states are accepting, or lead to one that is."""
-    states = len(accepting)
-    froms, columns = np.nonzero(transitions >= 0)
-    pairs = np.unique(transitions[froms, columns].astype("int64") * states + froms)
-    tos, froms = np.divmod(pairs, states)
-    begins = np.searchsorted(tos, np.arange(states + 1))
-    alive = accepting.copy()
-    waiting = np.flatnonzero(alive).tolist()
-    while waiting:
-        state = waiting.pop()
-        for before in froms[begins[state] : begins[state + 1]].tolist():
-            if not alive[before]:
-                alive[before] = True
-                waiting.append(before)
-    return alive
 
 
 def _reached(transitions: np.ndarray) -> np.ndarray:

@@ -6,9 +6,17 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.generation import values
-from keras_transformer.generation.choosing import argmax, log_sum, top_k
-from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, put_at
+from keras_transformer.checking import MOST_TOKENS, check_int, check_number, set_fields
+from keras_transformer.generation.logits import argmax, log_sum, top_k
+from keras_transformer.generation.samplers import (
+    Limits,
+    Outputs,
+    Prompt,
+    Sampler,
+    is_end,
+    named,
+    put_at,
+)
 
 
 class ContrastiveState(NamedTuple):
@@ -22,6 +30,7 @@ class ContrastiveState(NamedTuple):
     past: Any  # float32 (rows, prompt + size, hidden_dim), states of length 1, zeros for none
 
 
+@named("contrastive")
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Sampler):
@@ -59,12 +68,9 @@ class Contrastive(Sampler):
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
 
     def __post_init__(self):
-        values.put(
-            self,
-            top_k=values.integer("top_k", self.top_k, 2),
-            penalty_alpha=values.number(
-                "penalty_alpha", self.penalty_alpha, "a number from 0 to 1", 0, 1
-            ),
+        alpha = check_number("penalty_alpha", self.penalty_alpha, 0, 1, exact=True)
+        set_fields(
+            self, top_k=check_int("top_k", self.top_k, 2, MOST_TOKENS), penalty_alpha=float(alpha)
         )
 
     @property

@@ -8,14 +8,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation import values
+from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.cache import Cache
-from keras_transformer.generation.compiling import to_tensor
-from keras_transformer.generation.passes import DecodeState, make_functions
+from keras_transformer.generation.decoding import Compiled, DecodeState, Decoding, Settings
+from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
-from keras_transformer.generation.settings import Settings
-from keras_transformer.sizes import Sizes, round_size, round_up
+from keras_transformer.programs import to_tensor
+from keras_transformer.sizes import round_size, round_up
 
 # The functions of so many samplers, rules and ends are kept.
 _MOST_SETTINGS = 32
@@ -79,7 +79,7 @@ class Engine:
             `max_new_tokens` long, or less if that was not needed.
         """
         rows = len(next(iter(inputs.values())))
-        max_new_tokens = values.integer("max_new_tokens", max_new_tokens, 1)
+        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
         limit = np.full((rows,), max_new_tokens, "int32")
         width = max_new_tokens * settings.sampler.draws
         uniforms = np.zeros((rows, 0), "float32") if uniforms is None else np.asarray(uniforms)
@@ -126,8 +126,9 @@ class Engine:
         needed += settings.sampler.slots_per_step * steps
         slots = self._slots(settings, len(max_new_tokens), max(slots, needed))
         limits = _tensors(max_new_tokens, _of_width(uniforms, slots * settings.sampler.draws))
-        function, tables = self._functions(settings)["prefill"], self._tables_of(settings)
-        state, report = function(inputs, *limits, tables, _shape(slots, copies), prefix)
+        state, report = self._compiled_for(settings).prefill(
+            inputs, *limits, self._tables_of(settings), prefix, slots=slots, copies=copies
+        )
         return state._replace(report=report)
 
     def padded_prompts(
@@ -144,12 +145,12 @@ class Engine:
         padded = (round_up(rows), round_size(length))
         pairs = zip((rows, length), padded, most, strict=True)
         wanted = tuple(x if m is None else max(n, min(x, m)) for n, x, m in pairs)
-        return self._sizes(settings).choose(wanted, most, group="prompts")
+        return self._compiled_for(settings).sizes.choose(wanted, most, group="prompts")
 
     def read_prefix(self, ids: list[int], settings: Settings) -> Cache:
         """The cache of tokens that many prompts begin with: one row without room for more."""
         tokens = to_tensor(np.asarray([ids], "int32"))
-        return self._functions(settings)["prefix"](tokens)
+        return self._compiled_for(settings).read_prefix(tokens)
 
     def extend(
         self,
@@ -164,8 +165,8 @@ class Engine:
         limits = _tensors(max_new_tokens, _of_width(uniforms, state.size * settings.sampler.draws))
         numbers = (to_tensor(np.array(x, "int32")) for x in (steps, enough))
         state = state._replace(steps=to_tensor(np.zeros((), "int32")), report=())
-        function, tables = self._functions(settings)["extend"], self._tables_of(settings)
-        state, report = function(state, *limits, tables, *numbers)
+        extend, tables = self._compiled_for(settings).extend, self._tables_of(settings)
+        state, report = extend(state, *limits, tables, *numbers)
         return state._replace(report=report)
 
     def make_room(self, state: DecodeState, settings: Settings, steps: int) -> DecodeState:
@@ -182,7 +183,7 @@ class Engine:
         if end + needed > state.cache.slots:
             used = int(ops.convert_to_numpy(report.used).max())
             if used <= 0.75 * end:
-                cache = self._functions(settings)["compact"](state.cache)
+                cache = self._compiled_for(settings).compact(state.cache)
                 state, end = state._replace(cache=cache), used
         slots, size = state.cache.slots, state.size
         if end + needed > slots:
@@ -198,7 +199,8 @@ class Engine:
         if (slots, size) == (state.cache.slots, state.size):
             return state
         extra = size - state.size
-        grown = self._functions(settings)["grow"](state._replace(report=()), _shape(extra, slots))
+        grow = self._compiled_for(settings).grow
+        grown = grow(state._replace(report=()), extra=extra, slots=slots)
         tokens = ops.convert_to_numpy(report.found.tokens)
         tokens = np.pad(tokens, ((0, 0), (0, 0), (0, extra)), constant_values=settings.pad_id)
         report = report._replace(found=report.found._replace(tokens=tokens))
@@ -210,9 +212,9 @@ class Engine:
         """The rows `kept`, int `(count,)`, and behind them those of `new`."""
         reports = [keras.tree.map_structure(_to_numpy, x.report) for x in (state, new)]
         order = np.concatenate([kept, len(reports[0].counts) + np.arange(len(reports[1].counts))])
-        function = self._functions(settings)["replace"]
         old, new = (x._replace(report=()) for x in (state, new))
-        joined = function(old, new, to_tensor(order.astype("int32")))
+        replace = self._compiled_for(settings).replace
+        joined = replace(old, new, to_tensor(order.astype("int32")))
         report = keras.tree.map_structure(
             lambda x, y: None if x is None else _joined(x, y)[order], *reports
         )
@@ -257,24 +259,24 @@ class Engine:
                 self._compiled.popitem(last=False)
             return self._compiled[key]
 
-    def _functions(self, settings: Settings) -> dict:
+    def _compiled_for(self, settings: Settings) -> Compiled:
         if settings.rules is not None:
             settings = settings._replace(rules=settings.rules.of_any_automaton)
 
         def make():
             settings.sampler.check(self.backbone, settings.rules)
-            return make_functions(self.backbone, settings)
+            program = Program(self.backbone, *settings.sampler.models)
+            return Decoding(program, settings).compiled()
 
         return self.compiled_once(settings, make)
-
-    def _sizes(self, settings: Settings) -> Sizes:
-        return self._functions(settings)["sizes"]
 
     def _slots(self, settings: Settings, rows: int, needed: int) -> int:
         """Slots of a cache with room for `needed`: up to twice as many if there is a program."""
         wanted = round_size(needed)
         most = max(256, 2 * wanted)  # memory
-        return self._sizes(settings).choose((rows, wanted), (rows, most), group="slots")[1]
+        return self._compiled_for(settings).sizes.choose(
+            (rows, wanted), (rows, most), group="slots"
+        )[1]
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""
@@ -311,11 +313,6 @@ def _of_width(uniforms: np.ndarray, width: int) -> np.ndarray:
     if count >= width:
         return uniforms[:, :width]
     return np.pad(uniforms, ((0, 0), (0, width - count)))
-
-
-def _shape(*sizes: int):
-    """A tensor without numbers: its shape is what every compiler knows."""
-    return to_tensor(np.zeros((0, *sizes), "int8"))
 
 
 def _to_numpy(tensor):

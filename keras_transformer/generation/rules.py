@@ -8,10 +8,20 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation import banning, values
+from keras_transformer.checking import (
+    LARGEST_PENALTY,
+    MOST_TOKENS,
+    MOST_TRACED,
+    check_ids,
+    check_int,
+    check_number,
+    check_words,
+    set_fields,
+)
+from keras_transformer.generation import banning
 from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.banning import BANNED
-from keras_transformer.generation.choosing import broken
+from keras_transformer.generation.logits import broken
 from keras_transformer.generation.samplers import Limits, Prompt, put_at, with_room
 
 # How much worse a branch becomes that goes on although all it could choose is banned. Far more
@@ -56,7 +66,9 @@ class Rules:
             traced into a compiled loop: it must be made of `keras.ops`, and runs in Python only
             when something is compiled; so give the same function again, not a new lambda. It
             sees banned tokens, and can allow them; -infinity bans. NaN or infinity is an error.
-        automaton: `TokenAutomaton`, the texts that are allowed. Nothing lifts this ban.
+        automaton: `TokenAutomaton`, the texts that are allowed. Nothing lifts this ban, and a text
+            is complete at its limit, if one of them is short enough.
+        forced_end: id, the last token of a text that comes to its limit. It scores 0.
 
     Raises:
         ValueError: for values that are out of range.
@@ -91,30 +103,31 @@ class Rules:
     forced_prefix: tuple[int, ...] = ()
     function: Callable | None = None
     automaton: Any = None
+    forced_end: int | None = None
 
     def __post_init__(self):
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            values.put(self, **{name: values.penalty(name, getattr(self, name))})
-        if self.repetition_penalty <= 0:
-            raise ValueError(
-                "`repetition_penalty` must be above 0, and is 1 for none, received "
-                f"{self.repetition_penalty}."
+            value = check_number(
+                name, getattr(self, name), -LARGEST_PENALTY, LARGEST_PENALTY, exact=True
             )
-        if self.repetition_penalty < 1 / values.LARGEST:
+            set_fields(self, **{name: float(value)})
+        if self.repetition_penalty < 1 / LARGEST_PENALTY:
             raise ValueError(
-                "`repetition_penalty` must be from 1e-6 to 1e6, received "
-                f"{self.repetition_penalty}."
+                "`repetition_penalty` must be above 0, and is 1 for none; it is from 1e-6 to 1e6, "
+                f"received {self.repetition_penalty}."
             )
         for name, most in (
-            ("no_repeat_ngram_size", values.MOST_TRACED),
-            ("min_new_tokens", values.MOST),
+            ("no_repeat_ngram_size", MOST_TRACED),
+            ("min_new_tokens", MOST_TOKENS),
         ):
-            values.put(self, **{name: values.integer(name, getattr(self, name), 0, most)})
-        values.put(
+            set_fields(self, **{name: check_int(name, getattr(self, name), 0, most)})
+        set_fields(
             self,
-            forced_prefix=values.ids("forced_prefix", self.forced_prefix),
-            bad_words=values.words("bad_words", self.bad_words),
+            forced_prefix=check_ids("forced_prefix", self.forced_prefix),
+            bad_words=check_words("bad_words", self.bad_words),
         )
+        if self.forced_end is not None:
+            set_fields(self, forced_end=check_int("forced_end", self.forced_end, 0))
         if self.function is not None and not callable(self.function):
             raise ValueError(f"`function` must be callable, received {self.function!r}.")
         fields = ("transitions", "token_classes", "accepting")
@@ -141,6 +154,7 @@ class Rules:
         for name, ids in (
             ("forced_prefix", self.forced_prefix),
             ("bad_words", [token for word in self.bad_words for token in word]),
+            ("forced_end", () if self.forced_end is None else (self.forced_end,)),
         ):
             if ids and max(ids) >= vocabulary_size:
                 raise ValueError(
@@ -151,15 +165,7 @@ class Rules:
     def start(
         self, branches: int, size: int, vocabulary_size: int, prompt: Prompt, limits: Limits
     ) -> RulesState:
-        """The state before the first new token.
-
-        Args:
-            branches: int, continuations of each prompt.
-            size: int, room for new tokens.
-            vocabulary_size: int, the number of logits.
-            prompt: `Prompt` of `rows` rows, each row's tokens before its padding.
-            limits: `Limits`.
-        """
+        """The state before the first of `size` new tokens, of the `branches` of each prompt."""
         self.check(vocabulary_size)
         rows = prompt.tokens.shape[0]
         tokens, mask = ops.cast(prompt.tokens, "int32"), ops.cast(prompt.mask, "bool")
@@ -189,22 +195,23 @@ class Rules:
         return RulesState(count, seen, used, recent, history, lengths, new, place)
 
     def apply(self, logits, state: RulesState, limits: Limits):
-        """The scores of the next tokens by the rules; NaN where `function` gives no numbers.
+        """The scores of the next tokens, of logits `(rows, branches, vocabulary_size)`.
 
-        Args:
-            logits: float32 `(rows, branches, vocabulary_size)`.
-            state: the state.
-            limits: `Limits`.
+        They are NaN where `function` gives no numbers.
         """
         logits = self._penalized(logits, state)
         ruled = banning.ban(logits, self._bans(state, logits.shape[-1], limits))
         if self.forced_prefix:
             ruled = self._forced(ruled, state)
+        if self.forced_end is not None:
+            at_limit = state.count == ops.cast(limits.max_new_tokens, "int32") - 1
+            ruled = ops.where(at_limit[:, None, None], _only(self.forced_end, ruled), ruled)
         if self.function is not None:
             ruled, no_numbers = self._called(ruled, state)
         allowed = None
         if self.automaton is not None:
-            allowed = banning.allowed(self.automaton, state.place, logits.shape[-1], limits)
+            size = logits.shape[-1]
+            allowed = banning.allowed(self.automaton, state.place, size, limits, state.count)
             ruled = ops.where(allowed, ruled, BANNED)
         elif self.function is None and not self.no_repeat_ngram_size and not self.bad_words:
             return ruled
@@ -215,13 +222,9 @@ class Rules:
         return ruled if self.function is None else ops.where(no_numbers[..., None], np.nan, ruled)
 
     def advance(self, state: RulesState, parents, tokens) -> RulesState:
-        """The state after a step.
+        """The state after `tokens`, each branch continuing one of `parents`, or itself for None.
 
-        Args:
-            state: the state.
-            parents: int `(rows, branches)`, which branch each branch continues, or None for
-                itself.
-            tokens: int `(rows, branches)`, what each branch continues it with.
+        Both are int `(rows, branches)`.
         """
         if parents is not None:
             state = _continued(state, ops.cast(parents, "int32"))
@@ -290,9 +293,7 @@ class Rules:
         prefix = banning.constant(np.array(self.forced_prefix, "int32"))
         last = len(self.forced_prefix) - 1
         token = ops.take(prefix, ops.minimum(state.count, last))[:, None, None]
-        columns = ops.arange(logits.shape[-1], dtype="int32")[None, None]
-        forced = ops.where(columns == token, 0.0, BANNED)
-        return ops.where((state.count <= last)[:, None, None], forced, logits)
+        return ops.where((state.count <= last)[:, None, None], _only(token, logits), logits)
 
     def _called(self, logits, state: RulesState):
         """What the function makes of logits, and which of its rows are NaN or infinite, bool."""
@@ -322,6 +323,12 @@ def _continued(state: RulesState, parents) -> RulesState:
         return ops.reshape(ops.take(lines, places, axis=0), tensor.shape)
 
     return keras.tree.map_structure(pick, state)
+
+
+def _only(token, logits):
+    """Scores of which only that of a token is no ban."""
+    columns = ops.arange(logits.shape[-1], dtype="int32")[None, None]
+    return ops.where(columns == token, 0.0, BANNED)
 
 
 def _is_token(tokens, size: int):

@@ -1,14 +1,23 @@
-"""Samplers: from the logits of a step to the next tokens."""
+"""Samplers: from the logits of a step to the next tokens. Greedy and random ones."""
 
 import abc
 import dataclasses
-import difflib
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_transformer.generation.choosing import argmax
+from keras_transformer.checking import MOST_TOKENS, check_int, check_number, nearest, set_fields
+from keras_transformer.generation.logits import (
+    NEVER,
+    apply_temperature,
+    argmax,
+    best,
+    draw,
+    keep,
+    ordered,
+)
 
 
 class Limits(NamedTuple):
@@ -216,6 +225,101 @@ class Greedy(RowSampler):
         return argmax(logits)
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+@dataclasses.dataclass(frozen=True)
+class Random(RowSampler):
+    """Draws each token from the model's distribution, sharpened and cut as asked.
+
+    The cuts are made in the order of the arguments, each on what the one before has left. A token
+    that has the same probability as the last one kept is kept too, and none leaves out its first
+    token: the likeliest, of `typical_p` the most typical.
+
+    Args:
+        temperature: float above 0, divides the logits: below 1 likely tokens become likelier.
+            Below 1e-5, less than logits in float32 can tell, the likeliest token is drawn.
+        top_k: int, only the `k` likeliest tokens. None for all.
+        top_p: float in (0, 1], only the likeliest tokens that together have this probability.
+        min_p: float in [0, 1], only tokens with at least this share of the likeliest one's
+            probability.
+        typical_p: float in (0, 1], only the tokens whose information is nearest to what is
+            expected, that together have this probability.
+
+    Raises:
+        ValueError: for values that are out of range.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+    sampler = kt.generation.Random(temperature=0.7, top_p=0.9)
+    first = translator.generate("a man rides a bike .", sampler=sampler, seed=1)
+    assert first == translator.generate("a man rides a bike .", sampler=sampler, seed=1)
+    ```
+
+    Source: top-k: Fan et al. 2018, section 5.4; top-p: Holtzman et al. 2020, section 3.1; min-p:
+    Nguyen et al. 2024, section 3; typical: Meister et al. 2023, section 3.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self):
+        k = self.top_k
+        if k is not None:
+            k = check_int("top_k", k, 1, MOST_TOKENS, none=True)
+        hint = "For the likeliest token at every step, use Greedy()."
+
+        def share(name: str, **bounds) -> float:
+            return float(check_number(name, getattr(self, name), hint=hint, exact=True, **bounds))
+
+        set_fields(
+            self,
+            temperature=share("temperature", above=0),
+            top_k=k,
+            top_p=share("top_p", above=0, at_most=1),
+            min_p=share("min_p", at_least=0, at_most=1),
+            typical_p=share("typical_p", above=0, at_most=1),
+        )
+
+    def choose(self, logits, count, limits: Limits):
+        return draw(ops.softmax(self.filtered(logits), axis=-1), _uniform(limits, count))
+
+    def filtered(self, logits):
+        """Logits `(..., vocabulary_size)`, scaled, with tokens that are cut off at -1e30."""
+        logits = apply_temperature(logits, self.temperature)
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits = keep(logits, best(ordered(logits), self.top_k))
+        if self.top_p < 1:
+            chances = ops.softmax(logits, axis=-1)
+            logits = keep(logits, best(ordered(logits), self.top_p, chances))
+        if self.min_p > 0:
+            share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
+            count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
+            # The likeliest has a share of 1, but for rounding.
+            logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
+        if self.typical_p < 1:
+            chances = ops.softmax(logits, axis=-1)
+            surprise = -ops.log_softmax(logits, axis=-1)
+            possible = logits > NEVER / 2
+            expected = ops.where(possible, chances * surprise, 0.0)
+            expected = ops.sum(expected, axis=-1, keepdims=True)
+            distance = ops.where(possible, ops.abs(surprise - expected), -NEVER)
+            logits = keep(logits, best(ordered(-distance), self.typical_p, chances))
+        return logits
+
+
+def _uniform(limits: Limits, count):
+    """Each row's number for its next token."""
+    last = limits.uniforms.shape[1] - 1
+    return ops.take_along_axis(limits.uniforms, ops.minimum(count, last)[:, None], axis=1)[:, 0]
+
+
 def put_at(tokens, places, values, where):
     """`tokens` with `values` at `places` of some rows.
 
@@ -260,30 +364,33 @@ def is_end(tokens, limits: Limits):
     return ended
 
 
-def get(sampler: "str | Sampler") -> Sampler:
-    """The sampler of a name with its default values, or the sampler itself."""
-    from keras_transformer.generation.beam_search import BeamSearch
-    from keras_transformer.generation.contrastive import Contrastive
-    from keras_transformer.generation.random_sampling import Random
-    from keras_transformer.generation.speculative import Speculative
+# The samplers that have a name, each without arguments.
+_NAMED: dict[str, Callable[[], Sampler]] = {
+    "greedy": Greedy,
+    "random": Random,
+    "top_k": lambda: Random(top_k=50),
+    "top_p": lambda: Random(top_p=0.9),
+}
 
-    names = {
-        "greedy": Greedy,
-        "beam": BeamSearch,
-        "random": Random,
-        "top_k": lambda: Random(top_k=50),
-        "top_p": lambda: Random(top_p=0.9),
-        "contrastive": Contrastive,
-        "speculative": Speculative,
-    }
+
+def named(name: str) -> Callable[[type[Sampler]], type[Sampler]]:
+    """A decorator: the class is what `get` makes of the name."""
+
+    def register(sampler: type[Sampler]) -> type[Sampler]:
+        _NAMED[name] = sampler
+        return sampler
+
+    return register
+
+
+def get(sampler: str | Sampler) -> Sampler:
+    """The sampler of a name with its default values, or the sampler itself."""
     if isinstance(sampler, Sampler):
         return sampler
-    if not isinstance(sampler, str) or sampler not in names:
-        near = difflib.get_close_matches(str(sampler), names, n=1)
+    if not isinstance(sampler, str) or sampler not in _NAMED:
         raise ValueError(
-            f"Unknown sampler {sampler!r}. "
-            + (f"Did you mean {near[0]!r}? " if near else "")
-            + f"Known names are: {', '.join(map(repr, names))}; or give a sampler object, such as "
-            "keras_transformer.generation.BeamSearch(num_beams=5)."
+            f"Unknown sampler {sampler!r}.{nearest(sampler, _NAMED)} "
+            f"Known names are: {', '.join(map(repr, sorted(_NAMED)))}; or give a sampler object, "
+            "such as keras_transformer.generation.BeamSearch(num_beams=5)."
         )
-    return names[sampler]()
+    return _NAMED[sampler]()

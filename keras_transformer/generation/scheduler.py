@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.generation import values
+from keras_transformer.checking import MOST_TOKENS, check_flag, check_int, check_seed
 from keras_transformer.generation.engine import DecodeState, Engine, Settings, most_steps
 from keras_transformer.generation.samplers import Outputs
 from keras_transformer.sizes import round_size, round_up
@@ -83,11 +83,11 @@ class Scheduler:
         self.engine = engine
         self.settings = settings
         self.make_inputs = make_inputs
-        self.batch_size = values.integer("batch_size", batch_size, 1)
-        self.copies = values.integer("copies", copies, 1)
-        self.seed = values.seed(seed)
-        self.share_prefix = values.flag("share_prefix", share_prefix)
-        self.longest = None if longest is None else values.integer("longest", longest, 1)
+        self.batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
+        self.copies = check_int("copies", copies, 1, MOST_TOKENS)
+        self.seed = check_seed("seed", seed, bits=64)
+        self.share_prefix = check_flag("share_prefix", share_prefix)
+        self.longest = check_int("longest", longest, 1, MOST_TOKENS, none=True)
 
     def run(
         self,
@@ -116,10 +116,10 @@ class Scheduler:
                 f"{len(max_new_tokens)}."
             )
         max_new_tokens = [
-            values.integer(f"max_new_tokens[{i}]", limit, 1)
+            check_int(f"max_new_tokens[{i}]", limit, 1, MOST_TOKENS)
             for i, limit in enumerate(max_new_tokens)
         ]
-        steps = None if steps is None else values.integer("steps", steps, 1)
+        steps = check_int("steps", steps, 1, MOST_TOKENS, none=True)
         return self._run(prompts, max_new_tokens, steps)
 
     def _run(self, prompts, max_new_tokens, steps) -> Iterator[Finished | Progress]:

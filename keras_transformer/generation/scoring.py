@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from keras import ops
 
-from keras_transformer.generation.compiling import compile_function, to_tensor
 from keras_transformer.generation.engine import Engine
+from keras_transformer.programs import compile_function, to_tensor
 from keras_transformer.sizes import round_size, round_up
 
 # So many logits are made at a time, in rows times length: they are the largest tensor.

@@ -1,17 +1,14 @@
 """Speculative decoding: several tokens are drafted, and one pass of the model checks them."""
 
 import dataclasses
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_transformer.generation import values
-from keras_transformer.generation.choosing import argmax, draw
-from keras_transformer.generation.cutting import sharpened
-from keras_transformer.generation.lookup import look_up
-from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end
+from keras_transformer.checking import MOST_TRACED, check_int, check_number, set_fields
+from keras_transformer.generation.logits import apply_temperature, argmax, draw
+from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, named
 from keras_transformer.models.backbone import Backbone
 
 # The places of a token's random numbers.
@@ -31,6 +28,7 @@ class SpeculativeState(NamedTuple):
     chances: Any = ()  # float32 (rows, num_draft_tokens, vocabulary_size), what they were drawn of
 
 
+@named("speculative")
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Speculative(Sampler):
@@ -86,16 +84,10 @@ class Speculative(Sampler):
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "text": -1}
 
     def __post_init__(self):
-        values.put(
-            self,
-            num_draft_tokens=values.integer(
-                "num_draft_tokens", self.num_draft_tokens, 1, values.MOST_TRACED
-            ),
-            max_ngram=values.integer("max_ngram", self.max_ngram, 1, values.MOST_TRACED),
-            temperature=values.number(
-                "temperature", self.temperature, "a number of at least 0", 0, math.inf
-            ),
-        )
+        for name in ("num_draft_tokens", "max_ngram"):
+            set_fields(self, **{name: check_int(name, getattr(self, name), 1, MOST_TRACED)})
+        temperature = check_number("temperature", self.temperature, 0, exact=True)
+        set_fields(self, temperature=float(temperature))
         if self.draft is None:
             return
         if not isinstance(self.draft, Backbone):
@@ -167,7 +159,7 @@ class Speculative(Sampler):
             if self.temperature == 0:
                 token = argmax(logits)[:, None]
             else:
-                chances.append(ops.softmax(sharpened(logits, self.temperature), axis=-1))
+                chances.append(ops.softmax(apply_temperature(logits, self.temperature), axis=-1))
                 token = draw(chances[-1], numbers[:, i, _DRAFT])[:, None]
             drafts.append(token)
         chances = ops.stack(chances, axis=1) if chances else ()
@@ -220,7 +212,7 @@ class Speculative(Sampler):
         """
         length, vocabulary = logits.shape[1:]
         numbers = self._numbers(state.count, limits)
-        chances = ops.softmax(sharpened(logits, self.temperature), axis=-1)
+        chances = ops.softmax(apply_temperature(logits, self.temperature), axis=-1)
         if isinstance(state.drafts, tuple):
             return draw(chances[:, 0], numbers[:, 0, _CHOOSE])[:, None], ops.zeros_like(state.count)
         drafts, drafted = state.drafts, state.chances
@@ -287,3 +279,52 @@ def put_run(tokens, places, values, counts):
 def _leading(hits):
     """How many are True before the first that is not, int32 `(rows,)` of `(rows, length)`."""
     return ops.cast(ops.sum(ops.cumprod(ops.cast(hits, "int32"), axis=1), axis=1), "int32")
+
+
+def look_up(texts, lengths, count: int, max_ngram: int):
+    """What followed the last tokens of each text when they stood in it before.
+
+    Of the places where the last n tokens stood before, `n` as large as possible, the last one
+    counts. A copy that reaches the end of the text goes on with itself: a text that repeats a
+    part of it is taken to go on repeating.
+
+    Args:
+        texts: int `(rows, size)`, padded on the right.
+        lengths: int `(rows,)`, at least 1.
+        count: int, tokens to guess.
+        max_ngram: int, the largest `n`.
+
+    Returns:
+        Int32 `(rows, count)`; -1 in rows whose last token did not stand in the text before.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.generation.speculative import look_up
+
+    texts = np.array([[5, 6, 7, 8, 5, 6, 0], [1, 2, 3, 0, 0, 0, 0]])
+    found = look_up(texts, np.array([6, 3]), count=3, max_ngram=2)
+    assert np.array(found).tolist() == [[7, 8, 5], [-1, -1, -1]]
+    ```
+
+    Source: Saxena 2023, "Prompt Lookup Decoding".
+    """
+    texts = ops.cast(ops.convert_to_tensor(texts), "int32")
+    lengths = ops.cast(ops.convert_to_tensor(lengths), "int32")[:, None]
+    size = texts.shape[1]
+    places = ops.arange(size, dtype="int32")[None]
+    # How many tokens up to each place equal those up to the last one.
+    same = ops.logical_and(places < lengths - 1, places >= 0)
+    matched = ops.zeros_like(texts)
+    for back in range(min(max_ngram, size)):
+        last = ops.take_along_axis(texts, ops.maximum(lengths - 1 - back, 0), axis=1)
+        shifted = ops.pad(texts[:, : size - back], ((0, 0), (back, 0)), constant_values=-1)
+        same = ops.logical_and(same, shifted == last)
+        matched = matched + ops.cast(same, "int32")
+    # The longest match, and of those the last: both in one number.
+    best = ops.max(matched * size + places, axis=1, keepdims=True)
+    found, start = best >= size, best % size + 1
+    period = ops.maximum(lengths - start, 1)
+    steps = ops.arange(count, dtype="int32")[None] % period
+    guessed = ops.take_along_axis(texts, ops.minimum(start + steps, size - 1), axis=1)
+    return ops.where(found, guessed, -1)

@@ -57,7 +57,9 @@ class TextStream:
             raise ValueError(f"`stop` must be strings here, received the ids {ids}.")
         self._tokenizer = tokenizer
         self._stop = strings
-        self._skipped = _special(tokenizer)
+        # A role alone does not make decoding leave a token out.
+        added = tokenizer._backend.get_added_tokens_decoder()
+        self._skipped = {index for index, token in added.items() if token.special}
         steps = decoder_steps(tokenizer)
         # Text that a later token may change: a decoder takes away the space in " ,".
         self._changing = tuple(
@@ -213,46 +215,12 @@ class TextStream:
 
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
-    """A text up to the first stop string, which is the one that ends first.
-
-    Args:
-        text: the text.
-        stop: strings.
-
-    Returns:
-        The text before it, all of it if there is none.
-
-    Example:
-
-    ```python
-    from keras_transformer.generation.streaming import without_stop
-
-    assert without_stop("one. two! three", ["!", ". t"]) == "one"
-    ```
-    """
+    """A text up to the first stop string, which is the one that ends first."""
     return text[: _stop_at(text, stop)]
 
 
 def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    r"""What ends a text: strings and ids of tokens.
-
-    Args:
-        stop: a string, an id, or a list or tuple of these.
-
-    Returns:
-        The strings and the ids.
-
-    Raises:
-        ValueError: for an empty list or string, a negative id, and for other types.
-
-    Example:
-
-    ```python
-    from keras_transformer.generation.streaming import check_stop
-
-    assert check_stop(["\n", 5]) == (("\n",), (5,))
-    ```
-    """
+    """What ends a text: strings and ids of tokens."""
     items = list(stop) if isinstance(stop, (list, tuple)) else [stop]
     if not items:
         raise ValueError("`stop` is empty: give a string or a token id, or leave it out.")
@@ -285,12 +253,6 @@ def _beginning(text: str, wholes: Sequence[str]) -> int:
         if any(len(whole) > length and whole.startswith(end) for whole in wholes):
             return length
     return 0
-
-
-def _special(tokenizer: Tokenizer) -> set[int]:
-    """The ids that decoding leaves out. A role alone does not make it do so."""
-    added = tokenizer._backend.get_added_tokens_decoder()
-    return {index for index, token in added.items() if token.special}
 
 
 def _replaced(step: dict) -> str | None:

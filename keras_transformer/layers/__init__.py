@@ -1,5 +1,7 @@
 """The blocks of every model, as ordinary Keras layers."""
 
+from typing import TYPE_CHECKING
+
 from keras_transformer.kerashub_names import missing
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import DecoderBlock
@@ -20,9 +22,10 @@ from keras_transformer.layers.position import (
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
 from keras_transformer.layers.slots import Slots
 
+if not TYPE_CHECKING:  # so that a type checker sees a wrong name
 
-def __getattr__(name: str):
-    raise missing(__name__, name)
+    def __getattr__(name: str):
+        raise missing(__name__, name)
 
 
 __all__ = [

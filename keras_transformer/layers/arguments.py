@@ -17,13 +17,40 @@ def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict
     return bound.arguments
 
 
-def serialized(value: Any) -> Any:
-    """For `get_config`: a function or a layer as Keras writes it, a name as it is."""
+def options_of(layer: type) -> tuple[str, ...]:
+    """The names of the arguments that the constructor of a layer states."""
+    stated = list(inspect.signature(layer.__init__).parameters.values())[1:]
+    return tuple(p.name for p in stated if p.kind is not inspect.Parameter.VAR_KEYWORD)
+
+
+class SavesArguments:
+    """Mixin for a layer whose config is what its constructor was given.
+
+    Keras does so by itself where all arguments are numbers and texts. Here they may also be
+    functions, layers, initializers and dicts.
+    """
+
+    def __new__(cls, *args, **kwargs):
+        layer = super().__new__(cls, *args, **kwargs)
+        given = named_arguments(cls.__init__, (layer, *args), kwargs)
+        given.pop("self")
+        given |= given.pop("kwargs", {})
+        object.__setattr__(layer, "_given", given)  # Keras would track what is in it.
+        return layer
+
+    def get_config(self) -> dict[str, Any]:
+        given = {name: _serialized(value) for name, value in self._given.items()}
+        return {**given, **super().get_config()}
+
+
+def _serialized(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(value)
     return keras.saving.serialize_keras_object(value) if callable(value) else value
 
 
 def deserialized(value: Any) -> Any:
-    """What `serialized` was given."""
+    """A function or a layer as the config of a layer has it, or a value as it is."""
     return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 
 

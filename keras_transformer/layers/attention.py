@@ -7,11 +7,11 @@ from keras import ops
 
 from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
+    SavesArguments,
     check_positions,
     deserialized,
     named_arguments,
     refuse_unused,
-    serialized,
 )
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import combine_masks
@@ -21,7 +21,7 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(Rematerializable, keras.layers.Layer):
+class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -53,6 +53,8 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         query_key_norm: `"layer_norm"` or `"rms_norm"`, on each head's queries and keys. None for
             not.
         normalization_epsilon: float, of `query_key_norm`.
+        attention_soft_cap: float, what scores stay below: `cap * tanh(scores / cap)` (Gemma 2,
+            Riviere et al. 2024, section 2). None for no cap.
         dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -122,6 +124,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
         normalization_epsilon: float = 1e-6,
+        attention_soft_cap: float | None = None,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
@@ -146,6 +149,7 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
         self.normalization_epsilon = normalization_epsilon
+        self.attention_soft_cap = attention_soft_cap
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -253,7 +257,8 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         }
         weights = None
         dropped = training and self.dropout > 0
-        kernel = self.score_function.scale is not None and not (dropped or return_attention_scores)
+        plain = self.score_function.scale is not None and self.attention_soft_cap is None
+        kernel = plain and not (dropped or return_attention_scores)
         if kernel and not from_cache and _has_kernel(queries.dtype):
             attended = self._attend_fused(queries, keys, values, parts, bias)
         else:
@@ -323,6 +328,8 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
         allowed = combine_masks(ops.shape(queries)[1], ops.shape(keys)[2], **parts)
         logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
+        if self.attention_soft_cap is not None:
+            logits = self.attention_soft_cap * ops.tanh(logits / self.attention_soft_cap)
         if bias is not None:
             logits = logits + ops.cast(bias, "float32")
         if allowed is not None:
@@ -359,27 +366,6 @@ class MultiHeadAttention(Rematerializable, keras.layers.Layer):
         if cache is not None:
             result += (cache,)
         return result if len(result) > 1 else output
-
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "num_key_value_heads": self.num_key_value_heads,
-            "output_dim": self.output_dim,
-            "score": serialized(self.score),
-            "causal": self.causal,
-            "window": self.window,
-            "rotary": None if self.rotary is None else dict(self.rotary),
-            "max_sequence_length": self.max_sequence_length,
-            "use_bias": self.use_bias,
-            "output_bias": self.output_bias,
-            "query_key_norm": self.query_key_norm,
-            "normalization_epsilon": self.normalization_epsilon,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "seed": self.seed,
-        }
 
 
 def _heads_first(states):

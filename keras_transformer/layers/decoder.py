@@ -29,9 +29,11 @@ class DecoderBlock(EncoderBlock):
         cache: dict `{"self": Slots, "cross": Slots}`, see `layers.slots`; `"cross"` is None before
             the first call and without cross-attention.
         cache_index: int scalar, the first slot to write.
+        return_attention_scores: bool.
 
     Returns:
-        Float `(batch, length, hidden_dim)`, and the updated cache when one was given.
+        Float `(batch, length, hidden_dim)`; then, if asked for, the attention weights by `"self"`
+        and `"cross"`; then, when one was given, the updated cache.
 
     Raises:
         ValueError: for encoder states that are missing, or given without `cross_attention`; for
@@ -64,7 +66,7 @@ class DecoderBlock(EncoderBlock):
     def build(self, inputs_shape, encoder_states_shape=None):
         super().build(inputs_shape)
         if self.cross_attention_enabled:
-            self.cross_attention = self._attention(inputs_shape[-1], "cross_attention")
+            self.cross_attention = self._attention(inputs_shape[-1], name="cross_attention")
             self.cross_attention.build(inputs_shape, encoder_states_shape or inputs_shape)
             self.cross_attention_norm.build(inputs_shape)
 
@@ -83,13 +85,22 @@ class DecoderBlock(EncoderBlock):
         encoder_states_pack_ids=None,
         cache=None,
         cache_index=None,
+        return_attention_scores: bool = False,
         training: bool = False,
     ):
         self._check_used(
             encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
             key_positions, pack_ids, cache, cache_index,
         )  # fmt: skip
-        updated = {"cross": None}
+        updated, scores = {"cross": None}, {}
+
+        def kept(name, result):
+            """The states of what an attention returned; the rest is put aside."""
+            if cache is not None:
+                *result, updated[name] = result
+            if return_attention_scores:
+                *result, scores[name] = result
+            return result[0] if isinstance(result, (tuple, list)) else result
 
         def attend(x):
             result = self.self_attention(
@@ -102,12 +113,10 @@ class DecoderBlock(EncoderBlock):
                 pack_ids=pack_ids,
                 cache=None if cache is None else cache["self"],
                 cache_index=cache_index,
+                return_attention_scores=return_attention_scores,
                 training=training,
             )
-            if cache is None:
-                return result
-            updated["self"] = result[1]
-            return result[0]
+            return kept("self", result)
 
         def attend_to_encoder(x):
             slots = None if cache is None else cache["cross"]
@@ -120,16 +129,15 @@ class DecoderBlock(EncoderBlock):
                 pack_ids=None if encoder_states_pack_ids is None else pack_ids,
                 value_pack_ids=encoder_states_pack_ids,
                 cache=slots,
+                return_attention_scores=return_attention_scores,
                 training=training,
             )
-            if cache is None:
-                return result
-            updated["cross"] = result[1]
-            return result[0]
+            return kept("cross", result)
 
         across = attend_to_encoder if self.cross_attention_enabled else None
         x = self._sublayers(attend, inputs, training, across)
-        return x if cache is None else (x, updated)
+        result = (x, *([scores] * return_attention_scores), *([updated] * (cache is not None)))
+        return result if len(result) > 1 else x
 
     def _check_used(
         self, encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
@@ -162,8 +170,7 @@ class DecoderBlock(EncoderBlock):
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
         self._check_used(**given)
+        if given["return_attention_scores"]:
+            return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         output = keras.KerasTensor(given["inputs"].shape, dtype=self.compute_dtype)
         return output if given["cache"] is None else (output, given["cache"])
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "cross_attention": self.cross_attention_enabled}

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.remat import Rematerializable
 
 
@@ -145,7 +146,7 @@ class SegmentEmbedding(Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class VocabularyBias(keras.layers.Layer):
+class VocabularyBias(SavesArguments, keras.layers.Layer):
     """A trained bias for each token of the vocabulary, added to the logits.
 
     Args:
@@ -181,6 +182,3 @@ class VocabularyBias(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "vocabulary_size": self.vocabulary_size}

@@ -1,14 +1,15 @@
 """The encoder block: self-attention and feed-forward, each with residual and normalization."""
 
+import functools
 from collections.abc import Callable
 
 import keras
 
 from keras_transformer.layers.arguments import (
+    SavesArguments,
     check_positions,
-    deserialized,
     named_arguments,
-    serialized,
+    options_of,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
@@ -17,9 +18,12 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
+# Those that every attention of a block has: further arguments of the block, by the same names.
+_OF_ATTENTION = frozenset(options_of(MultiHeadAttention)) - {"output_dim", "output_bias", "causal"}
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(Rematerializable, keras.layers.Layer):
+class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
@@ -43,10 +47,10 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         parallel_residual: bool, with `normalize_first` only.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.
-        score, window, rotary, max_sequence_length: see `MultiHeadAttention`.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
-        **kwargs: as in `keras.layers.Layer`.
+        **kwargs: other arguments of `MultiHeadAttention`, such as `score`, `window` and `rotary`,
+            and those of `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
@@ -56,9 +60,12 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         positions: int `(batch, length)`.
         pack_ids: int `(batch, length)`, which packed document a token is of.
         first_only: bool, compute the state of the first token alone.
+        return_attention_scores: bool.
 
     Returns:
-        Float `(batch, length, hidden_dim)`; of `first_only` `(batch, 1, hidden_dim)`.
+        Float `(batch, length, hidden_dim)`; of `first_only` `(batch, 1, hidden_dim)`. Then, if
+        asked for, a dict with the attention weights, `{"self": float (batch, num_heads, length,
+        length)}`.
 
     Raises:
         ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given; for an
@@ -78,6 +85,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
     """
 
     causal = False
+    options: frozenset[str]  # All arguments of the constructor, also those of its attention.
 
     def __init__(
         self,
@@ -97,41 +105,37 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         parallel_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        score: str | Callable = "scaled_dot",
-        window: int | None = None,
-        rotary: dict | None = None,
-        max_sequence_length: int | None = None,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
         **kwargs,
     ):
+        attention = {name: kwargs.pop(name) for name in _OF_ATTENTION & set(kwargs)}
         super().__init__(**kwargs)
         if parallel_residual and not normalize_first:
             raise ValueError("`parallel_residual` needs `normalize_first`.")
-        self.num_heads = num_heads
-        self.intermediate_dim = intermediate_dim
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.activation = activation = deserialized(activation)
-        self.gated = gated
-        self.use_bias = use_bias
-        self.attention_bias = use_bias if attention_bias is None else attention_bias
-        self.attention_output_bias = (
-            self.attention_bias if attention_output_bias is None else attention_output_bias
-        )
-        self.query_key_norm = query_key_norm
         self.normalization = normalization
         self.normalization_epsilon = normalization_epsilon
         self.normalize_first = normalize_first
         self.parallel_residual = parallel_residual
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
-        self.score = deserialized(score)
-        self.window = window
-        self.rotary = rotary
-        self.max_sequence_length = max_sequence_length
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.rotary, self.window = attention.pop("rotary", None), attention.pop("window", None)
+        kernel_initializer = keras.initializers.get(kernel_initializer)
+        attention_bias = use_bias if attention_bias is None else attention_bias
+        if attention_output_bias is None:
+            attention_output_bias = attention_bias
+        self._make_attention = functools.partial(
+            MultiHeadAttention,
+            num_heads,
+            num_key_value_heads=num_key_value_heads,
+            use_bias=attention_bias,
+            output_bias=attention_output_bias,
+            query_key_norm=normalization if query_key_norm else None,
+            normalization_epsilon=normalization_epsilon,
+            dropout=attention_dropout,
+            kernel_initializer=kernel_initializer,
+            seed=seed,
+            **attention,
+        )
         self.supports_masking = True
 
         self.self_attention_norm = self._norm("self_attention_norm")
@@ -142,7 +146,7 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                 activation=activation,
                 gated=gated,
                 use_bias=use_bias,
-                kernel_initializer=self.kernel_initializer,
+                kernel_initializer=kernel_initializer,
                 name="feed_forward",
                 dtype=self.dtype_policy,
             )
@@ -154,36 +158,21 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                 self.normalization, self.normalization_epsilon, name=name, dtype=self.dtype_policy
             )
 
-    def _attention(self, hidden_dim: int, name: str, **kwargs) -> MultiHeadAttention:
+    def _attention(self, hidden_dim: int, **options) -> MultiHeadAttention:
         if self.head_dim is None and hidden_dim % self.num_heads:
             raise ValueError(
                 f"The width of the input, {hidden_dim}, is not divisible by num_heads="
                 f"{self.num_heads}. Change one of them, or give `head_dim`."
             )
+        head_dim = self.head_dim or hidden_dim // self.num_heads
         with one_piece():
-            return MultiHeadAttention(
-                self.num_heads,
-                self.head_dim or hidden_dim // self.num_heads,
-                num_key_value_heads=self.num_key_value_heads,
-                score=self.score,
-                max_sequence_length=self.max_sequence_length,
-                use_bias=self.attention_bias,
-                output_bias=self.attention_output_bias,
-                query_key_norm=self.normalization if self.query_key_norm else None,
-                normalization_epsilon=self.normalization_epsilon,
-                dropout=self.attention_dropout,
-                kernel_initializer=self.kernel_initializer,
-                seed=self.seed,
-                name=name,
-                dtype=self.dtype_policy,
-                **kwargs,
-            )
+            return self._make_attention(head_dim=head_dim, dtype=self.dtype_policy, **options)
 
     def build(self, input_shape):
         # The attention needs the width of the input for the width of a head.
         self.self_attention = self._attention(
             input_shape[-1],
-            "self_attention",
+            name="self_attention",
             causal=self.causal,
             window=self.window,
             rotary=self.rotary,
@@ -220,10 +209,12 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         positions=None,
         pack_ids=None,
         first_only: bool = False,
+        return_attention_scores: bool = False,
         training: bool = False,
     ):
         check_positions(self, positions, None, self_attention=True)
         mask = inputs_mask if mask is None else mask
+        scores = {}
 
         def attend(x):
             options = {"mask": mask, "bias": bias, "positions": positions, "pack_ids": pack_ids}
@@ -238,9 +229,14 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
                     "value_pack_ids": pack_ids,
                 }
                 x = x[:, :1]
-            return self.self_attention(x, training=training, **options)
+            if not return_attention_scores:
+                return self.self_attention(x, training=training, **options)
+            options |= {"return_attention_scores": True, "training": training}
+            x, scores["self"] = self.self_attention(x, **options)
+            return x
 
-        return self._sublayers(attend, inputs, training, first_only=first_only)
+        x = self._sublayers(attend, inputs, training, first_only=first_only)
+        return (x, scores) if return_attention_scores else x
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
@@ -249,32 +245,12 @@ class EncoderBlock(Rematerializable, keras.layers.Layer):
         given = named_arguments(self.call, args, kwargs)
         check_positions(self, given["positions"], None, self_attention=True)
         batch, length, dim = given["inputs"].shape
-        length = 1 if given["first_only"] else length
-        return keras.KerasTensor((batch, length, dim), self.compute_dtype)
+        queries = 1 if given["first_only"] else length
+        output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
+        if not given["return_attention_scores"]:
+            return output
+        shape = (batch, self.num_heads, queries, length)
+        return output, {"self": keras.KerasTensor(shape, "float32")}
 
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "intermediate_dim": self.intermediate_dim,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "activation": serialized(self.activation),
-            "gated": self.gated,
-            "use_bias": self.use_bias,
-            "attention_bias": self.attention_bias,
-            "attention_output_bias": self.attention_output_bias,
-            "query_key_norm": self.query_key_norm,
-            "normalization": self.normalization,
-            "normalization_epsilon": self.normalization_epsilon,
-            "normalize_first": self.normalize_first,
-            "parallel_residual": self.parallel_residual,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "score": serialized(self.score),
-            "window": self.window,
-            "rotary": None if self.rotary is None else dict(self.rotary),
-            "max_sequence_length": self.max_sequence_length,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "seed": self.seed,
-        }
+
+EncoderBlock.options = frozenset(options_of(EncoderBlock)) | _OF_ATTENTION

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import shorten
-from keras_transformer.layers.arguments import deserialized, serialized
+from keras_transformer.layers.arguments import SavesArguments, deserialized
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 _ACTIVATIONS = {
@@ -33,7 +33,7 @@ def get_activation(name: str) -> Callable:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(Rematerializable, keras.layers.Layer):
+class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
     """Two projections with an activation between, at each position alone.
 
     `output(activation(intermediate(x)))`, or gated `output(activation(gate(x)) * intermediate(x))`.
@@ -121,14 +121,3 @@ class FeedForward(Rematerializable, keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.output_dim or input_shape[-1])
-
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "intermediate_dim": self.intermediate_dim,
-            "output_dim": self.output_dim,
-            "activation": serialized(self.activation),
-            "gated": self.gated,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.embedding import Embedding
 from keras_transformer.layers.remat import Rematerializable
 
@@ -25,7 +26,7 @@ def _for_each_row(table, inputs):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SinusoidalPosition(Rematerializable, keras.layers.Layer):
+class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
     """Sine and cosine waves of geometrically growing wavelength, to add to the embeddings.
 
     `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, `PE(pos, 2i+1)` the cosine of the same.
@@ -77,13 +78,6 @@ class SinusoidalPosition(Rematerializable, keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape
-
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "max_wavelength": self.max_wavelength,
-            "interleaved": self.interleaved,
-        }
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -158,7 +152,7 @@ class LearnedPosition(Rematerializable, Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RotaryEmbedding(Rematerializable, keras.layers.Layer):
+class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
     """Rotates pairs of features of queries and keys by an angle that grows with the position.
 
     Feature `i` is paired with `i + dim / 2`. The product of a rotated query and a rotated key
@@ -281,10 +275,6 @@ class RotaryEmbedding(Rematerializable, keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape
-
-    def get_config(self) -> dict:
-        names = ("base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def _frequencies(dim: int, base: float) -> np.ndarray:

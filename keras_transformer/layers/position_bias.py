@@ -5,11 +5,12 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.embedding import look_up
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RelativePositionBias(keras.layers.Layer):
+class RelativePositionBias(SavesArguments, keras.layers.Layer):
     """A trained bias per head and bucket of distances, added to the attention scores.
 
     Small distances have a bucket each, larger ones share logarithmically growing buckets.
@@ -97,19 +98,9 @@ class RelativePositionBias(keras.layers.Layer):
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
 
-    def get_config(self) -> dict:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "bidirectional": self.bidirectional,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-        }
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ALiBi(keras.layers.Layer):
+class ALiBi(SavesArguments, keras.layers.Layer):
     """A fixed penalty per head, linear in the distance, added to the attention scores.
 
     Args:
@@ -148,9 +139,6 @@ class ALiBi(keras.layers.Layer):
 
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
-
-    def get_config(self) -> dict:
-        return {**super().get_config(), "num_heads": self.num_heads}
 
 
 def _distances(query_positions, key_positions):

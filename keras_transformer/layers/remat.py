@@ -26,9 +26,12 @@ class Rematerializable:
         # The state of the dropout comes and goes as a tensor: changed within, it would leak from
         # JAX's trace, and TensorFlow would recompute with other numbers than it first drew.
         # PyTorch puts its generator back by itself.
-        seeds = []
-        if keras.backend.backend() != "torch":
+        backend, seeds = keras.backend.backend(), []
+        if backend != "torch":
             seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
+        # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
+        # weight already: the values of the first pass go along.
+        carried = self.variables if backend == "tensorflow" else seeds
 
         @functools.wraps(layer_call)
         def call_with(states, *tensors):
@@ -36,10 +39,10 @@ class Rematerializable:
             for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
             all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            if not seeds:
+            if not carried:
                 return layer_call(*all_args, **all_kwargs), []
             inside = {id(v): (v, v.value) for v in self.variables}
-            inside |= {id(v): (v, s) for v, s in zip(seeds, states, strict=True)}
+            inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
             with keras.StatelessScope(state_mapping=list(inside.values())) as scope:
                 outputs = layer_call(*all_args, **all_kwargs)
             return outputs, [scope.get_current_value(v) for v in seeds]
@@ -47,7 +50,8 @@ class Rematerializable:
         call = super().rematerialized_call(call_with, *args, **kwargs)
 
         def call_and_update(*_, **__):
-            outputs, states = call([v.value for v in seeds], *(leaves[i] for i in places))
+            values = [keras.ops.convert_to_tensor(v._value) for v in carried]
+            outputs, states = call(values, *(leaves[i] for i in places))
             for seed, state in zip(seeds, states, strict=True):
                 seed.assign(state)
             return outputs

@@ -1,5 +1,7 @@
 """Backbones: the three kinds of model, each assembled from a `TransformerConfig`."""
 
+from typing import TYPE_CHECKING
+
 from keras_transformer.config import TransformerConfig
 from keras_transformer.kerashub_names import missing
 from keras_transformer.models.backbone import Backbone
@@ -12,9 +14,19 @@ from keras_transformer.models.state import KeepsState
 _BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
 
 
-def build_backbone(config: TransformerConfig, dtype=None, name: str | None = None) -> Backbone:
-    """A backbone with fresh weights, of the class that `config.kind` says."""
-    return _BACKBONES[config.kind](config, dtype=dtype, name=name)
+def build_backbone(
+    config: TransformerConfig, dtype=None, name: str | None = None, initializer=None
+) -> Backbone:
+    """A backbone of the class that `config.kind` says.
+
+    Args:
+        config: `TransformerConfig`.
+        dtype: dtype or dtype policy.
+        name: str.
+        initializer: of all kernels and embeddings, in place of those of the config;
+            `layers.initializers.HostZeros()` for weights that are about to be loaded.
+    """
+    return _BACKBONES[config.kind](config, dtype=dtype, name=name, initializer=initializer)
 
 
 __all__ = [
@@ -29,8 +41,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    raise missing(__name__, name)
+if not TYPE_CHECKING:  # so that a type checker sees a wrong name
+
+    def __getattr__(name: str):
+        raise missing(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -1,39 +1,25 @@
 """What every backbone shares: the config, the token embedding, presets, checks of the input."""
 
-import contextlib
-import contextvars
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
+from keras_transformer.layers.initializers import embedding_initializer
 from keras_transformer.layers.products import quick_products
-from keras_transformer.models.inputs import check_inputs, named_inputs
-from keras_transformer.models.stack import Stack, embedding_initializer
+from keras_transformer.layers.stems import Input, Stem, TokenStem
+from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
+from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
 from keras_transformer.models.turns import TakesTurns, Turns, reads
-
-_watched = contextvars.ContextVar("watched", default=(None, None))
-
-
-@contextlib.contextmanager
-def watch_states(backbone: "Backbone") -> Iterator[list]:
-    """Within, what `backbone` returns is put in the list too: a task's call gives its logits.
-
-    All of its states, also where the task needs only the first.
-    """
-    found = []
-    token = _watched.set((backbone, found))
-    try:
-        yield found
-    finally:
-        _watched.reset(token)
+from keras_transformer.notebook import model_table
+from keras_transformer.process import tune_once
+from keras_transformer.registry import bound
 
 
 class Backbone(TakesTurns, KeepsState, keras.Model):
@@ -50,15 +36,21 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         config: `TransformerConfig`.
         dtype: dtype or dtype policy, e.g. `"mixed_bfloat16"`. Defaults to Keras's.
         name: str.
+        initializer: of all kernels and embeddings, in place of those of the config.
+        tokens: bool, whether the model has a token embedding.
     """
 
     kind: str  # The `config.kind` that a subclass serves.
-    id_inputs: tuple[str, ...]  # Its inputs that hold token ids.
-    input_names: tuple[str, ...] = (
-        "token_ids", "padding_mask", "segment_ids", "position_ids", "pack_ids",
-    )  # fmt: skip
 
-    def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        dtype=None,
+        name: str | None = None,
+        initializer=None,
+        tokens: bool = True,
+        **kwargs,
+    ):
         if not isinstance(config, TransformerConfig):
             raise ValueError(
                 f"`config` must be a TransformerConfig, received {type(config).__name__}. Make "
@@ -70,120 +62,148 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
         check_config(config)
+        tune_once()  # Before the first array: JAX asks no later.
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
         self.turns = Turns()
         self.family: str | None = None  # The published family that the weights came from.
         self.generation_config: dict | None = None  # What Transformers generates by with them.
-        self.token_embedding = TokenEmbedding(
-            config.vocabulary_size,
-            config.embedding_dim,
-            scale=config.scale_embedding,
-            tie_weights=config.tie_embeddings,
-            embeddings_initializer=embedding_initializer(config),
-            name="token_embedding",
-            dtype=self.dtype_policy,
-        )
-        self.output_bias = None
+        self.initializer = initializer
+        # The last side is the one whose states become logits.
+        self.token_embedding = self.output_bias = None
+        if tokens:
+            self.token_embedding = self._token_embedding(
+                config.sides[-1], "token_embedding", config.tie_embeddings
+            )
         if config.output_bias:
             self.output_bias = VocabularyBias(
-                config.vocabulary_size, name="output_bias", dtype=self.dtype_policy
+                config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
             )
 
-    def _stack(self, name: str, causal: bool, cross_attention: bool, num_layers: int) -> Stack:
-        return Stack(
-            self.config,
-            causal=causal,
-            cross_attention=cross_attention,
-            num_layers=num_layers,
+    def _token_embedding(self, side: TransformerConfig, name: str, tied: bool) -> TokenEmbedding:
+        return TokenEmbedding(
+            side.vocabulary_size,
+            side.embedding_dim,
+            scale=side.scale_embedding,
+            tie_weights=tied,
+            embeddings_initializer=embedding_initializer(side, self.initializer),
             name=name,
             dtype=self.dtype_policy,
         )
 
+    def _side(
+        self, config: TransformerConfig, token_embedding, cross_dim: int | None = None
+    ) -> tuple[TokenStem | None, Stack]:
+        """Stem and stack of a side. They share the name that weight files have for the side."""
+        options = {"initializer": self.initializer, "name": config.kind, "dtype": self.dtype_policy}
+        stem = None if token_embedding is None else TokenStem(config, token_embedding, **options)
+        return stem, Stack(config, cross_dim, **options)
+
     def build(self, input_shape=None):
-        states = (None, None, self.config.embedding_dim)
-        self.token_embedding.build((None, None))
+        if self.token_embedding is not None:
+            self.token_embedding.build((None, None))
         if self.output_bias is not None:
-            self.output_bias.build((None, None, self.config.vocabulary_size))
-        for stack in self.stacks:
-            stack.build(states)
+            self.output_bias.build((None, None, self.config.sides[-1].vocabulary_size))
+        for stem, stack in self.sides.values():
+            if not stem.built:  # One of a saved model is.
+                stem.build((None, None))
+            stack.build((None, None, stack.config.hidden_dim))
 
     def __call__(self, inputs, *args, **kwargs):
         if "part" in kwargs:
             return super().__call__(inputs, *args, **kwargs)
         inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
-        watched, found = _watched.get()
-        if watched is not self:
-            return super().__call__(inputs, *args, **kwargs)
-        kwargs.pop("first_only", None)
-        outputs = super().__call__(inputs, *args, **kwargs)
-        found.append(outputs)
-        return outputs
+        wrong = sorted(set(kwargs.get("collect", ())) - {"states", "attention"})
+        if wrong:
+            raise ValueError(f"`collect` may hold 'states' and 'attention', received {wrong}.")
+        return super().__call__(inputs, *args, **kwargs)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # The whole model recomputed saves nothing: its blocks are by themselves.
 
     def compute_output_spec(
-        self, inputs, cache=None, first_only=False, part="states", training=None
+        self, inputs, cache=None, first_only=False, collect=(), part="states", training=None
     ):
         # Stated, not traced: a length that is not known yet has no place among learned positions.
-        if cache is not None:
-            return super().compute_output_spec(inputs, cache=cache, training=training)
+        if cache is not None or collect or self.token_embedding is None:
+            given = {"cache": cache} if cache is not None else {}
+            given |= {"collect": collect} if collect else {}
+            return super().compute_output_spec(inputs, **given, training=training)
         if part != "states":
             return keras.KerasTensor(self._part_shape(part, inputs), dtype=self.compute_dtype)
-        batch, length = inputs[self.id_inputs[-1]].shape
-        shape = (batch, 1 if first_only else length, self.config.hidden_dim)
+        batch, length = inputs[self.id_inputs[-1]].shape[:2]
+        shape = (batch, 1 if first_only else length, self.config.sides[-1].hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    @property
+    def sides(self) -> dict[str, tuple[Stem, Stack]]:
+        """Stem and stack of each side by the prefix of its inputs, in the order of the pass."""
+        return {}
 
     @property
     def stacks(self) -> list[Stack]:
         """The stacks of blocks, in the order of the forward pass."""
-        raise NotImplementedError
+        return [stack for _, stack in self.sides.values()]
+
+    def _inputs_of_sides(self) -> dict[str, tuple[tuple[Input, ...], TransformerConfig]]:
+        return {prefix: (stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()}
+
+    @property
+    def input_arrays(self) -> tuple[Input, ...]:
+        """The arrays that the model takes: names, dtypes and shapes, as its stems say."""
+        return tuple(
+            each._replace(name=prefix + each.name)
+            for prefix, (arrays, _) in self._inputs_of_sides().items()
+            for each in arrays
+        )
+
+    @property
+    def id_inputs(self) -> tuple[str, ...]:
+        """The names of the arrays that must be there: token ids, or what a stem takes for them."""
+        return tuple(each.name for each in self.input_arrays if each.required)
 
     @property
     def cache_layers(self) -> list[tuple[int, int]]:
         """Of each layer that a cache keeps keys and values of, how many heads, and their width."""
-        config = self.config
-        layers = config.num_decoder_layers or config.num_layers
-        return [(config.num_key_value_heads, config.head_dim)] * layers
+        layers = self.config.side("decoder").layers
+        return [(layer.num_key_value_heads, layer.head_dim) for layer in layers]
 
     def _part_shape(self, part: str, inputs) -> tuple:
         """The shape of what the method of this name returns for symbolic inputs."""
+        sides = self.config.sides
         if part == "encode":
-            return (*inputs["token_ids"].shape, self.config.hidden_dim)
+            return (*inputs["token_ids"].shape, sides[0].hidden_dim)
         if part == "pool":
-            return (inputs.shape[0], self.config.hidden_dim)
-        return (*inputs.shape[:-1], self.config.vocabulary_size)
+            return (inputs.shape[0], sides[0].hidden_dim)
+        return (*inputs.shape[:-1], sides[-1].vocabulary_size)
 
     def logits(self, hidden_states):
         """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="logits")
         if self.config.scale_logits:
-            hidden_states = hidden_states * self.config.hidden_dim**-0.5
+            hidden_states = hidden_states * self.config.sides[-1].hidden_dim ** -0.5
         with quick_products(hidden_states):
             logits = self.token_embedding(hidden_states, reverse=True)
-        return logits if self.output_bias is None else self.output_bias(logits)
+        logits = logits if self.output_bias is None else self.output_bias(logits)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * ops.tanh(logits / cap)
+
+    @property
+    def logits_are_a_product(self) -> bool:
+        """Whether logits are the product that `output_projection` gives, and a bias."""
+        quantized = self.token_embedding.quantization_mode is not None
+        capped = self.config.logit_soft_cap is not None
+        return type(self).logits is Backbone.logits and not quantized and not capped
 
     def output_projection(self, hidden_states):
-        """States and kernel `(vocabulary_size, embedding_dim)`: their product are the logits.
+        """States and kernel `(vocabulary_size, embedding_dim)`, whose product are the logits.
 
         But for the bias. For a loss that does not need all logits at once.
         """
         if self.config.scale_logits:
-            hidden_states = hidden_states * self.config.hidden_dim**-0.5
+            hidden_states = hidden_states * self.config.sides[-1].hidden_dim ** -0.5
         return hidden_states, self.token_embedding.output_kernel()
-
-    def positions_of(self, token_ids):
-        """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...
-
-        Source: RoBERTa's embeddings as published, which count from the token ids.
-        """
-        padding_id = self.config.position_padding_id
-        if padding_id is None:
-            return None
-        counted = ops.cast(ops.not_equal(token_ids, padding_id), "int32")
-        return ops.cumsum(counted, axis=1) * counted - 1
 
     def checked_inputs(
         self,
@@ -204,37 +224,19 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
             ValueError: for unknown or missing names, shapes that do not agree, and values of NumPy
                 arrays that are out of range.
         """
-        names = (*self.input_names, *further)
+        names = (*(each.name for each in self.input_arrays), *further)
         encoded = isinstance(inputs, Mapping) and inputs.get("encoder_states") is not None
         needed = self.id_inputs[-1:] if continues or encoded else self.id_inputs
         inputs = named_inputs(inputs, names, needed, taker or type(self).__name__)
-        check_inputs(inputs, self.config)
-        ids = {name: inputs.get(name) for name in self.id_inputs}
-        self.check_ids(**{n: array for n, array in ids.items() if isinstance(array, np.ndarray)})
+        for prefix, (arrays, config) in self._inputs_of_sides().items():
+            check_inputs(inputs, arrays, prefix, config)
         return inputs
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
+        most = max(self.config.sides, key=lambda side: side.vocabulary_size)
         for name, array in ids.items():
-            if array.dtype.kind not in "iu":
-                raise ValueError(
-                    f"`{name}` must hold token ids, which are integers, received {array.dtype}."
-                )
-            if array.size and not (
-                int(array.min()) >= 0 and int(array.max()) < self.config.vocabulary_size
-            ):
-                raise ValueError(
-                    f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "
-                    f"vocabulary has the ids 0 to {self.config.vocabulary_size - 1}. Were they "
-                    "made by the tokenizer of another model?"
-                )
-            if self.config.position == "learned":
-                limit = self.config.max_sequence_length
-                if array.shape[-1] > limit:
-                    raise ValueError(
-                        f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned "
-                        f"positions for {limit} only. Truncate the input."
-                    )
+            check_ids(name, array, most)
 
     @classmethod
     def from_preset(
@@ -270,9 +272,7 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         assert backbone.config.hidden_dim == 384
         ```
         """
-        from keras_transformer.checkpoints import load_backbone
-
-        return load_backbone(
+        return bound("load_backbone")(
             preset, backbone_class=cls, load_weights=load_weights, dtype=dtype, **config_overrides
         )
 
@@ -284,21 +284,23 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
             directory: path, made if missing. Nothing half-written stays after a failure.
             dtype: stored dtype, e.g. `"float16"`. Defaults to that of the weights.
         """
-        from keras_transformer.checkpoints import save_preset
-
-        save_preset(directory, backbone=self, dtype=dtype)
+        bound("save_preset")(directory, backbone=self, dtype=dtype)
 
     def _repr_html_(self) -> str:
-        from keras_transformer.checkpoints.card import model_table
-
         return model_table(self, self.config)
 
     def get_config(self) -> dict:
+        refuse_quantized(self)
         return {
             "config": self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
             "family": self.family,
+            **(
+                {}
+                if self.token_embedding is not None
+                else {"stem": keras.saving.serialize_keras_object(self.stem)}
+            ),
         }
 
     @classmethod
@@ -307,10 +309,19 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         values["config"] = TransformerConfig.from_dict(values["config"])
         if isinstance(values.get("dtype"), dict):
             values["dtype"] = keras.dtype_policies.deserialize(values["dtype"])
+        if isinstance(values.get("stem"), dict):
+            values["stem"] = keras.saving.deserialize_keras_object(values["stem"])
         family = values.pop("family", None)
         backbone = cls(**values)
         backbone.family = family
         return backbone
+
+
+def refuse_quantized(model: keras.Model) -> None:
+    """ValueError for a model that would be made again as one that is not quantized."""
+    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
+        what = "backbone" if isinstance(model, Backbone) else "task"
+        raise ValueError(f"The {what} is quantized: save or copy it before `quantize`.")
 
 
 def as_mask(ids, padding_mask):

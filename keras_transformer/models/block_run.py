@@ -12,9 +12,10 @@ class BlockRun:
     behind those that the cache holds, and each block gets its keys and values.
 
     Args:
-        x: float `(batch, length, dim)`, the embedded tokens; for their shape.
+        x: `(batch, length)` or `(batch, length, dim)`, the tokens or their states; for their shape.
         inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`.
         cache: `generation.Cache`, or None.
+        collect: tuple of `"states"` and `"attention"`, what is to be kept of each block.
 
     Attributes:
         positions: int `(batch, length)`, of each token in its row, for layers that are added to
@@ -24,8 +25,9 @@ class BlockRun:
     Example: see `DecoderBase`.
     """
 
-    def __init__(self, x, inputs: Mapping[str, Any], cache=None):
+    def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
         self.cache = cache
+        self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
         self.positions = self.key_positions = inputs.get("position_ids")
         # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
@@ -43,6 +45,11 @@ class BlockRun:
                 "attention_mask": self.cache.visible(length),
             }
 
+    @property
+    def cache_positions(self):
+        """The positions that the cache counts; None without one."""
+        return None if self.cache is None else self.positions
+
     def __call__(self, block, x, **options):
         """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
 
@@ -54,17 +61,35 @@ class BlockRun:
         """
         used = block.rotary is not None or block.window is not None
         options = {**self._options, "positions": self.positions if used else None, **options}
-        if self.cache is None:
-            return block(x, **options)
-        x, kept = block(x, cache=self.cache.layer(len(self._kept)), **options)
-        self._kept.append(kept)
-        return x
+        if "states" in self.collected:
+            self.collected["states"].append(x)
+        if "attention" in self.collected:
+            options["return_attention_scores"] = True
+        if self.cache is not None:
+            options["cache"] = self.cache.layer(len(self._kept))
+        result = block(x, **options)
+        if self.cache is not None:
+            *result, kept = result
+            self._kept.append(kept)
+        if "attention" in self.collected:
+            *result, weights = result
+            for name, of_a_block in weights.items():
+                name = "attention" if name == "self" else "cross_attention"
+                self.collected.setdefault(name, []).append(of_a_block)
+        return result[0] if isinstance(result, (tuple, list)) else result
 
     def outputs(self, x, source=None):
-        """What `call` is to return: the states, and with a cache the updated one.
+        """What `call` is to return: the states, with a cache the updated one, and what it collects.
 
         Args:
             x: float `(batch, length, dim)`.
             source: bool `(batch, source_length)`, the mask of encoder states that were given.
         """
-        return x if self.cache is None else (x, self.cache.with_layers(self._kept, source))
+        if "states" in self.collected:
+            self.collected["states"].append(x)
+        result = (x,)
+        if self.cache is not None:
+            result += (self.cache.with_layers(self._kept, source),)
+        if self.collected:
+            result += (self.collected,)
+        return result if len(result) > 1 else x

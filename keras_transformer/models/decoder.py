@@ -3,7 +3,9 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.stems import TokenStem
 from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.block_run import BlockRun
 
 
 class DecoderBase(Backbone):
@@ -59,19 +61,19 @@ class DecoderBase(Backbone):
     """
 
     kind = "decoder"
-    id_inputs = ("token_ids",)
-    input_names = ("token_ids", "padding_mask", "position_ids", "pack_ids")
-
-    @property
-    def stacks(self) -> list:
-        return []
 
     def build(self, input_shape=None):
         super().build(input_shape)
-        if not self.stacks:
+        if not self.sides:
             # By a call without numbers, which builds the layers of a subclass.
             ids = keras.KerasTensor((1, 2), "int32")
             keras.Model.compute_output_spec(self, {"token_ids": ids})
+
+    def _inputs_of_sides(self) -> dict:
+        if self.sides:
+            return super()._inputs_of_sides()
+        own = ("token_ids", "padding_mask", "position_ids", "pack_ids")
+        return {"": (tuple(x for x in TokenStem.inputs if x.name in own), self.config)}
 
     def prompt_tokens(self, inputs):
         """The ids and the mask that generation starts from."""
@@ -119,26 +121,25 @@ class Decoder(DecoderBase):
     Source: Radford et al. 2018 and 2019 (GPT, GPT-2), sections 3.1 and 2.3.
     """
 
-    input_names = Backbone.input_names
-
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
-        self.decoder = self._stack("decoder", True, False, config.num_layers)
+        self.stem, self.decoder = self._side(config, self.token_embedding)
         self.build()
 
     @property
-    def stacks(self) -> list:
-        return [self.decoder]
+    def sides(self) -> dict:
+        return {"": (self.stem, self.decoder)}
 
-    def call(self, inputs, cache=None, part: str = "states", training: bool = False):
+    def call(
+        self,
+        inputs,
+        cache=None,
+        collect: tuple[str, ...] = (),
+        part: str = "states",
+        training: bool = False,
+    ):
         if part != "states":
             return {"logits": self.logits}[part](inputs)
-        return self.decoder(
-            self.token_embedding(inputs["token_ids"]),
-            padding_mask=inputs.get("padding_mask"),
-            segment_ids=inputs.get("segment_ids"),
-            position_ids=inputs.get("position_ids"),
-            pack_ids=inputs.get("pack_ids"),
-            cache=cache,
-            training=training,
-        )
+        run = BlockRun(inputs["token_ids"], inputs, cache, collect)
+        embedded = self.stem(inputs, cache_positions=run.cache_positions, training=training)
+        return self.decoder(embedded.states, run=run, training=training)

@@ -3,9 +3,11 @@
 import keras
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.stems import Stem
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.stack import kernel_initializer
+from keras_transformer.models.block_run import BlockRun
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -16,11 +18,13 @@ class Encoder(Backbone):
         config: `TransformerConfig` of kind `"encoder"`.
         dtype: dtype or dtype policy.
         name: str.
+        stem: `layers.stems.Stem`, what makes the states of other inputs than token ids.
 
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, `padding_mask` bool
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
-            `(batch, length)`.
+            `(batch, length)`, and `token_embeddings` float `(batch, length, embedding_dim)`; or of
+            the arrays that the stem takes.
         first_only: bool, for a classifier: the state of the first token alone. The last block is
             then computed for that token only, which saves most of it.
         part: str, which computation: `"states"`, or of given states `"pool"` or `"logits"`, as the
@@ -48,47 +52,52 @@ class Encoder(Backbone):
     """
 
     kind = "encoder"
-    id_inputs = ("token_ids",)
 
-    def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
-        super().__init__(config, dtype=dtype, name=name, **kwargs)
-        self.encoder = self._stack("encoder", False, False, config.num_layers)
+    def __init__(
+        self,
+        config: TransformerConfig,
+        dtype=None,
+        name: str | None = None,
+        stem: Stem | None = None,
+        **kwargs,
+    ):
+        super().__init__(config, dtype=dtype, name=name, tokens=stem is None, **kwargs)
+        self.stem, self.encoder = self._side(config, self.token_embedding)
+        self.stem = self.stem if stem is None else stem
         self.pooler = None
         if config.pooler:
             with one_piece():
                 self.pooler = keras.layers.Dense(
                     config.hidden_dim,
                     activation="tanh",
-                    kernel_initializer=kernel_initializer(config),
+                    kernel_initializer=kernel_initializer(config, self.initializer),
                     name="pooler",
                     dtype=self.dtype_policy,
                 )
         self.build()
 
     @property
-    def stacks(self) -> list:
-        return [self.encoder]
+    def sides(self) -> dict:
+        return {"": (self.stem, self.encoder)}
 
     def build(self, input_shape=None):
         super().build(input_shape)
         if self.pooler is not None:
             self.pooler.build((None, self.config.hidden_dim))
 
-    def call(self, inputs, first_only: bool = False, part: str = "states", training: bool = False):
+    def call(
+        self,
+        inputs,
+        first_only: bool = False,
+        collect: tuple[str, ...] = (),
+        part: str = "states",
+        training: bool = False,
+    ):
         if part != "states":
             return {"pool": self.pool, "logits": self.logits}[part](inputs)
-        position_ids = inputs.get("position_ids")
-        if position_ids is None:
-            position_ids = self.positions_of(inputs["token_ids"])
-        return self.encoder(
-            self.token_embedding(inputs["token_ids"]),
-            padding_mask=inputs.get("padding_mask"),
-            segment_ids=inputs.get("segment_ids"),
-            position_ids=position_ids,
-            pack_ids=inputs.get("pack_ids"),
-            first_only=first_only,
-            training=training,
-        )
+        embedded = self.stem(inputs, training=training)
+        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+        return self.encoder(embedded.states, run=run, first_only=first_only, training=training)
 
     def pool(self, hidden_states):
         """The state of the first token, `(batch, hidden_dim)`, through the pooler if any."""

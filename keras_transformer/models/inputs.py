@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_transformer.checking import describe, nearest, shorten
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.stems import Input
 
 # What Transformers calls the same arrays.
 _PUBLISHED_NAMES = {
@@ -60,33 +61,67 @@ def named_inputs(
     return named
 
 
-def check_inputs(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """ValueError for arrays that a model would take, and compute nonsense of.
+def check_inputs(
+    inputs: Mapping[str, Any], arrays: tuple[Input, ...], prefix: str, config: TransformerConfig
+) -> None:
+    """ValueError for arrays of a side that it would take, and compute nonsense of.
 
     Args:
         inputs: arrays or tensors by name, as `named_inputs` gives them.
-        config: the model's.
+        arrays: those that the stem of the side takes.
+        prefix: of their names, such as `"encoder_"`.
+        config: that of the side.
     """
-    for name, array in inputs.items():
-        shape = _shape_of(name, array)
-        side = name[: -len(kind)] if (kind := _kind(name)) else ""
-        if name == "encoder_states":
-            _check_states(name, array, shape, config)
-        if shape is None or kind is None:
+    main = next((prefix + array.name for array in arrays if array.required), None)
+    like = None if inputs.get(main) is None else _shape_of(main, inputs[main])
+    for known in arrays:
+        name = prefix + known.name
+        if inputs.get(name) is None:
             continue
-        if len(shape) != 2:
+        array, shape = inputs[name], _shape_of(name, inputs[name])
+        if shape is None:
+            continue
+        _check_shape(name, shape, known)
+        rows_may_be_one = known.name == "position_ids"
+        if like is not None and not _agree(shape[:2], like[:2], rows_may_be_one):
             raise ValueError(
-                f"`{name}` must be of shape (batch, length), received {_shown(shape)}."
-            )
-        ids = inputs.get(f"{side}token_ids")
-        like = None if ids is None or ids is array else _shape_of(f"{side}token_ids", ids)
-        if like is not None and not _agree(shape, like, rows_may_be_one=kind == "position_ids"):
-            raise ValueError(
-                f"`{name}` must have the shape of `{side}token_ids`, {_shown(like)}, received "
+                f"`{name}` must have the shape of `{main}`, {_shown(like)}, received "
                 f"{_shown(shape)}."
             )
         if isinstance(array, np.ndarray):
-            _check_values(name, kind, array, config)
+            _check_values(name, known, array, config)
+
+
+def check_states(name: str, states: Any, width: int) -> None:
+    """ValueError for what is no float `(batch, length, width)`."""
+    shape = _shape_of(name, states)
+    fits = shape is None or (len(shape) == 3 and shape[2] in (None, width))
+    if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):
+        shown = "" if shape is None else f", shape {_shown(shape)}"
+        raise ValueError(
+            f"`{name}` must be float (batch, length, {width}), received {states.dtype}{shown}."
+        )
+
+
+def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
+    """ValueError for ids that are no integers, not in the vocabulary, or too long a row."""
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            f"`{name}` must hold token ids, which are integers, received {array.dtype}."
+        )
+    size = config.vocabulary_size
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) < size):
+        raise ValueError(
+            f"`{name}` holds ids from {int(array.min())} to {int(array.max())}, but the "
+            f"vocabulary has the ids 0 to {size - 1}. Were they made by the tokenizer of another "
+            "model?"
+        )
+    limit = config.max_sequence_length
+    if config.position == "learned" and array.shape[-1] > limit:
+        raise ValueError(
+            f"`{name}` has {array.shape[-1]} tokens a row, but the model has learned positions "
+            f"for {limit} only. Truncate the input."
+        )
 
 
 def check_positions(name: str, positions: Any, ids: Any) -> None:
@@ -101,17 +136,6 @@ def check_positions(name: str, positions: Any, ids: Any) -> None:
         _check_range(name, positions, 0, like[1] - 1, "the rows have the places")
 
 
-def _check_states(name: str, states: Any, shape: tuple | None, config) -> None:
-    """ValueError for what is no float `(batch, length, hidden_dim)`."""
-    fits = shape is None or (len(shape) == 3 and shape[2] in (None, config.hidden_dim))
-    if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):
-        shown = "" if shape is None else f", shape {_shown(shape)}"
-        raise ValueError(
-            f"`{name}` must be float (batch, length, {config.hidden_dim}), received "
-            f"{states.dtype}{shown}."
-        )
-
-
 def _published(names: tuple[str, ...]) -> dict[str, str]:
     """Transformers' names for those of `names`. Of two sides, those of the encoder are bare."""
     published = dict(_PUBLISHED_NAMES)
@@ -121,10 +145,13 @@ def _published(names: tuple[str, ...]) -> dict[str, str]:
     return {theirs: own for theirs, own in published.items() if own in names}
 
 
-def _kind(name: str) -> str | None:
-    """What an array is, whichever side it is of; None for one that is not of a length."""
-    kinds = ("token_ids", "padding_mask", "segment_ids", "position_ids", "pack_ids")
-    return next((kind for kind in kinds if name.endswith(kind)), None)
+def _check_shape(name: str, shape: tuple, known: Input) -> None:
+    sizes = ("batch", *("length" if i == 0 else "dim" for i in range(len(known.shape))))
+    wanted = tuple(
+        n if size is None else size for n, size in zip(sizes, (None, *known.shape), strict=True)
+    )
+    if len(shape) != len(wanted) or not _agree(shape, wanted, False):
+        raise ValueError(f"`{name}` must be of shape {_shown(wanted)}, received {_shown(shape)}.")
 
 
 def _shape_of(name: str, array: Any) -> tuple | None:
@@ -154,11 +181,12 @@ def _agree(shape: tuple, like: tuple, rows_may_be_one: bool) -> bool:
     return all(one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int))
 
 
-def _check_values(name: str, kind: str, array: np.ndarray, config: TransformerConfig) -> None:
+def _check_values(name: str, known: Input, array: np.ndarray, config: TransformerConfig) -> None:
     """ValueError for values out of range. One pass over the array."""
+    kind = known.name
     if kind == "token_ids":
-        return  # `Backbone.check_ids`
-    if kind == "padding_mask":
+        check_ids(name, array, config)
+    elif kind == "padding_mask":
         if array.dtype.kind == "b":
             return
         if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
@@ -176,6 +204,9 @@ def _check_values(name: str, kind: str, array: np.ndarray, config: TransformerCo
         learned = config.position == "learned"
         most = config.max_sequence_length - 1 if learned else np.iinfo("int32").max
         _check_range(name, array, least, most, "the model has the positions")
+    elif known.dtype.startswith("float"):
+        if array.dtype.kind not in "fV" or not np.isfinite(array.astype("float32")).all():
+            raise ValueError(f"`{name}` must hold finite floats, received {array.dtype}.")
     else:
         most = np.iinfo("int32").max
         _check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")

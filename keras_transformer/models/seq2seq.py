@@ -4,7 +4,10 @@ import keras
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
+from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.inputs import check_states
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -53,22 +56,42 @@ class Seq2Seq(Backbone):
     """
 
     kind = "seq2seq"
-    id_inputs = ("encoder_token_ids", "decoder_token_ids")
-    input_names = (
-        "encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask",
-        "encoder_states", "encoder_position_ids", "encoder_pack_ids", "decoder_position_ids",
-        "decoder_pack_ids",
-    )  # fmt: skip
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
-        self.encoder = self._stack("encoder", False, False, config.num_layers)
-        self.decoder = self._stack("decoder", True, True, config.num_decoder_layers)
+        encoder, decoder = config.sides
+        shared = self.token_embedding
+        if not config.share_embeddings:
+            shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
+        self.encoder_token_embedding = shared
+        self.encoder_stem, self.encoder = self._side(encoder, shared)
+        self.decoder_stem, self.decoder = self._side(
+            decoder, self.token_embedding, cross_dim=encoder.hidden_dim
+        )
         self.build()
 
+    def build(self, input_shape=None):
+        if not self.config.share_embeddings:
+            self.encoder_token_embedding.build((None, None))
+        super().build(input_shape)
+
     @property
-    def stacks(self) -> list:
-        return [self.encoder, self.decoder]
+    def sides(self) -> dict:
+        return {
+            "encoder_": (self.encoder_stem, self.encoder),
+            "decoder_": (self.decoder_stem, self.decoder),
+        }
+
+    @property
+    def input_arrays(self) -> tuple[Input, ...]:
+        states = Input("encoder_states", "float32", (None, self.encoder.config.hidden_dim))
+        return (*super().input_arrays, states)
+
+    def checked_inputs(self, inputs, *args, **kwargs) -> dict:
+        inputs = super().checked_inputs(inputs, *args, **kwargs)
+        if "encoder_states" in inputs:
+            check_states("encoder_states", inputs["encoder_states"], self.encoder.config.hidden_dim)
+        return inputs
 
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
@@ -79,43 +102,53 @@ class Seq2Seq(Backbone):
             inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
             inputs = {name: value for name, value in inputs.items() if value is not None}
             return self(inputs, part="encode", training=training)
-        return self.encoder(
-            self.token_embedding(token_ids),
-            padding_mask=padding_mask,
-            position_ids=position_ids,
-            pack_ids=pack_ids,
-            training=training,
-        )
+        inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
+        inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
+        return self._encoded(inputs, (), training)
 
-    def call(self, inputs, cache=None, part: str = "states", training: bool = False):
+    def _encoded(self, inputs, collect, training):
+        embedded = self.encoder_stem(inputs, training=training)
+        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+        return self.encoder(embedded.states, run=run, training=training)
+
+    def call(
+        self,
+        inputs,
+        cache=None,
+        collect: tuple[str, ...] = (),
+        part: str = "states",
+        training: bool = False,
+    ):
         if part == "encode":
             return self.encode(**inputs, training=training)
         if part != "states":
             return {"logits": self.logits}[part](inputs)
-        encoder_mask = inputs.get("encoder_padding_mask")
-        encoder_states = inputs.get("encoder_states")
-        if encoder_states is not None:
-            source = inputs.get("encoder_token_ids")
-            refuse_unused("its `encoder_states` are given.", encoder_token_ids=source)
-        elif "encoder_token_ids" in inputs:
-            encoder_states = self.encode(
-                inputs["encoder_token_ids"],
-                encoder_mask,
-                training,
-                inputs.get("encoder_position_ids"),
-                inputs.get("encoder_pack_ids"),
+        source, target = (
+            {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
+            for prefix in self.sides
+        )
+        states, collected = source.pop("states", None), {}
+        if states is not None:
+            refuse_unused(
+                "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
-        return self.decoder(
-            self.token_embedding(inputs["decoder_token_ids"]),
-            padding_mask=inputs.get("decoder_padding_mask"),
-            position_ids=inputs.get("decoder_position_ids"),
-            pack_ids=inputs.get("decoder_pack_ids"),
-            encoder_states=encoder_states,
-            encoder_padding_mask=encoder_mask,
-            encoder_pack_ids=inputs.get("encoder_pack_ids"),
-            cache=cache,
+        elif "token_ids" in source:
+            states = self._encoded(source, collect, training)
+            if collect:
+                states, collected = states
+        run = BlockRun(target["token_ids"], target, cache, collect)
+        embedded = self.decoder_stem(target, cache_positions=run.cache_positions, training=training)
+        result = self.decoder(
+            embedded.states,
+            run=run,
+            encoder_states=states,
+            encoder_padding_mask=source.get("padding_mask"),
+            encoder_pack_ids=source.get("pack_ids"),
             training=training,
         )
+        if collect:
+            result[-1].update({f"encoder_{name}": found for name, found in collected.items()})
+        return result
 
     def prompt_tokens(self, inputs):
         """The ids and the mask that generation starts from."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from keras_transformer.programs import PROGRAMS, Program
+from keras_transformer.programs import PROGRAMS, Compiled
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
 
@@ -98,6 +98,7 @@ class KeepsState:
             # The memory of what every step changes is reused for the new values.
             step = self._whole_step(self.train_step, changed=(0, 2, 3), groups=(0, 1, 2, 3))
             self.train_function = self._make_function(step)
+            self.train_function.programs = step.programs
             return
         super().make_train_function(force=True)
         if keras.backend.backend() == "torch":
@@ -110,6 +111,7 @@ class KeepsState:
         elif self.test_function is None or force:
             step = self._whole_step(self.test_step, changed=(), groups=(0, 1, 3))
             self.test_function = self._make_function(step)
+            self.test_function.programs = step.programs
 
     def make_predict_function(self, force: bool = False):
         if keras.backend.backend() != "jax":
@@ -235,18 +237,18 @@ class WholeStep:
 
     def __init__(self, step: Callable, programs, donated: tuple[int, ...]):
         self._step = step
-        self._programs = programs
+        self.programs = programs
         self._donated = donated
 
     def __call__(self, groups: tuple[Group, ...], data):
         values = [group.values() for group in groups]
-        if self._programs is None:
+        if self.programs is None:
             outputs, new = self._step(tuple(values), data)
             with signals_wait():
                 _store(groups, new)
             return outputs, groups
         # Traced and compiled before: that may take long, and be interrupted.
-        program = self._programs.program(*values, data)
+        program = self.programs.program(*values, data)
         with signals_wait():
             try:
                 outputs, new = program(*values, data)
@@ -283,7 +285,7 @@ class StepPrograms:
         def make():
             jitted = self._jitted()
             jitted.lower(*arguments).compile()  # The call finds again what is compiled here.
-            return Program(jitted, compiled=True)
+            return Compiled(jitted, compiled=True)
 
         return PROGRAMS.get(self, signature_of(*arguments), make)
 

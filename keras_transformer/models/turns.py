@@ -143,6 +143,7 @@ class TakesTurns:
 
     @reads
     def save(self, *args, **kwargs):
+        self.get_config()  # What cannot be saved is refused before Keras opens the file.
         return super().save(*args, **kwargs)
 
     @reads

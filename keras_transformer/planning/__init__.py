@@ -1,6 +1,6 @@
 """What a model costs before anything is allocated: computed from its config alone."""
 
-from keras_transformer.flops import flops_per_sequence, flops_per_token
+from keras_transformer.planning.flops import flops_per_sequence, flops_per_token
 from keras_transformer.planning.memory import Memory, count_parameters
 from keras_transformer.planning.plan import Plan, make_plan
 

@@ -12,7 +12,7 @@ section 4.
 import dataclasses
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.training.linear_cross_entropy import CHUNK_BYTES, positions_at_a_time
+from keras_transformer.structure import sides
 
 # Tensors of the width of the feed-forward layer: what goes into the activation, what the
 # activation computes on its way and needs again, what comes out.
@@ -30,24 +30,13 @@ _OF_ACTIVATION = {
 # With a gate these are more: the linear branch and the product.
 _OF_GATE = {"relu": 1, "relu_squared": 1}
 _OF_OTHER_GATE = 2
+# Of the logits computed at a time: small enough for a cache, large enough for quick products.
+CHUNK_BYTES = 16 * 2**20
+# Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
+_WIDTH_OF_UNKNOWN = 8
 # Of a normalization: its output, and factors of the input, broadcast.
 _OF_NORM = {"layer_norm": 3, "rms_norm": 2}
 _FLOAT32 = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Activations:
-    """Bytes on a device at the peak of a step.
-
-    Fields:
-        kept: what all layers keep; and the loss, or the gradient by a layer's largest tensor.
-        rematerialized: the inputs of all layers; and the loss, or `layer`.
-        layer: what one layer keeps while it is computed again, and that gradient.
-    """
-
-    kept: int
-    rematerialized: int
-    layer: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,31 +63,31 @@ class Rows:
     model_parallel: int
 
 
-def activations(config: TransformerConfig, rows: Rows) -> Activations:
-    """Bytes on a device that one step of training needs for its activations."""
-    stacks = []
-    if config.kind != "decoder":
-        stacks.append((config.num_layers, rows.source, None))
-    if config.kind == "decoder":
-        stacks.append((config.num_layers, rows.target, None))
-    if config.kind == "seq2seq":
-        stacks.append((config.num_decoder_layers, rows.target, rows.source))
+def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
+    """Bytes on a device that one step of training needs for its activations: fields of `Memory`.
+
+    `activations` is what all layers keep, and the loss, or the gradient by a layer's largest
+    tensor; `rematerialized` the inputs of all layers, and the loss, or `layer`; `layer` what one
+    layer keeps while it is computed again, and that gradient.
+    """
     kept = inputs = largest = gradients = 0
-    for depth, length, source in stacks:
-        states = _states(config, rows, length)
-        layer, gradient = _layer(config, rows, length, source)
-        around = _around(config, rows, length)
-        kept += depth * layer + around
-        inputs += depth * states + around
-        largest, gradients = max(largest, layer), max(gradients, gradient)
+    for side in sides(config):
+        length = rows.target if side.source_dim else rows.source
+        source = rows.source if side.source_dim else None
+        for i in range(side.depth):
+            layer, gradient = _layer(side.layer(i), rows, length, source)
+            kept += layer
+            inputs += rows.count * length * side.config.hidden_dim * rows.itemsize
+            largest, gradients = max(largest, layer), max(gradients, gradient)
+        around = _around(side.config, rows, length)
+        kept, inputs = kept + around, inputs + around
     loss = _loss(config, rows)
     layer = largest + gradients
-    return Activations(kept + max(loss, gradients), inputs + max(loss, layer), layer)
-
-
-def _states(config: TransformerConfig, rows: Rows, length: int) -> int:
-    """The hidden states of a device's rows, in bytes."""
-    return rows.count * length * config.hidden_dim * rows.itemsize
+    return {
+        "activations": kept + max(loss, gradients),
+        "rematerialized": inputs + max(loss, layer),
+        "layer": layer,
+    }
 
 
 def _around(config: TransformerConfig, rows: Rows, length: int) -> int:
@@ -181,3 +170,12 @@ def _loss(config: TransformerConfig, rows: Rows) -> int:
     kernels = 3 if looped and not config.tie_embeddings else 1
     cut = (3 if by_bias else 2) * logits + kernels * kernel
     return cut // rows.model_parallel + (2 * states if looped else 0)
+
+
+def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
+    batch, length = shape[:2]
+    if not isinstance(batch, int) or not isinstance(length, int):
+        return _WIDTH_OF_UNKNOWN
+    fitting = max(1, chunk_bytes // (4 * batch * vocabulary_size))
+    return -(-length // -(-length // fitting))  # as equal as can be

@@ -3,11 +3,10 @@
 import dataclasses
 import math
 
-from keras_transformer.checkpoints.shapes import Shapes, head_shapes, variable_shapes
 from keras_transformer.config import TransformerConfig
-from keras_transformer.generation import Cache
 from keras_transformer.planning.activations import Rows, activations
-from keras_transformer.planning.layout import numbers_on_a_device
+from keras_transformer.planning.meshes import numbers_on_a_device
+from keras_transformer.structure import MASKED_LM_HEAD, Weight, backbone, of, sides
 
 # Numbers that an optimizer of Keras keeps for each weight, with its default options.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lion": 1, "rmsprop": 1, "sgd": 0}
@@ -69,70 +68,54 @@ class Memory:
         return held + max(activations, 2 * gradients, self.embedding_gradients)
 
 
-def trained_shapes(config: TransformerConfig, training: bool = True) -> Shapes:
-    """The variables of the backbone, and of the head that an encoder is trained with."""
-    head = {"name": "MaskedLM"} if training and config.kind == "encoder" else {}
-    heads = head_shapes(config, head)
-    return variable_shapes(config) | {f"head/{path}": shape for path, shape in heads.items()}
-
-
 def predicted_tokens(config: TransformerConfig, length: int) -> int:
     """Tokens of a row that a loss is taken of: all that a decoder gives out, or the masked ones."""
     return max(round(0.15 * length), 1) if config.kind == "encoder" else length
 
 
-def training_memory(
-    config: TransformerConfig,
-    batch_size: int,
-    source: int,
-    target: int,
-    dtype: str,
-    optimizer: str,
-    data_parallel: int,
-    model_parallel: int,
-) -> Memory:
-    """Of a step of training."""
-    variable, compute = DTYPES[dtype]
-    numbers = numbers_on_a_device(trained_shapes(config), model_parallel)
-    embedding = config.vocabulary_size * config.embedding_dim // model_parallel
-    rows = Rows(
-        count=batch_size // data_parallel,
-        batch=batch_size,
-        devices=data_parallel * model_parallel,
-        source=source,
-        target=target,
-        predicted=predicted_tokens(config, target),
-        itemsize=compute,
-        model_parallel=model_parallel,
-    )
-    held = activations(config, rows)
+def training_memory(config: TransformerConfig, rows: Rows, dtype: str, optimizer: str) -> Memory:
+    """Of a step of training. An encoder is trained with the head of a masked language model."""
+    head = of(MASKED_LM_HEAD, config) if config.kind == "encoder" else []
+    weights, copies = _weights(backbone(config) + head, dtype, rows.model_parallel)
+    embedding = config.vocabulary_size * config.embedding_dim // rows.model_parallel
     return Memory(
-        weights=variable * numbers,
-        optimizer=OPTIMIZER_STATES[optimizer] * variable * numbers,
-        gradients=variable * numbers,
-        embedding_gradients=2 * variable * embedding,
-        activations=held.kept,
-        rematerialized=held.rematerialized,
-        layer=held.layer,
-        copies=compute * numbers if compute != variable else 0,
-        summed=data_parallel > 1,
+        weights=weights,
+        optimizer=OPTIMIZER_STATES[optimizer] * weights,
+        gradients=weights,
+        embedding_gradients=2 * DTYPES[dtype][0] * embedding,
+        **activations(config, rows),
+        copies=copies,
+        summed=rows.devices > rows.model_parallel,
     )
 
 
-def generation_memory(
-    config: TransformerConfig, rows: int, source: int, target: int, dtype: str, model_parallel: int
-) -> Memory:
-    """Of generating up to `target` tokens a row."""
+def generation_memory(config: TransformerConfig, rows: Rows, dtype: str) -> Memory:
+    """Of generating up to `rows.target` tokens a row."""
+    weights, copies = _weights(backbone(config), dtype, rows.model_parallel)
+    cache = cache_bytes(config, rows.count, rows.target, rows.source, rows.itemsize)
+    return Memory(weights=weights, cache=cache // rows.model_parallel, copies=copies)
+
+
+def _weights(weights: list[Weight], dtype: str, model_parallel: int) -> tuple[int, int]:
+    """Bytes of the weights on a device, and of their copies in the dtype of the computation."""
     variable, compute = DTYPES[dtype]
-    numbers = numbers_on_a_device(trained_shapes(config, training=False), model_parallel)
-    cache = Cache.count_bytes(config, rows, target, source, compute)
-    return Memory(
-        weights=variable * numbers,
-        cache=cache // model_parallel,
-        copies=compute * numbers if compute != variable else 0,
-    )
+    numbers = numbers_on_a_device(weights, model_parallel)
+    return variable * numbers, compute * numbers if compute != variable else 0
+
+
+def cache_bytes(
+    config: TransformerConfig, rows: int, slots: int, source: int = 0, itemsize: int = 4
+) -> int:
+    """Keys and values of so many rows, see `generation.Cache.count_bytes`."""
+    side, total = sides(config)[-1], 0
+    tokens = slots + (source if side.source_dim else 0)
+    for i in range(side.depth):
+        layer = side.layer(i)
+        of_a_head = layer.head_dim * itemsize + (4 if itemsize == 1 else 0)
+        total += rows * tokens * 2 * layer.num_key_value_heads * of_a_head
+    return total
 
 
 def count_parameters(config: TransformerConfig) -> int:
     """Parameters of the backbone: `backbone.count_params()`, without the backbone."""
-    return sum(map(math.prod, variable_shapes(config).values()))
+    return sum(math.prod(weight.shape) for weight in backbone(config))

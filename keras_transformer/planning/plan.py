@@ -4,8 +4,13 @@ import dataclasses
 
 from keras_transformer.checking import check_bool, check_choice, check_int, check_number, describe
 from keras_transformer.config import TransformerConfig
-from keras_transformer.flops import check_lengths, flops_per_sequence, flops_per_token
-from keras_transformer.planning.layout import model_axes
+from keras_transformer.planning.activations import Rows
+from keras_transformer.planning.flops import (
+    check_lengths,
+    decoding_flops,
+    flops_per_sequence,
+    flops_per_token,
+)
 from keras_transformer.planning.memory import (
     DTYPES,
     OPTIMIZER_STATES,
@@ -15,6 +20,9 @@ from keras_transformer.planning.memory import (
     predicted_tokens,
     training_memory,
 )
+from keras_transformer.planning.meshes import model_axes
+from keras_transformer.planning.table import table
+from keras_transformer.structure import sides
 
 _MOST = 2**31 - 1  # Devices, or rows of a batch.
 
@@ -23,16 +31,13 @@ _MOST = 2**31 - 1  # Devices, or rows of a batch.
 class Plan:
     """What a step of a model takes, by `make_plan`. Printed it is a table.
 
-    Fields:
-        config: `TransformerConfig`.
-        devices, batch_size, length, target_length, dtype, optimizer, generating: as asked for.
+    Fields are the arguments of `make_plan`, and:
         parameters: int, of the backbone.
         flops_per_token: float, of a token of training; of generating, for the last token of a row.
         flops_per_step: int, on all devices, without rematerialization.
         data_parallel: int, copies of the model, each with a part of the batch.
         model_parallel: int, devices that share a copy.
         memory: `Memory` of one device.
-        device_memory: int, bytes that a device has, or None.
         rematerialize: bool, whether the activations fit only computed again.
         compute_seconds: float, of a step's products, or None without FLOP/s.
         transfer_seconds: float, of what devices send each other, or None without bandwidth.
@@ -82,8 +87,6 @@ class Plan:
         return self.batch_size * (self.target_length or self.length)
 
     def __str__(self):
-        from keras_transformer.planning.table import table
-
         return table(self)
 
 
@@ -165,36 +168,28 @@ def make_plan(
     length = check_int("length", length, at_least=1)
     target_length = check_int("target_length", target_length, at_least=1, none=True)
     target = check_lengths(config, length, target_length)
-    source = length if config.kind == "seq2seq" else target
-
-    def memory_of(model: int) -> Memory:
-        data = devices // model
-        if generating:
-            return generation_memory(config, batch_size // data, source, target, dtype, model)
-        return training_memory(config, batch_size, source, target, dtype, optimizer, data, model)
 
     room = float("inf") if device_memory is None else device_memory
-    axes = model_axes(config, devices, batch_size, model_parallel)
-    memories = {model: memory_of(model) for model in axes}
-    fitting = [model for model in axes if memories[model].peak(rematerialize=True) <= room]
-    # If nothing fits, what comes nearest.
-    model = fitting[0] if fitting else min(axes, key=lambda m: memories[m].peak(True))
-    memory = memories[model]
-    rematerialize = not generating and memory.peak() > room
-
-    options = {"target_length": target_length}
-    if generating:
-        per_token = float(decoding_flops(config, source, target))
-        per_step = done = round(batch_size * per_token)
-    else:
-        options["predicted_tokens"] = predicted_tokens(config, target)
-        per_token = flops_per_token(config, length, **options)
-        per_step = batch_size * flops_per_sequence(config, length, **options)
-        done = batch_size * flops_per_sequence(
-            config, length, rematerialized=rematerialize, **options
+    found = {}
+    for model in model_axes(config, devices, batch_size, model_parallel):
+        rows = Rows(
+            count=batch_size * model // devices,
+            batch=batch_size,
+            devices=devices,
+            source=length,
+            target=target,
+            predicted=predicted_tokens(config, target),
+            itemsize=DTYPES[dtype][1],
+            model_parallel=model,
         )
-    sent = _bytes_sent(config, batch_size * model // devices, source, target, memory, dtype,
-                       devices // model, model, rematerialize, generating)  # fmt: skip
+        held = (dtype,) if generating else (dtype, optimizer)
+        found[rows] = (generation_memory if generating else training_memory)(config, rows, *held)
+    # The shortest axis that fits; if none does, what comes nearest.
+    rows = min(found, key=lambda rows: max(found[rows].peak(rematerialize=True), room))
+    memory = found[rows]
+    rematerialize = not generating and memory.peak() > room
+    per_token, per_step, done = _operations(config, rows, generating, rematerialize)
+    sent = _bytes_sent(config, rows, memory, rematerialize, generating)
     return Plan(
         config=config,
         devices=devices,
@@ -207,8 +202,8 @@ def make_plan(
         parameters=count_parameters(config),
         flops_per_token=per_token,
         flops_per_step=per_step,
-        data_parallel=devices // model,
-        model_parallel=model,
+        data_parallel=devices // rows.model_parallel,
+        model_parallel=rows.model_parallel,
         memory=memory,
         device_memory=None if device_memory is None else int(device_memory),
         rematerialize=rematerialize,
@@ -217,36 +212,42 @@ def make_plan(
     )
 
 
-def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
-    """Operations for the last of `target` tokens, with keys and values of the others in a cache."""
-    inner, shared = (n * config.head_dim for n in (config.num_heads, config.num_key_value_heads))
-    layer = 2 * config.hidden_dim * (2 * inner + 2 * shared) + 4 * target * inner
-    layer += 2 * (3 if config.gated else 2) * config.hidden_dim * config.intermediate_dim
-    layers = config.num_layers
+def _operations(
+    config: TransformerConfig, rows: Rows, generating: bool, rematerialize: bool
+) -> tuple[float, int, int]:
+    """Of a token, of a step, and of a step with what is computed again."""
+    if generating:
+        per_token = float(decoding_flops(config, rows.source, rows.target))
+        per_step = round(rows.batch * per_token)
+        return per_token, per_step, per_step
+    options = {"predicted_tokens": rows.predicted}
     if config.kind == "seq2seq":
-        layer += 2 * config.hidden_dim * 2 * inner + 4 * source * inner
-        layers = config.num_decoder_layers
-    return layers * layer + 2 * config.embedding_dim * config.vocabulary_size
+        options["target_length"] = rows.target
+    again, once = (
+        rows.batch * flops_per_sequence(config, rows.source, rematerialized=each, **options)
+        for each in (rematerialize, False)
+    )
+    return flops_per_token(config, rows.source, **options), once, again
 
 
 def _bytes_sent(
-    config, rows, source, target, memory, dtype, data, model, rematerialize, generating
+    config: TransformerConfig, rows: Rows, memory: Memory, rematerialize: bool, generating: bool
 ) -> float:
     """Bytes that each device sends in a step, all in rings.
 
     Along the model axis the states behind each sub-layer are summed, forward and backward; along
     the data axis the gradients.
     """
-    in_a_ring = 2 * (model - 1) / model  # of what is summed, each device sends this share
-    if config.kind == "seq2seq":
-        tokens = 2 * config.num_layers * source + 3 * config.num_decoder_layers * target
-        if generating:
-            tokens = 3 * config.num_decoder_layers
-    else:
-        tokens = 2 * config.num_layers * (1 if generating else target)
+    numbers = 0  # of a row
+    for side in sides(config)[-1:] if generating else sides(config):
+        tokens = 1 if generating else rows.target if side.source_dim else rows.source
+        sublayers = 3 if side.source_dim else 2
+        numbers += side.depth * sublayers * tokens * side.config.hidden_dim
     passes = 1 if generating else 3 if rematerialize else 2
-    states = rows * tokens * config.hidden_dim * DTYPES[dtype][1]
-    return in_a_ring * passes * states + 2 * (data - 1) / data * memory.gradients
+    model, data = rows.model_parallel, rows.devices // rows.model_parallel
+    states = rows.count * numbers * rows.itemsize
+    # Of what is summed in a ring, each device sends this share.
+    return 2 * (model - 1) / model * passes * states + 2 * (data - 1) / data * memory.gradients
 
 
 def _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth) -> None:
@@ -255,11 +256,8 @@ def _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth
     check_choice("dtype", dtype, DTYPES)
     check_choice("optimizer", optimizer, OPTIMIZER_STATES)
     check_bool("generating", generating)
-    for name, value in (
-        ("device_memory", device_memory),
-        ("flops", flops),
-        ("bandwidth", bandwidth),
-    ):
+    amounts = {"device_memory": device_memory, "flops": flops, "bandwidth": bandwidth}
+    for name, value in amounts.items():
         check_number(name, value, above=0, none=True)
     if generating and config.kind == "encoder":
         raise ValueError("An encoder does not generate: plan its training.")

@@ -1,10 +1,9 @@
 """A plan as people read it."""
 
 from keras_transformer.planning.memory import OPTIMIZER_STATES
-from keras_transformer.planning.plan import Plan
 
 
-def table(plan: Plan) -> str:
+def table(plan) -> str:
     """The plan in lines, with units."""
     lines = []
 
@@ -40,14 +39,14 @@ def table(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _counted(plan: Plan) -> str:
+def _counted(plan) -> str:
     if plan.generating:
         return "for the last token of a row: products of matrices, with a cache"
     of = "of the target: " if plan.target_length is not None else ""
     return f"{of}products of matrices, forward and backward; all pairs in attention"
 
 
-def _shares(plan: Plan) -> str:
+def _shares(plan) -> str:
     config, parts = plan.config, plan.model_parallel
     if parts == 1:
         return "a device holds the whole model"
@@ -77,7 +76,7 @@ def _memory_rows(plan, memory, states):
     yield "together", size(plan.peak_memory), verdict
 
 
-def _held(plan: Plan) -> str:
+def _held(plan) -> str:
     if plan.data_parallel > 1:
         return "own and summed over the copies, in the place of activations"
     return "each used up at once, but for the embedding's"

@@ -1,10 +1,12 @@
-"""Tasks: a backbone with a head and a tokenizer, what a user loads, fits and asks."""
+"""Tasks: a backbone with a head and a processor, what a user loads, fits and asks."""
 
 from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.masked_lm import MaskedLM
+from keras_transformer.tasks.processor import Processor
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
 from keras_transformer.tasks.task import Task
+from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.text_classifier import TextClassifier
 from keras_transformer.tasks.text_embedder import TextEmbedder
 from keras_transformer.tasks.token_classifier import TokenClassifier
@@ -12,11 +14,13 @@ from keras_transformer.tasks.token_classifier import TokenClassifier
 __all__ = [
     "CausalLM",
     "MaskedLM",
+    "Processor",
     "QuestionAnswerer",
     "Seq2SeqLM",
     "Task",
     "TextClassifier",
     "TextEmbedder",
+    "TextProcessor",
     "TokenClassifier",
 ]
 

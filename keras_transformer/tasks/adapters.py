@@ -1,4 +1,4 @@
-"""Training a part: the upper layers, or a few matrices beside frozen weights (LoRA)."""
+"""What a task offers of training a part: see `training.lora`, whose functions these call."""
 
 import os
 from collections.abc import Sequence
@@ -6,14 +6,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_transformer.checking import check_bool, check_int, check_number, check_path, shorten
+from keras_transformer.checking import check_path
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile, naming
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.scratch import PathLock
-from keras_transformer.training.optimizers import is_before_blocks
+from keras_transformer.training import lora
 
 _INNER = "/lora_kernel_a"
 
@@ -23,9 +22,6 @@ class Adaptable:
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
     """
-
-    # The paths of what adapters stand for in training; None without adapters.
-    _frozen: frozenset[str] | None = None
 
     @changes
     def freeze(self, layers: int, embeddings: bool = True) -> None:
@@ -54,19 +50,8 @@ class Adaptable:
         assert any("layer_4" in path for path in paths)
         ```
         """
-        if self._frozen is not None:
-            raise ValueError("The task has adapters, and its weights are frozen already.")
-        if not self.backbone.stacks:
-            raise ValueError("`freeze` knows no blocks of your own: set `trainable` of yours.")
-        most = max(len(stack.blocks) for stack in self.backbone.stacks)
-        layers = check_int("layers", layers, at_least=0, at_most=most)
-        embeddings = check_bool("embeddings", embeddings)
-        frozen = [block for stack in self.backbone.stacks for block in stack.blocks[:layers]]
-        kept = {id(variable) for block in frozen for variable in block.weights}
-        for variable in self.backbone.weights:
-            before = embeddings and is_before_blocks(variable.path)
-            variable.trainable = not before and id(variable) not in kept
-        self._forget_compiled()
+        lora.freeze(self.backbone, layers, embeddings)
+        lora.forget_compiled(self)
 
     @changes
     def enable_lora(
@@ -103,28 +88,8 @@ class Adaptable:
         assert trained < before / 50
         ```
         """
-        rank = check_int("rank", rank, at_least=1, at_most=2**15)
-        alpha = check_number("alpha", alpha, above=0, none=True)
-        if self._frozen is not None:
-            raise ValueError("The task is adapted already: call `merge_lora` first.")
-        layers = self._dense_layers()
-        names = {layer.name for layer in layers}
-        several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
-        if not several or not all(isinstance(t, str) and t in names for t in targets):
-            raise ValueError(
-                f"`targets` must be a list of dense layers of the backbone, "
-                f"{', '.join(sorted(names))}; received {shorten(targets)}."
-            )
-        if any(layer.quantization_mode is not None for layer in layers):
-            raise ValueError("The model is quantized, and would not keep what it learns.")
-        frozen = frozenset(variable.path for variable in self.backbone.trainable_variables)
-        for variable in self.backbone.variables:
-            variable.trainable = False
-        for layer in layers:
-            if layer.name in targets:
-                layer.enable_lora(rank, lora_alpha=alpha)
-        self._frozen = frozen
-        self._forget_compiled()
+        lora.enable_lora(self.backbone, rank, alpha, targets)
+        lora.forget_compiled(self)
 
     @changes
     def merge_lora(self) -> None:
@@ -135,17 +100,8 @@ class Adaptable:
         Raises:
             ValueError: for a task without adapters.
         """
-        for layer in self._adapted_layers():
-            # Keras's property gives the sum.
-            merged = ops.convert_to_numpy(layer.kernel)
-            for variable in (layer.lora_kernel_a, layer.lora_kernel_b):
-                layer._untrack_variable(variable)
-            layer.lora_enabled = False
-            layer._kernel.assign(merged)
-        for variable in self.backbone.variables:
-            variable.trainable = variable.path in self._frozen
-        self._frozen = None
-        self._forget_compiled()
+        lora.merge_lora(self.backbone)
+        lora.forget_compiled(self)
 
     @reads
     def save_adapter(self, path: str | os.PathLike) -> None:
@@ -160,7 +116,7 @@ class Adaptable:
         """
         check_path("path", path)
         variables = self._adapter_variables()
-        alpha = np.float32(self._adapted_layers()[0].lora_alpha)
+        alpha = np.float32(lora.adapted_layers(self.backbone)[0].lora_alpha)
         lock = PathLock(path)
         with naming(Path(path)):
             mine = lock.acquire()
@@ -188,10 +144,13 @@ class Adaptable:
         if not inner or alpha.size != 1 or any(arrays[name].ndim != 2 for name in inner):
             raise ValueError(f"{path} holds no adapters: it is no file of `save_adapter`.")
         alpha = float(alpha.item())
-        fresh = self._frozen is None
+        fresh = not lora.is_adapted(self.backbone)
         if fresh:
             targets = sorted({name.split("/")[-2] for name in inner})
-            self._enable_saved(path, arrays[inner[0]].shape[-1], alpha, targets)
+            try:
+                self.enable_lora(arrays[inner[0]].shape[-1], alpha, targets)
+            except ValueError as error:
+                raise ValueError(f"{path} does not fit this model: {error}") from error
         variables = self._adapter_variables()
         try:
             _check_same(path, arrays, variables)
@@ -199,41 +158,15 @@ class Adaptable:
             if fresh:
                 self.merge_lora()  # nothing was learned yet: the model is as it was
             raise
-        for layer in self._adapted_layers():
+        for layer in lora.adapted_layers(self.backbone):
             layer.lora_alpha = alpha
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
-    def _enable_saved(self, path, rank: int, alpha: float, targets: list[str]) -> None:
-        try:
-            self.enable_lora(rank, alpha, targets)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit this model: {error}") from error
-
-    def _dense_layers(self) -> list[keras.layers.Dense]:
-        layers = self.backbone._flatten_layers(include_self=False)
-        return [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-
-    def _adapted_layers(self) -> list[keras.layers.Dense]:
-        if self._frozen is None:
-            raise ValueError("The task has no adapters: call `enable_lora` first.")
-        return [layer for layer in self._dense_layers() if layer.lora_enabled]
-
     def _adapter_variables(self) -> dict[str, keras.Variable]:
-        prefix = self.backbone.path + "/"
-        variables = {
-            "backbone/" + variable.path.removeprefix(prefix): variable
-            for layer in self._adapted_layers()
-            for variable in (layer.lora_kernel_a, layer.lora_kernel_b)
-        }
-        return variables | {"head/" + name: variable for name, variable in self.head.items()}
-
-    def _forget_compiled(self) -> None:
-        """The compiled steps and optimizer states are of other variables than there are now."""
-        self.train_function = self.test_function = self.predict_function = None
-        if self.compiled and self.optimizer is not None:
-            config = keras.optimizers.serialize(self.optimizer)
-            self.optimizer = keras.optimizers.deserialize(config)
+        matrices = lora.adapters(self.backbone).items()
+        variables = {f"backbone/{path}": variable for path, variable in matrices}
+        return variables | {f"head/{name}": variable for name, variable in self.head.items()}
 
 
 def _check_same(path, arrays: dict, variables: dict) -> None:

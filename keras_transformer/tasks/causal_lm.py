@@ -1,15 +1,21 @@
-"""Text that goes on."""
+"""Causal language models: text generation."""
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool
+from keras_transformer.checkpoints.heads import END_IDS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.encoding import encode_rows, text_columns
-from keras_transformer.tasks.inputs import check_max_length
-from keras_transformer.tasks.language_model import IdsOfText, LanguageModel, with_end, without_end
+from keras_transformer.tasks.language_model import IdsOfText, LanguageModel
+from keras_transformer.tasks.text import (
+    encode_rows,
+    take_max_length,
+    text_columns,
+    tokenizer_of,
+    with_end,
+    without_end,
+)
 from keras_transformer.training import NextToken
 
 
@@ -51,6 +57,10 @@ class CausalLM(LanguageModel):
     """
 
     backbone_kinds = ("decoder",)
+    alias = "causal_lm"
+    published_as = ("ForCausalLM",)
+    predicts_tokens = generates = True
+    published_options = (END_IDS,)
     continues_prompts = True
 
     def make_dataset(
@@ -58,8 +68,8 @@ class CausalLM(LanguageModel):
     ) -> BucketedDataset:
         """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
         self._refuse_targets(y, sample_weight)
-        tokenizer = self._require_tokenizer()
-        max_length = check_max_length(self, options.pop("max_length", None))
+        tokenizer = tokenizer_of(self)
+        max_length = take_max_length(self, options)
 
         def encode(texts, place):
             rows = with_end(tokenizer.encode_batch(*texts), tokenizer.end_id)
@@ -98,16 +108,12 @@ class CausalLM(LanguageModel):
         Raises:
             ValueError: for a text of fewer than two tokens, or one longer than the model.
         """
-        per_token = check_bool("per_token", per_token)
         rows, _, single = self._prompt_ids(texts, "texts")
         for place, row in enumerate(rows):
             if len(row) < 2:
                 raise ValueError(f"`texts[{place}]` is too short: there is no token to score.")
             self.backbone.check_ids(**{f"texts[{place}]": np.asarray(row)})
-        scores = self._log_probabilities([(row[:1], row[1:]) for row in rows])
-        if not per_token:
-            scores = np.asarray([row.sum(dtype="float64") for row in scores])
-        return scores[0] if single else scores
+        return self._scores([(row[:1], row[1:]) for row in rows], per_token, single)
 
     def chat(self, messages: list[dict], **options):
         """The model's answer to a conversation, by the chat template of its tokenizer.
@@ -123,17 +129,17 @@ class CausalLM(LanguageModel):
             ValueError: for a model without a chat template, and for messages that are no
                 conversation.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         # The template has its own special tokens: no others are added.
         ids = tokenizer.encode(tokenizer.render_chat(messages), special_tokens=False)
         return self.generate(IdsOfText(ids), **options)
 
     def _encode_prompts(self, texts):
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         return without_end(tokenizer.encode_batch(texts), tokenizer.end_id)
 
     def _to_texts(self, prompts, continuations):
-        decode = self._require_tokenizer().decode_batch
+        decode = tokenizer_of(self).decode_batch
         wholes = decode([row + ids for row, ids in zip(prompts, continuations, strict=True)])
         # Decoded alone, a continuation may lose the space before its first word.
         parts = zip(wholes, decode(prompts), decode(continuations), strict=True)

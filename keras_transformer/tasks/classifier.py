@@ -1,12 +1,15 @@
-"""What the two tasks that classify share: the classes, their names, the labels of a data set."""
+"""The base of the classifiers: classes and their names, adversarial training."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_int, check_number, check_text, shorten
-from keras_transformer.models.backbone import Backbone
+from keras_transformer.config import TransformerConfig
+from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.structure import CLASSIFIER_HEAD, HIDDEN_OF_HEAD, shapes_of
 from keras_transformer.tasks.labels import class_numbers
 from keras_transformer.tasks.task import Task
 from keras_transformer.tokenizers import Tokenizer
@@ -33,6 +36,7 @@ class Classifier(Task):
     """
 
     needs_labels = True
+    task_options = ("num_classes", "labels", "dropout")
     adversarial_norm: float = 0.0
     fewest_classes = 2
 
@@ -92,15 +96,14 @@ class Classifier(Task):
         if not training or not self.adversarial_norm:
             return loss_of(x, y, y_pred, sample_weight, training=training)
 
-        def loss_again():
+        def loss_again(x):
             # PyTorch's weights are multiplied by the mask where they are: each loss has its own.
             weights = None if sample_weight is None else ops.copy(sample_weight)
             return loss_of(x, y, self(x, training=True), weights, training=True)
 
-        x = self._named(x)
-        mask = x.get("padding_mask")
-        mask = ops.ones_like(x["token_ids"]) if mask is None else mask
-        other = adversarial_loss(loss_again, self, mask, self.adversarial_norm)
+        inputs = self._named(x)
+        inputs["padding_mask"] = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
+        other = adversarial_loss(loss_again, self, inputs, self.adversarial_norm)
         loss = loss_of(x, y, y_pred, sample_weight, training=True)
         return (loss + other) / 2
 
@@ -125,8 +128,15 @@ class Classifier(Task):
         """The name of each class: without `labels` its number as a string."""
         return self.labels or [str(number) for number in range(self.num_classes)]
 
-    def task_values(self) -> dict:
-        return {"num_classes": self.num_classes, "labels": self.labels, "dropout": self.dropout}
+    @classmethod
+    def head_shapes(
+        cls, config: TransformerConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        classes = values.get("num_classes")
+        if not isinstance(classes, int):
+            raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
+        hidden = HIDDEN_OF_HEAD if values.get("hidden_activation") else ()
+        return shapes_of((*hidden, *CLASSIFIER_HEAD), config, num_classes=classes)
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

@@ -5,7 +5,10 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_transformer.checking import shorten
+from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.engine import Settings
+from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
 from keras_transformer.generation.streaming import TextStream, without_stop
@@ -48,14 +51,24 @@ class Options(NamedTuple):
     verbose: bool
 
 
-class GenerationCall:
-    """Generates for `prompts`, lists of ids, with a `LanguageModel`.
+def constrained(task, rules: Rules | None, constraint) -> Rules | None:
+    """The rules of a call of `task.generate` with the automaton of its constraint."""
+    if constraint is None or not isinstance(rules, Rules | None):
+        return rules  # which is checked with the other arguments
+    if rules is not None and rules.automaton is not None:
+        raise ValueError("Give either `constraint` or rules with an `automaton`, not both.")
+    if isinstance(constraint, (dict, bool)):
+        constraint = task.constraint(json_schema=constraint)
+    if not isinstance(constraint, TokenAutomaton):
+        raise ValueError(
+            "`constraint` must be a JSON Schema as a dict, or what the method `constraint` "
+            f"returns, received {shorten(constraint)}."
+        )
+    return (rules or Rules()).with_automaton(constraint)
 
-    Args:
-        task: the `LanguageModel`.
-        prompts: list of lists of ids.
-        options: `Options`.
-    """
+
+class GenerationCall:
+    """Generates for `prompts`, lists of ids, with a `LanguageModel` and its checked `Options`."""
 
     def __init__(self, task, prompts: list[list[int]], options: Options):
         self.task = task

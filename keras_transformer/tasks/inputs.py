@@ -1,7 +1,7 @@
-"""What the verbs of a task are given, checked before any work: texts, arrays, weights, options."""
+"""What the verbs of a task are given, checked before any work: arrays, weights, options."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,11 @@ from keras_transformer.checking import (
     check_choice,
     check_int,
     check_number,
-    check_text,
     describe,
     shorten,
 )
 from keras_transformer.data import Records
-from keras_transformer.data.record_objects import is_column, is_frame, plain
+from keras_transformer.data.record_objects import is_column, plain
 from keras_transformer.data.weights import check_weights
 from keras_transformer.tasks.labels import check_probabilities
 
@@ -35,48 +34,11 @@ OF_CLASSES = (
 _OF_NUMBERS = (_OF_TOKENS, _OF_SPANS, *OF_CLASSES)
 
 
-def text_rows(texts, name: str = "x") -> list[str]:
-    """Texts as a list of strings. ValueError for anything else, with its place."""
-    if isinstance(texts, Records):
-        raise ValueError(
-            f"`{name}` must be a list of strings here: what `data.read` makes is for "
-            "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
-        )
-    texts = listed(texts, name)
-    if is_frame(texts):
-        raise ValueError(
-            f"`{name}` is a data frame. Name a column, as in x=frame['text'], or for pairs two of "
-            "them in a tuple; or read it: data.read(frame, x='text', y='label')."
-        )
-    if isinstance(texts, str):
-        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
-    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise ValueError(f"`{name}` must be a list of strings, received {describe(texts)}.")
-    rows = list(texts)
-    if not rows:
-        raise ValueError(f"`{name}` is empty: there must be at least one text.")
-    for place, text in enumerate(rows):
-        if not (isinstance(text, str) and text.isascii()):
-            check_text(f"{name}[{place}]", text)
-    return rows
-
-
 def listed(values: Any, name: str = "y") -> Any:
     """An array of NumPy or a column of a data frame as a list; anything else as it is."""
     if is_column(values):
         return list(plain(values, f"`{name}`"))
     return values.tolist() if isinstance(values, np.ndarray) else values
-
-
-def is_text(x) -> bool:
-    """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
-    if isinstance(x, Records) or is_column(x):
-        return True
-    if isinstance(x, np.ndarray):
-        return x.dtype.kind in "OUS"
-    if isinstance(x, tuple):
-        return len(x) > 0 and all(is_text(part) for part in x)
-    return isinstance(x, (str, list))
 
 
 def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict[str, int | None]:
@@ -112,19 +74,6 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def check_max_length(task, max_length, at_least: int = 1) -> int:
-    """The longest row that a task makes of a text, in tokens; None for the model's.
-
-    Raises:
-        ValueError: for what is no length, or one that the model has no positions for.
-    """
-    config = task.backbone.config
-    if max_length is None:
-        return config.max_sequence_length
-    most = config.max_sequence_length if config.position == "learned" else 2**31 - 1
-    return check_int("max_length", max_length, at_least=at_least, at_most=most)
-
-
 def check_labels_given(task, x, y) -> None:
     """ValueError for a task that learns from labels and is given none, or those of files twice."""
     if isinstance(x, Records):
@@ -135,7 +84,10 @@ def check_labels_given(task, x, y) -> None:
                 f"{type(task).__name__} learns from labels: name their column, y=, in read()."
             )
     elif y is None and task.needs_labels:
-        raise ValueError(f"{type(task).__name__} learns from labels: give `y`, one a text.")
+        raise ValueError(
+            f"{type(task).__name__} learns from labels: give `y`, one a text. Of a data frame or "
+            "of rows that are dicts: fit(data.read(rows, x=..., y=...)), with the names of columns."
+        )
 
 
 @contextlib.contextmanager
@@ -148,20 +100,10 @@ def naming(argument: str) -> Iterator[None]:
 
 
 def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
-    """What is no text, as Keras is to have it: a dict has the names of the backbone's inputs.
+    """What is no text, and its weights, as Keras is to have them.
 
-    Args:
-        task: the task.
-        x: a dict of arrays; or a dataset, which is not looked into.
-        y: targets beside a dict.
-        sample_weight: their weights.
-        learns: bool, whether targets are needed.
-
-    Returns:
-        `x` and `sample_weight`.
-
-    Raises:
-        ValueError: for arrays that the model would take, and compute nonsense of.
+    A dict has the names of the backbone's inputs; a dataset is not looked into. `learns` is whether
+    targets are needed. ValueError for arrays that the model would take, and compute nonsense of.
     """
     if not isinstance(x, Mapping):
         if not _is_dataset(x):
@@ -208,13 +150,7 @@ def loss_name(task) -> str:
 
 
 def _check_targets(task, y, ids: tuple) -> None:
-    """ValueError for targets of arrays that are no numbers of classes, where the loss takes such.
-
-    Args:
-        task: the task.
-        y: what was given, or None.
-        ids: shape of what is predicted: `(batch, length)`.
-    """
+    """ValueError for `y` that the loss does not take, of predictions `ids`, `(batch, length)`."""
     rows, loss = ids[0], loss_name(task)
     if y is None or isinstance(y, Mapping):
         return
@@ -249,11 +185,7 @@ def _check_targets(task, y, ids: tuple) -> None:
 
 
 def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
-    """The rows of texts in two parts, of which the second is `share` of them, as Keras splits.
-
-    Raises:
-        ValueError: for what `data.read` makes, and for a part without rows.
-    """
+    """The rows of texts in two parts, of which the second is `share` of them, as Keras splits."""
     if isinstance(x, Records):
         raise ValueError(
             "`validation_split` is for texts in memory. Of files, give others as `validation_data`."

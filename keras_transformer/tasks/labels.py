@@ -13,19 +13,10 @@ from keras_transformer.data.record_objects import is_column, is_frame, plain
 def class_numbers(
     y: Any, count: int, num_classes: int, labels: list[str] | None, unit: str, name: str = "y"
 ) -> np.ndarray:
-    """Labels by number or by name, as int32 `(count,)`.
+    """Labels by number or by name, as int32 `(count,)`; of two classes also True and False.
 
-    Args:
-        y: a list, an array, a tensor or a column of a data frame: numbers of classes, also as
-            floats that are whole or as text, or names; for two classes also True and False.
-        count: int, how many there must be.
-        num_classes: int.
-        labels: the names of the classes, None for a task whose classes have none.
-        unit: str, what each label is of.
-        name: str, what errors call `y`.
-
-    Raises:
-        ValueError: for another number of labels, or the first that is none, with its place.
+    `unit` is what each label is of, and `name` what errors call `y`. ValueError for another number
+    of labels, or the first that is none, with its place.
     """
     rows = _rows(y, count, unit, name)
     if rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and (rows == np.floor(rows)).all()):
@@ -56,21 +47,10 @@ def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
 def class_rows(
     y: Any, count: int, num_classes: int, labels: list[str] | None, multi_label: bool
 ) -> np.ndarray | None:
-    """Labels that are a row for each text, as float32 `(count, num_classes)`.
+    """Labels that are a row for each text, as float32 `(count, num_classes)`; None for one a text.
 
-    Args:
-        y: an array, a list of lists or a data frame with a probability for each class, or with 0
-            and 1 (one-hot, multi-hot); with `multi_label` also lists of names or numbers.
-        count: int, how many rows there must be.
-        num_classes: int.
-        labels: the names of the classes, or None.
-        multi_label: bool, whether several classes may be right.
-
-    Returns:
-        The rows; None for labels that are one a text, of a task that has no others.
-
-    Raises:
-        ValueError: for what is neither, with its place.
+    A row has a probability for each class, or 0 and 1 (one-hot, multi-hot); with `multi_label` also
+    names or numbers. ValueError for what is neither, with its place.
     """
     array = _matrix(y, count, num_classes)
     if array is not None and not np.isfinite(array).all():

@@ -1,30 +1,39 @@
-"""What the two tasks that generate share: the sampler, prompts in batches, text or ids."""
+"""The base of the generating tasks: sampler, prompts, `generate`, scores."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_text, shorten
-from keras_transformer.data import BucketedDataset
-from keras_transformer.generation import samplers, values
-from keras_transformer.generation.constraints import Constraints, TokenAutomaton, check_choices
+from keras_transformer.checking import (
+    MOST_TOKENS,
+    check_bool,
+    check_flag,
+    check_int,
+    check_seed,
+    check_text,
+    is_int,
+    shorten,
+)
+from keras_transformer.generation import samplers
+from keras_transformer.generation.constraints import Constraints, TokenAutomaton
+from keras_transformer.generation.decoding import check_cache_dtype
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scoring import score_continuations
-from keras_transformer.generation.settings import check_cache_dtype
 from keras_transformer.generation.streaming import check_stop
 from keras_transformer.kerashub_names import refuse
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
-from keras_transformer.tasks.generating import Completion, GenerationCall, Options
-from keras_transformer.tasks.inputs import listed, text_rows
+from keras_transformer.tasks.generating import Completion, GenerationCall, Options, constrained
+from keras_transformer.tasks.inputs import listed
 from keras_transformer.tasks.task import PER_TOKEN
+from keras_transformer.tasks.text import text_rows, tokenizer_of
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.pieces import ids_within_words, strips_first_space, token_bytes
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
 
@@ -43,6 +52,8 @@ class LanguageModel(TokenPredictor):
     """
 
     predict_options: ClassVar = PER_TOKEN
+    generates = True
+    task_options = ("end_ids",)
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
     sampler: Sampler = samplers.Greedy()  # of `generate`, when it is not told
     pack_weights: bool = False
@@ -56,9 +67,9 @@ class LanguageModel(TokenPredictor):
     ):
         super().__init__(backbone, tokenizer, name=name)
         if end_ids is None:
-            end = None if tokenizer is None else tokenizer.end_id
+            end = None if self.tokenizer is None else self.tokenizer.end_id
             end_ids = [] if end is None else [end]
-        elif not isinstance(end_ids, (list, tuple)) or not all(map(_is_int, end_ids)):
+        elif not isinstance(end_ids, (list, tuple)) or not all(map(is_int, end_ids)):
             raise ValueError(f"`end_ids` must be a list of token ids, received {shorten(end_ids)}.")
         if end_ids:
             backbone.check_ids(end_ids=np.asarray(end_ids))
@@ -87,15 +98,12 @@ class LanguageModel(TokenPredictor):
         sampler = self.sampler if sampler is None else samplers.get(sampler)
         if pack_weights is None:
             pack_weights = self.pack_weights
-        pack_weights = values.flag("pack_weights", pack_weights)
+        pack_weights = check_flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)
         self.sampler, self.pack_weights = sampler, pack_weights
 
     def compile_values(self) -> dict:
         return {"sampler": self.sampler, "pack_weights": self.pack_weights}
-
-    def final_states(self, inputs, training: bool = False):
-        return self.backbone(inputs, training=training)
 
     @reads
     def generate(
@@ -109,6 +117,7 @@ class LanguageModel(TokenPredictor):
         max_length: int | None = None,
         stop=None,
         rules: Rules | None = None,
+        constraint: "TokenAutomaton | dict | None" = None,
         num_samples: int = 1,
         seed: int | None = None,
         stream: bool = False,
@@ -133,6 +142,8 @@ class LanguageModel(TokenPredictor):
                 of an encoder-decoder's output.
             stop: strings and token ids that end a text, one or a list. They are not part of it.
             rules: `Rules`, what the text must or must not contain.
+            constraint: a JSON Schema, as a dict, against which the text validates; or what
+                `constraint` returns. The text is complete within its limit.
             num_samples: int, texts for each prompt: the best ones of beam search, else one drawn
                 after the other.
             seed: int from 0 to 2**64 - 1, for samplers that draw. What a row draws depends on it
@@ -144,7 +155,7 @@ class LanguageModel(TokenPredictor):
             cache_dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and
                 values are kept. Defaults to the model's compute dtype.
             verbose: bool, show a progress bar.
-            **theirs: none. KerasHub's options are answered by their names here.
+            **theirs: none. Options of KerasHub and Transformers are answered by our names.
 
         Returns:
             A string for a string, a list of strings for a list; ids likewise. With `num_samples`
@@ -157,9 +168,9 @@ class LanguageModel(TokenPredictor):
             FloatingPointError: if logits are not numbers.
         """
         refuse(f"{type(self).__name__}.generate", theirs)
-        stream = values.flag("stream", stream)
-        return_details = values.flag("return_details", return_details)
-        return_prompt = values.flag("return_prompt", return_prompt)
+        stream = check_flag("stream", stream)
+        return_details = check_flag("return_details", return_details)
+        return_prompt = check_flag("return_prompt", return_prompt)
         rows, as_text, single = self._prompt_ids(prompts)
         options = self._options(
             rows,
@@ -168,7 +179,8 @@ class LanguageModel(TokenPredictor):
             batch_size=batch_size,
             max_length=max_length,
             stop=stop,
-            rules=rules,
+            rules=constrained(self, rules, constraint),
+            constraint=constraint,
             num_samples=num_samples,
             seed=seed,
             cache_dtype=cache_dtype,
@@ -197,55 +209,51 @@ class LanguageModel(TokenPredictor):
         return outputs[0] if single else outputs
 
     def constraint(
-        self, regex: str | None = None, choices: Sequence[str] | None = None
+        self,
+        regex: str | None = None,
+        choices: Sequence[str] | None = None,
+        json_schema: dict | bool | None = None,
     ) -> TokenAutomaton:
-        """The texts that `generate` may give, for `Rules(automaton=...)`.
+        """The texts that `generate` may give, for its `constraint` or `Rules(automaton=...)`.
 
         Args:
             regex: a regular expression, as of Python's `re`, that the whole text must match.
             choices: list of strings, one of which the text must be.
+            json_schema: a JSON Schema, as a dict, against which the text must validate.
 
         Returns:
             A `TokenAutomaton`; the same one for the same arguments, so that compiled functions are
             shared.
 
         Raises:
-            ValueError: for an invalid expression, or a text that the tokens cannot make.
+            ImportError: for a JSON Schema if jsonschema is not installed.
+            ValueError: for an invalid expression or schema, or a text that the tokens cannot make.
 
         Example:
         ```python
         import keras_transformer as kt
 
         translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
-        rules = kt.generation.Rules(automaton=translator.constraint(choices=["ein hund", "nein"]))
-        assert translator.generate("a dog", rules=rules) == "ein hund"
+        either = translator.constraint(choices=["ein hund", "nein"])
+        assert translator.generate("a dog", constraint=either) == "ein hund"
         ```
         """
-        if (regex is None) == (choices is None):
-            raise ValueError("Give either `regex` or `choices`.")
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         if self._constraints is None:
-            never_first = () if self.continues_prompts else ids_within_words(tokenizer)
-            self._constraints = Constraints(token_bytes(tokenizer), never_first)
-        # Decoding a text of its own drops the space before its first word.
-        free = not self.continues_prompts and strips_first_space(tokenizer)
-        if regex is not None:
-            return self._constraints.regex(regex, optional_space=free)
-        choices = check_choices(choices)
-        spaced = [" " + text for text in choices] if free else []
-        return self._constraints.choices([*choices, *spaced])
+            self._constraints = Constraints.of(tokenizer, self.continues_prompts)
+        return self._constraints.make(regex, choices, json_schema)
 
     def _options(
         self, rows, max_new_tokens, sampler, batch_size, max_length, stop, rules,
-        num_samples, seed, cache_dtype, verbose,
+        constraint, num_samples, seed, cache_dtype, verbose,
     ) -> Options:  # fmt: skip
         """The arguments of `generate`, checked before any work."""
-        max_new_tokens = values.integer("max_new_tokens", max_new_tokens, 1)
-        batch_size = values.integer("batch_size", batch_size, 1)
-        num_samples = values.integer("num_samples", num_samples, 1)
+        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+        batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
+        num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
         if max_length is not None:
-            max_length = values.integer("max_length", max_length, 1)
-        verbose = values.flag("verbose", verbose)
+            max_length = check_int("max_length", max_length, 1, MOST_TOKENS)
+        verbose = check_flag("verbose", verbose)
         for place, row in enumerate(rows):
             if not row:
                 raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
@@ -270,9 +278,10 @@ class LanguageModel(TokenPredictor):
                 "`rules` must be a keras_transformer.generation.Rules, received "
                 f"{type(rules).__name__}."
             )
+        rules = self._with_forced_end(rules)
         check_cache_dtype(cache_dtype)
         if seed is not None:
-            seed = values.seed(seed)
+            seed = check_seed("seed", seed, bits=64)
         elif sampler.draws:
             seed = int(keras.random.randint((), 0, 2**31 - 1))
         stop_strings, stop_ids = ((), ()) if stop is None else check_stop(stop)
@@ -280,6 +289,26 @@ class LanguageModel(TokenPredictor):
             raise ValueError("A model without a tokenizer stops at token ids, not at strings.")
         if stop_ids:
             self.backbone.check_ids(stop=np.asarray(stop_ids))
+        limits = self._limits(rows, max_new_tokens, max_length)
+        if constraint is not None and min(limits) < rules.automaton.shortest:
+            raise ValueError(
+                f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
+                f"limit is {min(limits)}: raise `max_new_tokens` or `max_length`."
+            )
+        return Options(
+            limits, sampler, rules, stop_strings, (*self.end_ids, *stop_ids), num_samples,
+            batch_size, seed or 0, cache_dtype, verbose,
+        )  # fmt: skip
+
+    def _with_forced_end(self, rules: Rules | None) -> Rules | None:
+        """The rules with the end that the checkpoint forces, if they say nothing of an end."""
+        known = rules is not None and (rules.forced_end, rules.automaton) != (None, None)
+        if self.forced_end_id is None or known:
+            return rules
+        return dataclasses.replace(rules or Rules(), forced_end=self.forced_end_id)
+
+    def _limits(self, rows, max_new_tokens: int, max_length: int | None) -> list[int]:
+        """The most new tokens of each prompt."""
         limits = [max_new_tokens] * len(rows)
         if max_length is not None:
             limits = [min(max_new_tokens, max_length - self._length_of(row)) for row in rows]
@@ -290,10 +319,7 @@ class LanguageModel(TokenPredictor):
                         f"{max_length} leaves no room for a new one."
                     )
         self._check_room(rows, limits)
-        return Options(
-            limits, sampler, rules, stop_strings, (*self.end_ids, *stop_ids), num_samples,
-            batch_size, seed or 0, cache_dtype, verbose,
-        )  # fmt: skip
+        return limits
 
     def _with_prompt(self, prompt: list[int], completion: Completion) -> Completion:
         ids = prompt + completion.token_ids
@@ -312,9 +338,24 @@ class LanguageModel(TokenPredictor):
         scores = iter(self._log_probabilities(pairs))
         return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in found]
 
+    def _scores(self, pairs: list, per_token: bool, single: bool):
+        """The log-probability of each continuation, or of each of its tokens; alone for one."""
+        per_token = check_bool("per_token", per_token)
+        scores: Any = self._log_probabilities(pairs)
+        if not per_token:
+            scores = np.asarray([row.sum(dtype="float64") for row in scores])
+        return scores[0] if single else scores
+
     def _log_probabilities(self, pairs: list[tuple[list[int], list[int]]]) -> list[np.ndarray]:
         """Of every token of each continuation its log-probability behind the prompt."""
         return score_continuations(self.engine, self._scoring_inputs, pairs, self.pad_id)
+
+    @property
+    def forced_end_id(self) -> int | None:
+        """The end that a text gets at its limit, if the checkpoint says so, as BART's do."""
+        said = (self.backbone.generation_config or {}).get("forced_eos_token_id")
+        ids = said if isinstance(said, list) else [said]
+        return ids[0] if ids and is_int(ids[0]) else None
 
     @property
     def pad_id(self) -> int:
@@ -322,10 +363,7 @@ class LanguageModel(TokenPredictor):
         return 0 if self.tokenizer is None else self.tokenizer.pad_id or 0
 
     def _prompt_ids(self, prompts, name="prompts") -> tuple[list[list[int]], bool, bool]:
-        """Rows of ids, whether they were text, and whether it was one prompt.
-
-        `name` is what the caller calls `prompts`, for messages.
-        """
+        """Rows of ids of the argument `name`, whether they were text, and one prompt alone."""
         if isinstance(prompts, IdsOfText):
             return [list(prompts)], True, True
         if isinstance(prompts, str):
@@ -339,11 +377,11 @@ class LanguageModel(TokenPredictor):
                 f"`{name}` must be a string, a list of strings, or lists of token ids, received "
                 f"{str(prompts)[:60]!r} of type {type(prompts).__name__}."
             )
-        if all(_is_int(token) for token in rows):
+        if all(is_int(token) for token in rows):
             return [[int(token) for token in rows]], False, True
         if all(isinstance(row, (list, tuple, np.ndarray)) for row in rows):
             for place, row in enumerate(rows):
-                if not all(_is_int(token) for token in row):
+                if not all(is_int(token) for token in row):
                     raise ValueError(f"`{name}[{place}]` must hold token ids, received {row!r}.")
             return [[int(token) for token in row] for row in rows], False, False
         texts = text_rows(rows, name)
@@ -352,7 +390,7 @@ class LanguageModel(TokenPredictor):
         return self._encode_prompts(texts), True, False
 
     def task_values(self) -> dict:
-        return {"end_ids": list(self.end_ids)}
+        return {**super().task_values(), "end_ids": list(self.end_ids)}
 
     # What a subclass says of itself.
 
@@ -373,22 +411,3 @@ class LanguageModel(TokenPredictor):
 
     def _check_room(self, rows, limits: list[int]):
         raise NotImplementedError
-
-    def make_dataset(self, x, y=None, *args, **kwargs) -> BucketedDataset:
-        raise NotImplementedError
-
-
-def with_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
-    """The rows, each ended by `end_id`, if there is one, exactly once."""
-    if end_id is None:
-        return rows
-    return [row if row and row[-1] == end_id else [*row, end_id] for row in rows]
-
-
-def without_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
-    """The rows without the end that a tokenizer's template adds."""
-    return [row[:-1] if row and row[-1] == end_id else row for row in rows]
-
-
-def _is_int(value) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Words that are missing."""
+"""Masked language models: pretraining, and filling of masks."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,11 +14,21 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.encoding import encode_rows, text_columns
-from keras_transformer.tasks.inputs import batching, check_max_length, text_rows
+from keras_transformer.structure import MASKED_LM_HEAD, shapes_of
+from keras_transformer.tasks.inputs import batching
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import PER_TOKEN, softmax
+from keras_transformer.tasks.text import (
+    encode_rows,
+    segmented_rows,
+    take_max_length,
+    text_columns,
+    text_rows,
+    token_batches,
+    token_columns,
+    tokenizer_of,
+)
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (
@@ -98,6 +108,10 @@ class MaskedLM(TokenPredictor):
     """
 
     backbone_kinds = ("encoder",)
+    alias = "masked_lm"
+    published_as = ("ForMaskedLM",)
+    predicts_tokens = True
+    task_options = ("hidden_activation", "normalization_epsilon", "mask_rate")
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
 
@@ -147,10 +161,8 @@ class MaskedLM(TokenPredictor):
     def vocabulary_bias(self) -> VocabularyBias:
         return self.output_bias
 
-    def final_states(self, inputs, training: bool = False):
-        inputs = dict(inputs)
-        positions = inputs.pop("mask_positions", None)
-        states = self.backbone(inputs, training=training)
+    def projected_states(self, states, inputs):
+        positions = inputs.get("mask_positions")
         if positions is not None:
             states = states_at(states, positions)
         return self.transform_norm(self.activation(self.transform_dense(states)))
@@ -179,31 +191,21 @@ class MaskedLM(TokenPredictor):
             raise ValueError(
                 f"MaskedLM learns `MaskedTokens`, received objective={shorten(objective)}."
             )
-        tokenizer = self._require_tokenizer()
-        max_length = check_max_length(self, options.pop("max_length", None))
-
-        def encode(texts, place):
-            return self._columns(
-                *tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
-            )
-
+        max_length = take_max_length(self, options)
+        encode = segmented_rows(self, max_length)
         columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
         options |= {"shuffle": shuffle, "seed": seed}
         if not check_bool("masked", masked):
-            return self._dataset(columns, **options)
-        hide = objective.bind(tokenizer)
+            return token_batches(self, columns, **options)
+        hide = objective.bind(tokenizer_of(self))
 
         def finish(inputs, arrays):
             random = generator_of(dataset, arrays)
             hidden, targets, weights = hide(inputs["token_ids"], inputs["padding_mask"], random)
             return {**inputs, **hidden}, targets, weights
 
-        dataset = self._dataset(columns, finish, **options)
+        dataset = token_batches(self, columns, finish, **options)
         return dataset
-
-    def _require_mask(self) -> str:
-        """The mask token."""
-        return self.tokenizer.id_to_token(require_mask_id(self._require_tokenizer()))
 
     @reads
     def fill_mask(self, texts, top_k: int = 5, batch_size: int | None = None) -> list:
@@ -222,23 +224,9 @@ class MaskedLM(TokenPredictor):
         Raises:
             ValueError: for a text without a mask, or longer than the model's longest sequence.
         """
-        mask = self._require_mask()
         top_k = check_int("top_k", top_k, at_least=1)
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
-        encodings = self.tokenizer.encode_batch_with_offsets(rows)
-        places = [np.flatnonzero(np.equal(e.ids, self.tokenizer.mask_id)) for e in encodings]
-        limit = self.backbone.config.max_sequence_length
-        for i, encoding in enumerate(encodings):
-            if not len(places[i]):
-                raise ValueError(
-                    f"`texts[{i}]` has no {mask!r}, the mask token of this model: "
-                    f"{shorten(rows[i])}"
-                )
-            if len(encoding) > limit:
-                raise ValueError(
-                    f"`texts[{i}]` has {len(encoding)} tokens, and the model takes {limit} at "
-                    "most. Shorten it."
-                )
+        encodings, places = self._masks(rows)
         positions = np.zeros((len(rows), max(map(len, places))), "int32")
         for row, found in zip(positions, places, strict=True):
             row[: len(found)] = found
@@ -251,8 +239,9 @@ class MaskedLM(TokenPredictor):
             ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
             return list(zip(ids, np.take_along_axis(scores, ids, axis=-1), strict=True))
 
-        dataset = self._dataset(
-            self._columns([e.ids for e in encodings], [e.type_ids for e in encodings]),
+        dataset = token_batches(
+            self,
+            token_columns(self, [e.ids for e in encodings], [e.type_ids for e in encodings]),
             finish,
             values={"mask_positions": positions},
             sizes=self._sizes,
@@ -266,6 +255,25 @@ class MaskedLM(TokenPredictor):
             ]
             results.append(fillings[0] if len(fillings) == 1 else fillings)
         return results[0] if isinstance(texts, str) else results
+
+    def _masks(self, texts: list[str]) -> tuple[list, list[np.ndarray]]:
+        """Encoded texts, and the places of the masks in each."""
+        mask_id = require_mask_id(tokenizer_of(self))
+        encodings = self.tokenizer.encode_batch_with_offsets(texts)
+        places = [np.flatnonzero(np.equal(e.ids, mask_id)) for e in encodings]
+        limit = self.backbone.config.max_sequence_length
+        for i, encoding in enumerate(encodings):
+            if not len(places[i]):
+                raise ValueError(
+                    f"`texts[{i}]` has no {self.tokenizer.id_to_token(mask_id)!r}, the mask token "
+                    f"of this model: {shorten(texts[i])}"
+                )
+            if len(encoding) > limit:
+                raise ValueError(
+                    f"`texts[{i}]` has {len(encoding)} tokens, and the model takes {limit} at "
+                    "most. Shorten it."
+                )
+        return encodings, places
 
     def _fillings(self, text, encoding, place, ids, scores) -> list[Filling]:
         """The fillings of the mask at a place among the tokens of a text."""
@@ -295,6 +303,6 @@ class MaskedLM(TokenPredictor):
             "normalization_epsilon": epsilon,
         }
 
-    def task_values(self) -> dict:
-        names = ("hidden_activation", "normalization_epsilon", "mask_rate")
-        return {name: getattr(self, name) for name in names}
+    @classmethod
+    def head_shapes(cls, config, values):
+        return shapes_of(MASKED_LM_HEAD, config)

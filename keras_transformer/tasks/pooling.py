@@ -1,4 +1,4 @@
-"""One vector of the states of a text."""
+"""Pooling of token states to one vector."""
 
 from keras import ops
 
@@ -15,16 +15,9 @@ def check_pooling(pooling: str) -> str:
 
 
 def pool(states, padding_mask, pooling: str):
-    """The states of the real tokens, made one.
+    """The states `(batch, length, hidden_dim)` of the real tokens, made one, `(batch, hidden_dim)`.
 
-    Args:
-        states: float `(batch, length, hidden_dim)`.
-        padding_mask: bool `(batch, length)`, or None where all tokens are real.
-        pooling: `"mean"`, `"first"`, `"max"`, `"last"`, or `"mean_sqrt_len"`: the sum divided by
-            the square root of the number of tokens.
-
-    Returns:
-        Float `(batch, hidden_dim)`.
+    `"mean_sqrt_len"` is the sum divided by the square root of the number of tokens.
     """
     if pooling == "first":
         return states[:, 0]

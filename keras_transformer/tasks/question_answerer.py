@@ -1,4 +1,4 @@
-"""Answers that stand in a text."""
+"""Extractive question answering: spans of a context."""
 
 from typing import ClassVar, NamedTuple
 
@@ -20,9 +20,11 @@ from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.inputs import batching, check_max_length, listed, text_rows
-from keras_transformer.tasks.spans import character_spans, rows_of, windows
+from keras_transformer.structure import SPAN_HEAD, shapes_of
+from keras_transformer.tasks.inputs import batching
+from keras_transformer.tasks.spans import character_spans, target_rows, window_batches, windows
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
+from keras_transformer.tasks.text import pair_rows, take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -136,7 +138,11 @@ class QuestionAnswerer(Task):
     """
 
     backbone_kinds = ("encoder",)
-    needs_labels = True
+    alias = "question_answering"
+    published_as = ("ForQuestionAnswering",)
+    task_options = ("dropout",)
+    needs_labels = answers = True
+    takes_records = False
     predict_options: ClassVar = PER_TOKEN
 
     def __init__(
@@ -153,8 +159,7 @@ class QuestionAnswerer(Task):
         self.built = True
         self._compile_for_fine_tuning(SpanCrossEntropy(), metrics=[SpanAccuracy()])
 
-    def call(self, inputs, training: bool = False):
-        states = self.backbone(inputs, training=training)
+    def head_outputs(self, states, inputs, training: bool):
         logits = self.output_dense(self.dropout_layer(states, training=training))
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
@@ -166,23 +171,17 @@ class QuestionAnswerer(Task):
 
         With `y` a long context gives several rows, without it one row, cut at the end.
         """
-        max_length = check_max_length(self, options.pop("max_length", None))
+        max_length = take_max_length(self, options)
         questions, contexts = _pairs(x)
-        encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
+        encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, max_length)
         options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             firsts = dict(reversed(chosen))
             chosen = [(i, firsts[i]) for i in range(len(encodings))]
-            return self._dataset(self._columns(*rows_of(encodings, chosen)), **options)
+            return window_batches(self, encodings, chosen, **options)
 
-        rows = listed(y)
-        if not isinstance(rows, (list, tuple)) or len(rows) != len(contexts):
-            number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
-            raise ValueError(
-                f"`y` must be a list with an answer, or None, for each of the {len(contexts)} "
-                f"pairs, received {number}."
-            )
+        rows = target_rows(y, len(contexts), "an answer, or None,", "pairs")
         answers = [
             _answer_tokens(row, context, encoding, f"y[{i}]")
             for i, (row, context, encoding) in enumerate(
@@ -201,8 +200,7 @@ class QuestionAnswerer(Task):
         def finish(inputs, arrays):
             return inputs, *(arrays[name] for name in values)
 
-        columns = self._columns(*rows_of(encodings, chosen))
-        return self._dataset(columns, finish, values=values, **options)
+        return window_batches(self, encodings, chosen, finish, values=values, **options)
 
     @reads
     def answer(
@@ -245,11 +243,10 @@ class QuestionAnswerer(Task):
         if isinstance(contexts, str):
             contexts = [contexts] * len(text_rows(questions, "questions"))
         questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
-        encodings = self._require_tokenizer().encode_batch_with_offsets(questions, contexts)
+        encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, self.backbone.config.max_sequence_length)
-        dataset = self._dataset(
-            self._columns(*rows_of(encodings, chosen)), sizes=self._sizes, **batching(batch_size)
-        )
+        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        dataset = window_batches(self, encodings, chosen, **sizes)
         found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
         no_answer = np.ones(len(encodings))
         for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
@@ -271,8 +268,9 @@ class QuestionAnswerer(Task):
             results.append(answers if top_k > 1 else answers[0])
         return results[0] if alone else results
 
-    def task_values(self) -> dict:
-        return {"dropout": self.dropout}
+    @classmethod
+    def head_shapes(cls, config, values):
+        return shapes_of(SPAN_HEAD, config, num_ends=2)
 
 
 def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:
@@ -284,11 +282,7 @@ def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], lis
         raise ValueError(
             f"QuestionAnswerer takes a tuple of two lists, (questions, contexts), received {given}."
         )
-    questions, contexts = (text_rows(part, name) for part, name in zip(x, names, strict=True))
-    if len(questions) != len(contexts):
-        raise ValueError(
-            f"Received {len(questions)} questions and {len(contexts)} contexts: give one for each."
-        )
+    questions, contexts = pair_rows(*x, names, ("questions", "contexts"))
     for i, context in enumerate(contexts):
         if not context.strip():
             raise ValueError(f"`{names[1]}[{i}]` is empty: there is nothing to answer from.")
@@ -351,14 +345,8 @@ def _answer_tokens(
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
     """The probabilities of no answer, and of each stretch of the context.
 
-    Args:
-        logits: float `(tokens, 2)`.
-        inside: bool `(tokens,)`, the context.
-        max_answer_tokens: int.
-
-    Returns:
-        Float, and float `(context, max_answer_tokens)`: the score of the stretch that starts at a
-        token and goes on for so many more; -1 where that is beyond the context.
+    Those of stretches are `(context, max_answer_tokens)`, by the first token and how many more
+    there are; -1 where that is beyond the context.
     """
     allowed = inside.copy()
     allowed[0] = True

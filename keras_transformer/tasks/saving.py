@@ -1,73 +1,85 @@
 """Tasks in Keras's own formats: `.keras` files, configs, clones, copies, pickles."""
 
-import base64
-import tempfile
-import warnings
+import json
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_transformer.generation.samplers import Sampler
-from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.checkpoints.safetensors_io import save_tensors
+from keras_transformer.files import SafetensorsFile
+from keras_transformer.models.backbone import refuse_quantized
+from keras_transformer.training import lora
+
+# Of the values that the task has in a file, beside those of its layers.
+_ADAPTER = "adapter_"
+_SAMPLER = "sampler.json"
 
 
 class Serializable:
     """What of a task goes through Keras's serialization: all but what `task_values` says.
 
     So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`,
-    `copy.deepcopy` and pickle work. A tokenizer goes along as its files, and is read by the same
-    checks as those of a preset. What is made of a task with adapters has none, and their product
-    added to its weights, as after `merge_lora`.
+    `copy.deepcopy` and pickle work. A processor goes along as its files, and is read by the same
+    checks as those of a preset. Of a task with adapters the files have the weights as after
+    `merge_lora`, which a task without adapters takes, and the adapters beside them.
     """
-
-    def task_values(self) -> dict[str, Any]:
-        """The values beside the backbone's that make the task again."""
-        return {}
 
     def compile_values(self) -> dict[str, Any]:
         """What `compile` was told beside Keras's arguments."""
         return {}
 
     def get_config(self) -> dict[str, Any]:
-        if any(getattr(layer, "quantization_mode", None) for layer in self._flatten_layers()):
-            raise ValueError("The task is quantized: save or copy it before `quantize`.")
-        plain = self._frozen is None  # without adapters
+        refuse_quantized(self)
+        # What adapters freeze is trained again once they are merged.
+        later = getattr(self.backbone, "trainable_before_lora", None) or ()
         return {
             "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "tokenizer": None if self.tokenizer is None else _files_of(self.tokenizer),
+            "tokenizer": None if self.processor is None else self.processor.packed(),
             **self.task_values(),
             "name": self.name,
-            "frozen": [v.path for v in self.weights if not v.trainable] if plain else [],
+            "frozen": [v.path for v in self.weights if not v.trainable and v.path not in later],
+            "adapters": lora.lora_values(self.backbone),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects=None):
         values = dict(config)
-        frozen = set(values.pop("frozen", ()))
+        frozen, adapters = set(values.pop("frozen", ())), values.pop("adapters", None)
         backbone = keras.saving.deserialize_keras_object(
             values.pop("backbone"), custom_objects=custom_objects
         )
         files = values.pop("tokenizer")
-        tokenizer = None if files is None else _tokenizer_of(files)
-        task = cls(backbone, tokenizer, **values)
+        processor = None if files is None else cls.processor_class.unpacked(files)
+        task = cls(backbone, getattr(processor, "tokenizer", processor), **values)
         for variable in task.weights:
             if variable.path in frozen:
                 variable.trainable = False
         if not any(variable.trainable for variable in backbone.weights):
             backbone.trainable = False
+        if adapters is not None:
+            lora.enable_lora(backbone, **adapters)
         return task
+
+    def save_own_variables(self, store) -> None:
+        super().save_own_variables(store)
+        if lora.is_adapted(self.backbone):
+            for number, variable in enumerate(lora.adapters(self.backbone).values()):
+                store[f"{_ADAPTER}{number}"] = keras.ops.convert_to_numpy(variable)
+
+    def load_own_variables(self, store) -> None:
+        names = list(store.keys())
+        super().load_own_variables({n: store[n] for n in names if not n.startswith(_ADAPTER)})
+        count = sum(name.startswith(_ADAPTER) for name in names)
+        if count and lora.is_adapted(self.backbone):
+            arrays = [np.asarray(store[f"{_ADAPTER}{number}"]) for number in range(count)]
+            lora.load_apart(self.backbone, arrays)
 
     def get_compile_config(self) -> dict[str, Any]:
         values = self.compile_values()
-        sampler = values.get("sampler")
-        if isinstance(sampler, Sampler) and sampler.models:
-            warnings.warn(
-                f"The draft model of {type(sampler).__name__} is not saved with the task: give "
-                "the sampler to `compile` again after loading.",
-                stacklevel=2,
-            )
-            del values["sampler"]
+        if _models_of(values.get("sampler")):
+            del values["sampler"]  # Models are in the file as assets, with their weights.
         config = super().get_compile_config()
         if config:
             config |= keras.saving.serialize_keras_object(values)
@@ -81,21 +93,34 @@ class Serializable:
         if built:  # Its state is in the file.
             self.optimizer.build(self.trainable_variables)
 
+    def save_assets(self, directory: str) -> None:
+        sampler = self.compile_values().get("sampler")
+        for place, model in enumerate(_models_of(sampler)):
+            save_tensors(Path(directory, f"model_{place}.safetensors"), _by_place(model))
+        if _models_of(sampler):
+            config = keras.saving.serialize_keras_object(sampler)
+            Path(directory, _SAMPLER).write_text(json.dumps(config))
 
-def _files_of(tokenizer: Tokenizer) -> dict[str, str]:
-    """The files that `Tokenizer.save` writes, by name, in base64."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(folder)
-        files = sorted(path for path in Path(folder).iterdir() if path.is_file())
-        return {path.name: base64.b64encode(path.read_bytes()).decode() for path in files}
+    def load_assets(self, directory: str | None) -> None:
+        file = Path(directory or "", _SAMPLER)
+        if directory is None or not file.is_file():
+            return
+        config = json.loads(file.read_text())
+        for name, value in config["config"].items():
+            if isinstance(value, dict):
+                config["config"][name] = keras.saving.deserialize_keras_object(value)
+        sampler = keras.saving.deserialize_keras_object(config)
+        for place, model in enumerate(_models_of(sampler)):
+            tensors = SafetensorsFile(Path(directory, f"model_{place}.safetensors"))
+            for name, variable in _by_place(model).items():
+                variable.assign(tensors[name])
+        self.sampler = sampler
 
 
-def _tokenizer_of(files: dict[str, str]) -> Tokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            if Path(name).name != name:
-                raise ValueError(f"The config of the task has a tokenizer's file {name!r}.")
-            Path(folder, name).write_bytes(base64.b64decode(content))
-        tokenizer = Tokenizer.from_files(folder)
-    tokenizer._name = type(tokenizer)._name  # The folder is gone.
-    return tokenizer
+def _models_of(sampler) -> tuple:
+    """The models that a sampler reads beside the task's."""
+    return getattr(sampler, "models", ())
+
+
+def _by_place(model) -> dict[str, keras.Variable]:
+    return {str(place): variable for place, variable in enumerate(model.weights)}

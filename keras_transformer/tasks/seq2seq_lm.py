@@ -1,17 +1,26 @@
-"""Text to text: translation, and all that can be put as such."""
+"""Sequence-to-sequence language models: translation, summarization."""
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_int, check_text, shorten
+from keras_transformer.checking import check_int, check_text, shorten
+from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.encoding import encode_rows, text_columns
-from keras_transformer.tasks.inputs import check_max_length, text_rows
-from keras_transformer.tasks.language_model import LanguageModel, with_end
+from keras_transformer.tasks.language_model import LanguageModel
+from keras_transformer.tasks.text import (
+    check_equal,
+    encode_rows,
+    pair_rows,
+    take_max_length,
+    text_columns,
+    text_rows,
+    tokenizer_of,
+    with_end,
+)
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Denoising, SpanCorruption
 from keras_transformer.training.objectives import generator_of
@@ -51,7 +60,12 @@ class Seq2SeqLM(LanguageModel):
     """
 
     backbone_kinds = ("seq2seq",)
+    alias = "seq2seq_lm"
+    published_as = ("ForConditionalGeneration",)
+    predicts_tokens = generates = True
+    published_options = (END_IDS, START_ID)
     continues_prompts = False
+    task_options = ("end_ids", "start_id")
 
     def __init__(
         self,
@@ -62,8 +76,8 @@ class Seq2SeqLM(LanguageModel):
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, end_ids, name=name)
-        if start_id is None and tokenizer is not None:
-            start_id = tokenizer.start_id
+        if start_id is None and self.tokenizer is not None:
+            start_id = self.tokenizer.start_id
         self.start_id = self.pad_id if start_id is None else start_id
         most = backbone.config.vocabulary_size - 1
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
@@ -84,7 +98,7 @@ class Seq2SeqLM(LanguageModel):
             `objective`, `x` is texts, of which it makes both; other ones in each epoch, but for
             `shuffle=False`.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
         options |= {"shuffle": shuffle, "seed": seed}
@@ -96,29 +110,8 @@ class Seq2SeqLM(LanguageModel):
         if objective is not None:
             self._refuse_targets(y, None)
             return self._dataset_of_texts(x, objective, **options)
-        if isinstance(x, Records):
-            if len(x.columns) != 2:
-                raise ValueError(
-                    f"Seq2SeqLM needs sources and targets: read(..., x=..., y=...), received {x}."
-                )
-            texts = x
-        else:
-            if y is None:
-                if not isinstance(x, tuple) or len(x) != 2:
-                    raise ValueError(
-                        "Seq2SeqLM needs sources and targets: give `y`, or x=(x, y). To train it "
-                        "on texts alone give `fit` the batches of `make_dataset(texts, "
-                        "objective=...)`, with `training.SpanCorruption()` or "
-                        "`training.Denoising()`."
-                    )
-                x, y = x
-            texts = text_rows(x), text_rows(y, "y")
-            if len(texts[0]) != len(texts[1]):
-                raise ValueError(
-                    f"Received {len(texts[0])} sources and {len(texts[1])} targets: give one for "
-                    "each."
-                )
-        max_length = check_max_length(self, options.pop("max_length", None), at_least=2)
+        texts = _sources_and_targets(x, y)
+        max_length = take_max_length(self, options, at_least=2)
 
         def encode(texts, place):
             sources, targets = texts
@@ -154,11 +147,11 @@ class Seq2SeqLM(LanguageModel):
         )
 
     def _dataset_of_texts(self, x, objective, **options) -> BucketedDataset:
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         if options.get("pack_length") is not None:
             raise ValueError("Spoiled texts are not packed: no `pack_length` with an objective.")
         make = objective.bind(tokenizer, self.start_id)
-        max_length = check_max_length(self, options.pop("max_length", None), at_least=2)
+        max_length = take_max_length(self, options, at_least=2)
         # Room for what the template adds to a source, and for the end of a target.
         room = max(len(tokenizer.encode("")), 1)
         longest = max_length - room
@@ -194,35 +187,28 @@ class Seq2SeqLM(LanguageModel):
         Raises:
             ValueError: for sources and targets of different numbers, or empty ones.
         """
-        per_token = check_bool("per_token", per_token)
         rows, as_text, single = self._prompt_ids(sources, "sources")
         if as_text:
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
             for place, text in enumerate(texts):
                 check_text(f"targets[{place}]", text)
-            targets = self._require_tokenizer().encode_targets(texts)
+            targets = tokenizer_of(self).encode_targets(texts)
         else:
             targets = self._prompt_ids(targets, "targets")[0]
-        if len(rows) != len(targets):
-            raise ValueError(
-                f"Received {len(rows)} sources and {len(targets)} targets: give one for each."
-            )
+        check_equal(rows, targets, ("sources", "targets"))
         for name, lists in (("sources", rows), ("targets", targets)):
             for place, row in enumerate(lists):
                 if not row:
                     raise ValueError(f"`{name}[{place}]` is empty.")
                 self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
         targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
-        scores = self._log_probabilities(list(zip(rows, targets, strict=True)))
-        if not per_token:
-            scores = np.asarray([row.sum(dtype="float64") for row in scores])
-        return scores[0] if single else scores
+        return self._scores(list(zip(rows, targets, strict=True)), per_token, single)
 
     def _encode_prompts(self, texts):
-        return self._require_tokenizer().encode_batch(texts)
+        return tokenizer_of(self).encode_batch(texts)
 
     def _to_texts(self, prompts, continuations):
-        return self._require_tokenizer().decode_batch(continuations)
+        return tokenizer_of(self).decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
         return {
@@ -254,5 +240,21 @@ class Seq2SeqLM(LanguageModel):
                 f"{config.max_sequence_length}."
             )
 
-    def task_values(self) -> dict:
-        return {**super().task_values(), "start_id": self.start_id}
+
+def _sources_and_targets(x, y) -> Records | tuple[list[str], list[str]]:
+    """Records with two columns, or two lists of texts."""
+    if isinstance(x, Records):
+        if len(x.columns) != 2:
+            raise ValueError(
+                f"Seq2SeqLM needs sources and targets: read(..., x=..., y=...), received {x}."
+            )
+        return x
+    if y is None:
+        if not isinstance(x, tuple) or len(x) != 2:
+            raise ValueError(
+                "Seq2SeqLM needs sources and targets: give `y`, or x=(x, y). To train it on texts "
+                "alone give `fit` the batches of `make_dataset(texts, objective=...)`, with "
+                "`training.SpanCorruption()` or `training.Denoising()`."
+            )
+        x, y = x
+    return pair_rows(x, y, ("x", "y"), ("sources", "targets"))

@@ -1,9 +1,14 @@
 """From tokens to places in the text, and long texts in overlapping windows."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tokenizers
+
+from keras_transformer.data import BucketedDataset
+from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.text import token_batches, token_columns
 
 # The words that two windows share, in tokens (Devlin et al. 2018, the published SQuAD code).
 OVERLAP = 128
@@ -20,14 +25,8 @@ class Word(NamedTuple):
 def character_spans(text: str, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
     """The characters of each token, from start to before end, without white space around.
 
-    A byte-level or SentencePiece token has the space before its word in its offsets.
-
-    Args:
-        text: the text that the offsets are of; of a pair, for that side's tokens alone.
-        encoding: what `Tokenizer.encode_batch_with_offsets` gave.
-
-    Returns:
-        A pair for each token. A token of white space alone has an empty span at its end.
+    A byte-level or SentencePiece token has the space before its word in its offsets. One of white
+    space alone has an empty span at its end.
     """
     spans = []
     for start, end in encoding.offsets:
@@ -51,21 +50,11 @@ def words_of(text: str, encoding: tokenizers.Encoding) -> list[Word]:
 
 
 def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[np.ndarray]:
-    """The tokens of a row that is too long, as rows that are not.
+    """The tokens of a row that is too long, as the places in the encoding of rows that are not.
 
     Each has all tokens outside of the part (special tokens, a question) and a stretch of it; two
-    neighbours share `OVERLAP` tokens of the part, or half of what a row can hold.
-
-    Args:
-        encoding: what `Tokenizer.encode_batch_with_offsets` gave.
-        part: which side of a pair is cut, 0 or 1; 0 for a single text.
-        max_length: the longest row.
-
-    Returns:
-        For each window the places of its tokens in the encoding, int `(tokens,)`.
-
-    Raises:
-        ValueError: if the rest leaves no room for the part.
+    neighbours share `OVERLAP` tokens of the part, or half of what a row can hold. `part` is the
+    side of a pair that is cut, 0 for a single text. ValueError if the rest leaves it no room.
     """
     places = np.arange(len(encoding))
     if len(places) <= max_length:
@@ -87,14 +76,7 @@ def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[n
 
 
 def counted(parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Which tokens of each window of a text count there: each token where most text is around it.
-
-    Args:
-        parts: the windows of one text, as of `windows`.
-
-    Returns:
-        For each window bool `(tokens,)`.
-    """
+    """Which tokens of each window of a text count there: each where most text is around it."""
     best = np.full(max(int(places[-1]) for places in parts) + 1, -1)
     margins = [np.minimum(np.arange(len(p)), np.arange(len(p))[::-1]) for p in parts]
     chosen = np.zeros(len(best), "int64")
@@ -105,9 +87,30 @@ def counted(parts: list[np.ndarray]) -> list[np.ndarray]:
     return [chosen[places] == number for number, places in enumerate(parts)]
 
 
-def rows_of(
-    encodings: list[tokenizers.Encoding], chosen: list[tuple[int, np.ndarray]]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The ids and the segments of windows, each given by its encoding's number and its tokens."""
+def window_batches(
+    task,
+    encodings: list[tokenizers.Encoding],
+    chosen: list[tuple[int, np.ndarray]],
+    finish: Callable | None = None,
+    further: dict[str, list] | None = None,
+    **options,
+) -> BucketedDataset:
+    """Batches of windows, each given by its encoding's number and its tokens. See `token_batches`.
+
+    `further` are columns beside the ids.
+    """
     ids = [np.asarray(encodings[i].ids)[places].tolist() for i, places in chosen]
-    return ids, [np.asarray(encodings[i].type_ids)[places].tolist() for i, places in chosen]
+    segments = [np.asarray(encodings[i].type_ids)[places].tolist() for i, places in chosen]
+    columns = token_columns(task, ids, segments) | (further or {})
+    return token_batches(task, columns, finish, **options)
+
+
+def target_rows(y, count: int, each: str, of: str) -> list:
+    """Targets as a list, of which there is one for each text. ValueError for anything else."""
+    rows = listed(y)
+    if not isinstance(rows, (list, tuple)) or len(rows) != count:
+        number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
+        raise ValueError(
+            f"`y` must be a list with {each} for each of the {count} {of}, received {number}."
+        )
+    return rows

@@ -11,8 +11,14 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import shorten
-from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.data.record_objects import elements_of, is_column, is_frame, plain
+from keras_transformer.data import BucketedDataset, Records, read
+from keras_transformer.data.record_objects import (
+    column_names,
+    elements_of,
+    is_column,
+    is_frame,
+    plain,
+)
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.tasks.inputs import check_labels_given
 
@@ -21,10 +27,14 @@ _ROWS = 32  # of a batch, where a data set gives one row after the other
 # Keras looks at so many batches of a generator, at most, before the first step.
 _LOOKED_AT = 8
 _ALL = 2**31 - 1
+# The usual columns of texts, the first that are there, and of what is learned.
+_TEXTS = (("text", "text_pair"), ("text",), ("question", "context"), ("source",), ("tokens",))
+_LABELS = ("label", "labels", "answers", "ner_tags")
+_TARGETS = ("target",)
 
 
 class TextBatches(keras.utils.PyDataset):
-    """The batches of texts of a data set of another library, tokenized as they come.
+    """The batches of a data set of another library; those of texts are tokenized as they come.
 
     Rows, order and shuffling are those of the data set. A batch is padded to a multiple of 32
     tokens.
@@ -36,6 +46,7 @@ class TextBatches(keras.utils.PyDataset):
         once: bool, whether `begin` may be called once only.
         shuffle: bool, whether what a model learns from is drawn anew each time.
         seed: int, of the drawing; None for one drawn from NumPy.
+        **processing: options of `make_dataset`, such as `max_length`.
     """
 
     def __init__(
@@ -46,11 +57,12 @@ class TextBatches(keras.utils.PyDataset):
         once: bool = False,
         shuffle: bool = False,
         seed: int | None = 0,
+        **processing,
     ):
         super().__init__()
         self._task, self._begin, self._number, self._once = task, begin, num_batches, once
         self._seed = int(np.random.randint(2**31)) if seed is None else seed
-        self._shuffle, self._served = shuffle, 0
+        self._shuffle, self._served, self._processing = shuffle, 0, processing
         config = task.backbone.config
         # Lengths that are multiples of a divisor of the longest are not longer than that.
         learned = config.position == "learned"
@@ -76,43 +88,61 @@ class TextBatches(keras.utils.PyDataset):
             raise ValueError(
                 f"The data ended after {self._served} batches. Give fewer steps, or more data."
             )
-        check_labels_given(self._task, *batch[:2])
         self._next = index + 1
         self._served += 1
-        made = self._task.make_dataset(
+        if isinstance(batch[0], Mapping):
+            made = tuple(part for part in batch if part is not None)
+        else:
+            made = self._tokenized(batch, index)
+        if self._once and index < _LOOKED_AT:
+            self._looked_at[index] = made
+        return made
+
+    def _tokenized(self, batch: tuple, index: int) -> tuple:
+        check_labels_given(self._task, *batch[:2])
+        return self._task.make_dataset(
             *batch,
             shuffle=self._shuffle,
             seed=self._seed + (self._served if self._shuffle else index),
             batch_size=_ALL,
             max_buckets=1,
             multiple=self._multiple,
+            **self._processing,
         )[0]
-        if self._once and index < _LOOKED_AT:
-            self._looked_at[index] = made
-        return made
 
 
 def held(
     task, data: Any, batch_size: int | None = None, steps: int | None = None, **options
 ) -> Any:
-    """Data as the verbs of a task take it: what gives strings as texts or as `TextBatches`.
+    """Data as the verbs of a task take it: what gives strings as texts or as batches.
 
     Args:
         task: the task.
         data: what a user gave.
         batch_size: int, rows of a batch of a data set that gives one after the other.
         steps: int, the batches that are asked for, or None for all.
-        **options: `shuffle` and `seed` of `TextBatches`.
+        **options: `shuffle`, `seed` and others of `TextBatches`.
 
     Returns:
-        Of a data frame its column, or a tuple of its columns; of a data set of strings
-        `TextBatches`; anything else as it is.
+        Of a data frame its column, or a tuple of its columns; of a `datasets.Dataset` `Records`,
+        or its batches for a task that takes none; of other data sets `TextBatches`; anything else
+        as it is.
 
     Raises:
-        ValueError: for a data set whose rows are dicts of strings, or that has no end and no
-            `steps`.
+        ValueError: for several data sets in one, for rows that are dicts without the usual names,
+            and for a data set that has no end and no `steps`.
     """
-    data, source = _opened(data, steps)
+    columns = _columns_of_table(task, data)
+    if columns is not None:
+        x, y = columns
+        if task.takes_records:
+            return read(data, x=x, y=y)
+        texts, labels = _in_memory(data, x), None if y is None else list(map(_answer, data[y]))
+        check_labels_given(task, texts, labels)
+        if options.get("seed", 0) is None:
+            options["seed"] = int(np.random.randint(2**31))
+        return task.make_dataset(texts, labels, batch_size=batch_size, **options)
+    data, source = _opened(task, data, steps)
     if source is None:
         return data
     rows = batch_size or _ROWS
@@ -129,16 +159,21 @@ def held(
     return TextBatches(task, lambda: source.batches(rows), number, **options)
 
 
-def held_texts(data: Any, options: dict[str, Any]) -> Any:
+def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
     """As `held`, but the texts of a data set as a list: a prediction is of all its rows.
 
     The `steps` of the options are those of the data set, and are taken out of them.
     """
-    data, source = _opened(data, options.get("steps"))
+    columns = _columns_of_table(task, data)
+    if columns is not None:
+        return read(data, x=columns[0]) if task.takes_records else _in_memory(data, columns[0])
+    data, source = _opened(task, data, options.get("steps"))
     if source is None:
         return data
     steps = options.pop("steps", None)
     parts = [x for x, _, _ in itertools.islice(source.batches(_ROWS), steps)]
+    if isinstance(parts[0], Mapping):
+        return TextBatches(task, lambda: ((x,) for x in parts), len(parts))
     if isinstance(parts[0], tuple):
         return tuple(list(itertools.chain(*side)) for side in zip(*parts, strict=True))
     return list(itertools.chain(*parts))
@@ -147,27 +182,28 @@ def held_texts(data: Any, options: dict[str, Any]) -> Any:
 class _Source(NamedTuple):
     """A data set of strings: how to go through it, and what is known of it."""
 
-    begin: Callable[[], Iterator]
+    begin: Callable[[], Iterator]  # to `(x, y, sample_weight)` of each element
     once: bool
     size: int | None  # its elements; None where it is not known
     single: bool  # whether an element is one row and no batch
+    labelled: bool  # whether its first element has labels
 
     def batches(self, rows: int) -> Iterator[tuple]:
         """`(x, y, sample_weight)` of each batch."""
-        elements = map(_parts, self.begin())
+        elements = self.begin()
         if not self.single:
             yield from elements
         while self.single and (some := list(itertools.islice(elements, rows))):
             x, y, weights = map(list, zip(*some, strict=True))
             if isinstance(x[0], tuple):
                 x = tuple(map(list, zip(*x, strict=True)))
-            yield x, None if y[0] is None else y, None if weights[0] is None else weights
+            yield x, y if self.labelled else None, None if weights[0] is None else weights
 
 
-def _opened(data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
+def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     """The data, a generator of arrays as if not looked into; and as a source if of strings."""
     if is_frame(data) and not ops.is_tensor(data):
-        columns = tuple(data[name] for name in getattr(data, "column_names", data))
+        columns = tuple(data[name] for name in column_names(data))
         return columns[0] if len(columns) == 1 else columns, None
     arrays = (np.ndarray, Mapping, Records, BucketedDataset, DatasetShard, TextBatches)
     known = (str, bytes, list, tuple, *arrays)
@@ -180,21 +216,35 @@ def _opened(data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
         or not (once or sized or hasattr(data, "__iter__"))
     ):
         return data, None
-    specs = keras.tree.flatten(getattr(data, "element_spec", None))  # of tf.data
-    if specs != [None] and not any(getattr(spec, "dtype", None) == "string" for spec in specs):
+    spec = getattr(data, "element_spec", ())  # of tf.data: arrays are not looked into
+    dtypes = [getattr(part, "dtype", None) for part in keras.tree.flatten(spec)]
+    if dtypes and "string" not in dtypes and not isinstance(spec, Mapping):
         return data, None
     elements = elements_of(data)
     first = next(elements, None)
     if once:
         elements = itertools.chain([] if first is None else [first], elements)
-    if not _has_text(first):
+    if isinstance(first, Mapping):
+        parts = _parts_by_name(task, data, first)
+    else:
+        parts = (lambda element: _parts(task, element)) if _has_text(first) else None
+        if parts is not None and isinstance(first, tuple) and isinstance(first[0], Mapping):
+            raise _of_other_names(data, first[0])
+    if parts is None:
         return (element for element in elements) if once else data, None
-    if isinstance(first, Mapping) or (isinstance(first, tuple) and isinstance(first[0], Mapping)):
-        names = sorted(map(str, first if isinstance(first, Mapping) else first[0]))
-        raise ValueError(
-            f"The rows of the {type(data).__name__} are dicts with {shorten(names)}. Name their "
-            'columns, as in data.read(data, x="text", y="label"), or give tuples (x, y).'
-        )
+    x, y, _ = parts(first)
+    single = not isinstance(x, Mapping) and isinstance(x[0] if isinstance(x, tuple) else x, str)
+    # That a question has no answer is a label too.
+    if isinstance(first, Mapping):
+        labelled = y is not None or (task.answers and not {*_LABELS}.isdisjoint(first))
+    else:
+        labelled = y is not None or (task.answers and isinstance(first, tuple) and len(first) > 1)
+    begin = (lambda: map(parts, elements)) if once else (lambda: map(parts, elements_of(data)))
+    return data, _Source(begin, once, _size(data, steps), single, labelled)
+
+
+def _size(data: Any, steps: int | None) -> int | None:
+    """The number of elements; None where it is not known. ValueError for no end and no steps."""
     size = None
     if hasattr(data, "cardinality"):
         size = int(data.cardinality())  # -1 without an end, -2 for not known
@@ -203,25 +253,100 @@ def _opened(data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
             size = len(data)
     if size == -1 and steps is None:
         raise ValueError("The data set has no end: give the number of steps.")
-    x = _parts(first)[0]
-    single = isinstance(x[0] if isinstance(x, tuple) else x, str)
-    begin = (lambda: elements) if once else (lambda: elements_of(data))
-    return data, _Source(begin, once, size if size is None or size >= 0 else None, single)
+    return size if size is None or size >= 0 else None
 
 
-def _parts(element: Any) -> tuple[Any, Any, Any]:
+def _columns_of_table(task, data: Any) -> tuple[tuple | str, str | None] | None:
+    """The columns of texts and of labels of a `datasets.Dataset`, None for other data.
+
+    Raises:
+        ValueError: for a `DatasetDict`, or columns with other than the usual names.
+    """
+    if isinstance(data, Mapping):
+        if data and all(hasattr(part, "column_names") for part in data.values()):
+            raise ValueError(
+                f"Received a {type(data).__name__} with {shorten(list(data))}: give one of its "
+                f"data sets, as in data[{next(iter(data))!r}]."
+            )
+        return None
+    table = hasattr(data, "select_columns") and hasattr(data, "__len__")  # no stream
+    return _usual_columns(task, data, column_names(data)) if table else None
+
+
+def _usual_columns(task, data: Any, names) -> tuple[tuple | str, str | None]:
+    """Which of the names are those of texts, and which one is of what is learned."""
+    x = next((usual for usual in _TEXTS if set(usual) <= set(names)), None)
+    y = next((n for n in (_LABELS if task.needs_labels else _TARGETS) if n in names), None)
+    if x is None:
+        raise _of_other_names(data, names)
+    return x if len(x) > 1 else x[0], y
+
+
+def _of_other_names(data: Any, names) -> ValueError:
+    return ValueError(
+        f"The rows of the {type(data).__name__} are dicts with {shorten(sorted(names))}. Name "
+        'their columns, as in data.read(data, x="review", y="stars"), or rename them: texts are '
+        "in 'text', a second one in 'text_pair', labels in 'label'."
+    )
+
+
+def _in_memory(data: Any, columns: tuple | str) -> Any:
+    """A column of a `datasets.Dataset` as a list, or two of them."""
+    if isinstance(columns, tuple):
+        return tuple(list(data[name]) for name in columns)
+    return list(data[columns])
+
+
+def _parts_by_name(task, data: Any, first: Mapping) -> Callable | None:
+    """Function of a dict, such as the first, to x, y and weights; None for other dicts of arrays.
+
+    A dict of arrays is cut in two if it holds the labels that the task learns from.
+    """
+    label = next((name for name in _LABELS if name in first), None)
+    if _has_text(first):
+        columns, y = _usual_columns(task, data, list(first))
+        pair = isinstance(columns, tuple)
+        return lambda row: _parts(
+            task,
+            (tuple(row[n] for n in columns) if pair else row[columns], _answer(row.get(y))),
+            pair,
+        )
+    ids = {"token_ids", "input_ids"} & first.keys()
+    if label is None or not task.needs_labels or not ids or np.ndim(first[min(ids)]) != 2:
+        return None
+
+    def split(batch: Mapping) -> tuple:
+        x = {name: np.asarray(array) for name, array in batch.items() if name != label}
+        y = np.asarray(batch[label])
+        if y.dtype.kind != "i":
+            return x, y, None
+        # Below 0 is Transformers' mark of what does not count. All batches have weights, or none.
+        return x, np.maximum(y, 0), (y >= 0).astype("float32")
+
+    return split
+
+
+def _answer(label: Any) -> Any:
+    """A label; of an answer as SQuAD has it where it begins and its text, None for none."""
+    if not isinstance(label, Mapping):
+        return label
+    return next(zip(label["answer_start"], label["text"], strict=True), None)
+
+
+def _parts(task, element: Any, pair: bool = False) -> tuple[Any, Any, Any]:
     """x, y and weights; x is a string for a single row, and a tuple for a pair of texts."""
     if isinstance(element, list) and element and not isinstance(element[0], str):
         element = tuple(element)  # PyTorch's loaders make a list of a tuple.
-    element = element if isinstance(element, tuple) else (element,)
+    alone = task.answers and isinstance(element, tuple) and isinstance(element[0], (str, bytes))
+    element = element if isinstance(element, tuple) and not alone else (element,)
     x, y, weights = (*element, None, None)[:3]
     y, weights = plain(y, "y"), plain(weights, "sample_weight")
     if isinstance(x, (list, tuple)):
         of_strings = all(isinstance(part, str) for part in x)
         # Two strings are a pair if there is one label, and else a batch of two.
-        alone = isinstance(x, tuple) and len(x) == 2 and not isinstance(y, list | None)
+        single = isinstance(x, tuple) and len(x) == 2 and not isinstance(y, list | None)
         sides = isinstance(x, tuple) or not isinstance(x[0], list)
-        if alone if of_strings else sides:
+        if pair or task.answers or (single if of_strings else sides):
             return tuple(plain(part, "x") for part in x), y, weights
     return plain(x, "x"), y, weights
 

@@ -1,60 +1,94 @@
-"""What every task shares: strings in and out of Keras's own verbs, presets, checks."""
+"""What every task shares: a backbone, a head, a processor, presets."""
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import describe
-from keras_transformer.checkpoints.card import model_table
+from keras_transformer.checkpoints import load_task, save_preset
+from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
-from keras_transformer.data.packing import packed_inputs
 from keras_transformer.distribution.replicas import Mirrored
-from keras_transformer.flops import flops_per_token
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import check_positions
-from keras_transformer.models.stack import kernel_initializer
 from keras_transformer.models.turns import TakesTurns, Turns, reads
+from keras_transformer.notebook import model_table
+from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.tasks.processor import Processor
 from keras_transformer.tasks.saving import Serializable
+from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
 from keras_transformer.training.optimizers import FineTuningAdamW
+from keras_transformer.training.steps import OwnLoss
 
 # Of MiniLM a shape takes 2.4 s to compile, in which it trains on 5,800 positions: 2,000 in each of
 # three epochs. Smaller models take less for a position, and hardly less for a shape.
 _FLOPS_OF_A_SHAPE = 1.2e11
 
+# A pooler that a task does not ask has no gradient. Keras would ask for a forgotten loss.
+warnings.filterwarnings(
+    "ignore",
+    r"Gradients do not exist for variables \['[^']*pooler/kernel', '[^']*pooler/bias'\] ",
+)
+
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, keras.Model):
-    """A backbone, a head and a tokenizer: a `keras.Model` that also takes raw strings.
+class Task(
+    Serializable, Verbs, Adaptable, Mirrored, TakesTurns, OwnLoss, CompilesAhead, keras.Model
+):
+    """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 
-    `fit`, `evaluate` and `predict` take strings (a list, a NumPy array, a column of a data frame,
-    or a tuple of two of them for pairs), a dict of arrays as the backbone takes it, or any dataset
-    that Keras takes, of arrays or of strings. Strings are tokenized in bulk and padded to a few
-    length buckets, never to the model's maximum. Those of files, which may be larger than memory,
-    are given as `data.read` makes them.
+    `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
+    that Keras takes, or what the processor makes rows of. For the tasks of text it is a tokenizer,
+    and they take strings: a list, a NumPy array, a column of a data frame, a tuple of two of them
+    for pairs, a dataset of strings, or files, which may be larger than memory, as `data.read` makes
+    them. Strings are tokenized in bulk and padded to a few length buckets, never to the model's
+    maximum.
+
+    A task class declares its processor and its head in class attributes, and has a `call` and a
+    `make_dataset`. See `Processor` for one with a processor of its own.
 
     Args:
         backbone: a backbone of the kind that the task needs.
-        tokenizer: `Tokenizer`, or None for a task that takes ids only.
+        processor: of `processor_class`, or a `Tokenizer`; None for a task that takes arrays only.
         name: str.
     """
 
-    backbone_kinds: tuple[str, ...]  # The kinds of backbone that a subclass works with.
-    needs_labels = False  # Whether `fit` on strings needs `y`.
-    further_inputs: tuple[str, ...] = ()  # Arrays that it takes beside its backbone's.
+    backbone_kinds: ClassVar[tuple[str, ...]]  # The kinds of backbone that it works with.
+    processor_class: ClassVar[type[Processor]] = TextProcessor
+    # What presets and families of checkpoints know of a task, see `checkpoints.heads`.
+    alias: ClassVar[str] = ""  # What users call it, such as "text_classification".
+    published_as: ClassVar[tuple[str, ...]] = ()  # Ends of the names of published classes.
+    generates: ClassVar[bool] = False  # Whether its head is the backbone's logits, with a cache.
+    predicts_tokens: ClassVar[bool] = False  # Whether its published classes are language models.
+    reads_pooler: ClassVar[bool] = (
+        False  # Whether its head reads a pooler's state, if there is one.
+    )
+    published_head: ClassVar[tuple[Conversion, ...]] = ()  # In the config of a saved head.
+    published_options: ClassVar[tuple[Conversion, ...]] = ()  # In any config.
+    # The options of the constructor beside backbone, processor and name: they are in presets.
+    task_options: ClassVar[tuple[str, ...]] = ()
+
+    needs_labels: ClassVar[bool] = False  # Whether `fit` on what users have needs `y`.
+    takes_records: ClassVar[bool] = True  # Whether its texts may be what `data.read` makes.
+    # Whether its rows are pairs of texts, and its labels places in the second.
+    answers: ClassVar[bool] = False
+    further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
+    first_only = False  # Whether the head reads the state of the first token alone.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
@@ -63,7 +97,7 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
         check_options(cls.__name__, kwargs, inspect.signature(cls.__init__).parameters)
         return super().__new__(cls, *args, **kwargs)
 
-    def __init__(self, backbone: Backbone, tokenizer: Tokenizer | None = None, name=None):
+    def __init__(self, backbone: Backbone, processor=None, name: str | None = None):
         if not isinstance(backbone, Backbone) or backbone.config.kind not in self.backbone_kinds:
             given = backbone.config.kind if isinstance(backbone, Backbone) else type(backbone)
             raise ValueError(
@@ -71,36 +105,29 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
                 "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
-        if not isinstance(tokenizer, Tokenizer | None):
-            raise ValueError(
-                f"`tokenizer` must be a Tokenizer or None, received {describe(tokenizer)}."
-            )
-        if tokenizer is not None and tokenizer.vocabulary_size > backbone.config.vocabulary_size:
-            raise ValueError(
-                f"The tokenizer has {tokenizer.vocabulary_size} tokens, but the model's "
-                f"vocabulary only {backbone.config.vocabulary_size}. Do they belong together?"
-            )
-        segments = backbone.config.segment_vocabulary_size
-        if tokenizer is not None and 1 < segments < tokenizer.segment_count:
-            raise ValueError(
-                f"The tokenizer tells {tokenizer.segment_count} segments apart, and the model has "
-                f"embeddings of {segments}. Do they belong together?"
-            )
+        processor = self.processor_class.of(processor)
+        if processor is not None:
+            processor.check(backbone.config)
         super().__init__(name=name, dtype=backbone.dtype_policy)
         self.backbone = backbone
-        self.tokenizer = tokenizer
-        # What texts are padded to that are not learned from, where shapes are compiled.
+        self.processor = processor
+        # What rows are padded to that are not learned from, where shapes are compiled.
         self._sizes = None if keras.backend.backend() == "torch" else Sizes()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of a task of text that has one."""
+        return getattr(self.processor, "tokenizer", None)
 
     # What a subclass says of itself.
 
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
-        """Strings as batches of arrays, ready for `fit`.
+        """What the processor takes as batches of arrays, ready for `fit`.
 
         Args:
-            x: texts, as for `fit`.
+            x: texts, or what else the processor takes, as for `fit`.
             y: labels or target texts, as for `fit`.
             sample_weight: one number a row.
             shuffle: bool, new batches every epoch.
@@ -113,6 +140,17 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         """What the weights depend on, of the `values` of the task and of the backbone's config."""
         return {}
+
+    @classmethod
+    def head_shapes(
+        cls, config: TransformerConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """The shapes of the head's variables by path, for a config and `values` of the task."""
+        return {}
+
+    def task_values(self) -> dict[str, Any]:
+        """The values beside the backbone's that make the task again."""
+        return {name: getattr(self, name) for name in self.task_options}
 
     @property
     def number_of_targets(self) -> int | None:
@@ -134,6 +172,24 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def __call__(self, inputs, *args, **kwargs):
         return super().__call__(self._named(inputs), *args, **kwargs)
 
+    def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        """The outputs of the head, and with `collect` what it names: `"states"`, `"attention"`."""
+        states, collected = self.backbone_states(inputs, collect, training)
+        outputs = self.head_outputs(states, inputs, training)
+        return (outputs, collected) if collect else outputs
+
+    def backbone_states(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        """The states that the head is given, and a dict of what is collected on the way."""
+        inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
+        options = {"first_only": True} if self.first_only else {}
+        if not collect:
+            return self.backbone(inputs, training=training, **options), {}
+        return self.backbone(inputs, collect=tuple(collect), training=training)
+
+    def head_outputs(self, states, inputs, training: bool):
+        """What the task gives for the states of its inputs."""
+        raise NotImplementedError
+
     def _named(self, inputs) -> dict[str, Any]:
         """The arrays by their names here; ValueError for those that cannot be meant."""
         named = self.backbone.checked_inputs(
@@ -146,13 +202,14 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def _check_training_set(self, dataset: BucketedDataset) -> None:
         """Warns of what a model cannot learn from a data set."""
 
-    def _require_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
+    def _require_processor(self) -> Processor:
+        if self.processor is None:
             raise ValueError(
-                f"This {type(self).__name__} has no tokenizer and takes ids only. Give strings "
-                "to a task made with one, or a dict of arrays of ids to this one."
+                f"This {type(self).__name__} has no {self.processor_class.kind} and takes ids "
+                "only. Give strings to a task made with one, or a dict of arrays of ids to this "
+                "one."
             )
-        return self.tokenizer
+        return self.processor
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # As in the backbone: its blocks are recomputed one by one.
@@ -180,27 +237,6 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
         self.compile(optimizer=FineTuningAdamW(), loss=loss, **metrics)
 
-    def _columns(self, ids: list, segments: list) -> dict[str, list]:
-        """Rows of ids and of their segments, if the model tells segments apart, by input."""
-        columns = {"token_ids": ids}
-        if self.backbone.config.segment_vocabulary_size > 1:
-            columns["segment_ids"] = segments
-        return columns
-
-    def _dataset(
-        self, columns: dict[str, Any], finish: Callable | None = None, **options
-    ) -> BucketedDataset:
-        """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
-
-        def make_batch(arrays, masks):
-            inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
-            inputs["padding_mask"] = masks["token_ids"]
-            inputs |= packed_inputs(arrays)
-            return (inputs,) if finish is None else finish(inputs, arrays)
-
-        pad_values = {"token_ids": self._require_tokenizer().pad_id or 0}
-        return self._bucketed(columns, make_batch, pad_values=pad_values, **options)
-
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
@@ -216,8 +252,7 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
     def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
         """The outputs for each row, without a common length, in the order of the rows.
 
-        `reduce` makes a list with an entry per row of the outputs for one batch, at once: the
-        logits of all batches might not fit in memory.
+        `reduce` makes of those for one batch a list with an entry per row, which takes less memory.
         """
         rows = []
         for place in range(len(dataset)):
@@ -251,27 +286,23 @@ class Task(Serializable, Verbs, Adaptable, Mirrored, TakesTurns, CompilesAhead, 
             ValueError: for an unknown preset (nearest names are suggested), weights that do
                 not fit or were trained with other values, or a preset of the wrong kind.
         """
-        from keras_transformer.checkpoints import load_task
-
         return load_task(cls, preset, load_weights=load_weights, dtype=dtype, **options)
 
     @reads
     def save_to_preset(
         self, directory: str | os.PathLike, dtype: str | None = None, **options
     ) -> None:
-        """Writes backbone, head, tokenizer and a card into `directory`.
+        """Writes backbone, head, processor and a card into `directory`.
 
         Args:
             directory: path, made if missing. Nothing half-written stays after a failure.
             dtype: stored dtype, e.g. `"float16"`. Defaults to that of the weights.
             **options: `card` and `metadata`, see `checkpoints.save_preset`.
         """
-        from keras_transformer.checkpoints import save_preset
-
         save_preset(
             directory,
             backbone=self.backbone,
-            tokenizer=self.tokenizer,
+            tokenizer=self.processor,
             task={"name": type(self).__name__, **self.task_values()},
             head_variables=self.head,
             dtype=dtype,

@@ -1,4 +1,4 @@
-"""Classes of texts or of pairs of texts."""
+"""Text classification and regression, of texts or pairs of texts."""
 
 import warnings
 from typing import Any
@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, check_number
+from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.weights import check_weights
@@ -14,8 +15,7 @@ from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.encoding import encode_rows
-from keras_transformer.tasks.inputs import OF_CLASSES, check_max_length, loss_name, text_rows
+from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
 from keras_transformer.tasks.labels import (
     check_probabilities,
     class_number,
@@ -24,6 +24,13 @@ from keras_transformer.tasks.labels import (
 )
 from keras_transformer.tasks.pooling import check_pooling, pool
 from keras_transformer.tasks.task import sigmoid, softmax
+from keras_transformer.tasks.text import (
+    encode_rows,
+    segmented_rows,
+    take_max_length,
+    text_rows,
+    token_batches,
+)
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import ClassAccuracy, ClassCrossEntropy
 
@@ -94,7 +101,12 @@ class TextClassifier(Classifier):
     """
 
     backbone_kinds = ("encoder", "decoder")
+    alias = "text_classification"
+    published_as = ("ForSequenceClassification",)
+    reads_pooler = True
+    published_head = (LABELS, PROBLEM)
     fewest_classes = 1
+    task_options = (*Classifier.task_options, "hidden_activation", "pooling", "multi_label")
 
     def __init__(
         self,
@@ -133,12 +145,10 @@ class TextClassifier(Classifier):
     def number_of_targets(self) -> int | None:
         return None if self.multi_label or self.num_classes == 1 else self.num_classes
 
-    def call(self, inputs, training: bool = False):
+    def head_outputs(self, states, inputs, training: bool):
         if self.first_only:
-            states = self.backbone(inputs, first_only=True, training=training)
             state = self.backbone.pool(states) if self.hidden_dense is None else states[:, 0]
         else:
-            states = self.backbone(inputs, training=training)
             state = pool(states, inputs.get("padding_mask"), self.pooling)
         if self.hidden_dense is not None:
             state = self.hidden_dense(self.dropout_layer(state, training=training))
@@ -149,8 +159,7 @@ class TextClassifier(Classifier):
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
         """Texts, or a tuple of two lists for pairs, as batches. See `Task.make_dataset`."""
-        tokenizer = self._require_tokenizer()
-        max_length = check_max_length(self, options.pop("max_length", None))
+        max_length = take_max_length(self, options)
         texts = x
         if not isinstance(x, Records):
             texts = x if isinstance(x, tuple) else (x,)
@@ -162,15 +171,10 @@ class TextClassifier(Classifier):
             names = ("x",) if len(texts) == 1 else ("x[0]", "x[1]")
             texts = tuple(text_rows(p, n) for p, n in zip(texts, names, strict=True))
 
-        def encode(texts, place):
-            return self._columns(
-                *tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
-            )
-
         columns, names, labels = encode_rows(
             self,
             texts,
-            encode,
+            segmented_rows(self, max_length),
             with_labels=isinstance(x, Records) and x.y is not None,
             check_label=lambda label: self._targets([label], 1, of_file=True),
             max_length=max_length,
@@ -188,26 +192,13 @@ class TextClassifier(Classifier):
         def finish(inputs, arrays):
             return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)
 
-        return self._dataset(
-            columns,
-            finish,
-            values=values,
-            shuffle=shuffle,
-            seed=seed,
-            **options,
-        )
+        options |= {"values": values, "shuffle": shuffle, "seed": seed}
+        return token_batches(self, columns, finish, **options)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
-        """Labels as the loss takes them.
+        """Labels as the loss takes them: numbers, or rows of probabilities; of a regression floats.
 
-        Args:
-            y: labels, see the class.
-            count: int, the texts.
-            of_file: bool, whether they are the different labels of a file, whose place is known.
-
-        Returns:
-            Int32 `(count,)`, numbers of classes; float32 `(count, num_classes)`, probabilities; or
-            of a regression float32 `(count,)`.
+        `of_file` is whether they are the different labels of a file, whose place is known.
         """
         if self.num_classes == 1:
             return real_numbers(y, count)
@@ -243,7 +234,7 @@ class TextClassifier(Classifier):
             warnings.warn(
                 f"The training data has no example of {len(missing)} of the {self.num_classes} "
                 f"classes: {shown}. The model will not learn to give them.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     @reads
@@ -298,7 +289,3 @@ class TextClassifier(Classifier):
             "pooling": values.get("pooling") or usual,
             "multi_label": bool(values.get("multi_label")),
         }
-
-    def task_values(self) -> dict:
-        names = ("hidden_activation", "pooling", "multi_label")
-        return {**super().task_values(), **{name: getattr(self, name) for name in names}}

@@ -1,4 +1,4 @@
-"""Vectors of texts."""
+"""Text embedding: one vector a text."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from keras_transformer.checking import check_bool, check_int
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.inputs import check_max_length, text_rows
 from keras_transformer.tasks.pooling import check_pooling, pool
 from keras_transformer.tasks.task import Task
+from keras_transformer.tasks.text import take_max_length, text_rows, token_batches, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -53,6 +53,9 @@ class TextEmbedder(Task):
     """
 
     backbone_kinds = ("encoder", "decoder")
+    alias = "text_embedding"
+    task_options = ("pooling", "normalize", "max_length")
+    takes_records = False
 
     def __init__(
         self,
@@ -75,27 +78,21 @@ class TextEmbedder(Task):
         self.max_length = max_length
         self.built = True
 
-    def call(self, inputs, training: bool = False):
-        options = {"first_only": True} if self.first_only else {}
-        states = ops.cast(self.backbone(inputs, training=training, **options), "float32")
-        vectors = pool(states, inputs.get("padding_mask"), self.pooling)
+    def head_outputs(self, states, inputs, training: bool):
+        vectors = pool(ops.cast(states, "float32"), inputs.get("padding_mask"), self.pooling)
         return ops.normalize(vectors, axis=-1) if self.normalize else vectors
 
     def make_dataset(
         self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
     ) -> BucketedDataset:
         """Texts as batches. See `Task.make_dataset`."""
-        tokenizer = self._require_tokenizer()
+        tokenizer = tokenizer_of(self)
         if y is not None or sample_weight is not None:
             raise ValueError("TextEmbedder has no labels: use `predict`.")
-        max_length = check_max_length(self, options.pop("max_length", self.max_length))
+        max_length = take_max_length(self, options, default=self.max_length)
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
-        return self._dataset({"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
+        return token_batches(self, {"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         return {"pooling": values.get("pooling", "mean")}
-
-    def task_values(self) -> dict:
-        names = ("pooling", "normalize", "max_length")
-        return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""Classes of words: named entities, parts of speech."""
+"""Token classification: named entities, parts of speech."""
 
 from typing import ClassVar, NamedTuple
 
@@ -7,21 +7,24 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import describe, is_int, nearest, shorten
+from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.weights import check_weights
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.inputs import batching, check_max_length, listed, text_rows
+from keras_transformer.tasks.inputs import batching, listed
 from keras_transformer.tasks.spans import (
     Word,
     character_spans,
     counted,
-    rows_of,
+    target_rows,
+    window_batches,
     windows,
     words_of,
 )
 from keras_transformer.tasks.task import PER_TOKEN, softmax
+from keras_transformer.tasks.text import take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
 
@@ -102,6 +105,10 @@ class TokenClassifier(Classifier):
     """
 
     backbone_kinds = ("encoder",)
+    alias = "token_classification"
+    published_as = ("ForTokenClassification",)
+    published_head = (LABELS,)
+    takes_records = False
     predict_options: ClassVar = PER_TOKEN
 
     def __init__(
@@ -118,8 +125,7 @@ class TokenClassifier(Classifier):
         self.built = True
         self._compile_for_fine_tuning(TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
 
-    def call(self, inputs, training: bool = False):
-        states = self.backbone(inputs, training=training)
+    def head_outputs(self, states, inputs, training: bool):
         return self.output_dense(self.dropout_layer(states, training=training))
 
     def make_dataset(
@@ -129,25 +135,18 @@ class TokenClassifier(Classifier):
 
         With `y` a long text gives several rows, without it one row, cut at the end.
         """
-        max_length = check_max_length(self, options.pop("max_length", None))
+        max_length = take_max_length(self, options)
         texts, words = _texts_and_words(x)
-        encodings = self._require_tokenizer().encode_batch_with_offsets(texts)
+        encodings = tokenizer_of(self).encode_batch_with_offsets(texts)
         parts = [windows(e, 0, max_length) for e in encodings]
         parts = [part[:1] for part in parts] if y is None else parts
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        columns = self._columns(*rows_of(encodings, chosen))
         options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
-            return self._dataset(columns, **options)
+            return window_batches(self, encodings, chosen, **options)
 
-        rows = listed(y)
-        if not isinstance(rows, (list, tuple)) or len(rows) != len(texts):
-            number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
-            raise ValueError(
-                f"`y` must be a list with a list of labels for each of the {len(texts)} texts, "
-                f"received {number}."
-            )
-        columns["labels"], columns["counts"] = [], []
+        rows = target_rows(y, len(texts), "a list of labels", "texts")
+        columns = {"labels": [], "counts": []}
         for i, part in enumerate(parts):
             if words is None:
                 found = words_of(texts[i], encodings[i])
@@ -170,8 +169,8 @@ class TokenClassifier(Classifier):
             weights = arrays["counts"] * arrays["row_weights"][:, None]
             return inputs, arrays["labels"], weights.astype("float32")
 
-        values = {"row_weights": row_weights[[i for i, _ in chosen]]}
-        return self._dataset(columns, finish, values=values, **options)
+        options["values"] = {"row_weights": row_weights[[i for i, _ in chosen]]}
+        return window_batches(self, encodings, chosen, finish, columns, **options)
 
     def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> np.ndarray:
         """The label of each word of a text, given the entities' characters."""
@@ -232,13 +231,12 @@ class TokenClassifier(Classifier):
         Example: see the class.
         """
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
-        encodings = self._require_tokenizer().encode_batch_with_offsets(rows)
+        encodings = tokenizer_of(self).encode_batch_with_offsets(rows)
         limit = self.backbone.config.max_sequence_length
         parts = [windows(e, 0, limit) for e in encodings]
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        dataset = self._dataset(
-            self._columns(*rows_of(encodings, chosen)), sizes=self._sizes, **batching(batch_size)
-        )
+        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        dataset = window_batches(self, encodings, chosen, **sizes)
         probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
         masks = [mask for part in parts for mask in counted(part)]
         rows_found = zip(chosen, masks, self._row_outputs(dataset), strict=True)

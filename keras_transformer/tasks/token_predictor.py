@@ -1,58 +1,87 @@
-"""What tasks share that predict tokens: their logits, and a loss that needs no logits."""
-
-import dataclasses
+"""The base of the tasks with logits of the vocabulary, and their loss without logits."""
 
 import keras
 from keras import ops
 
 from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
-from keras_transformer.models.backbone import Backbone
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
 from keras_transformer.training.losses import TokenCrossEntropy
 from keras_transformer.training.metrics import TokenMean
-from keras_transformer.training.steps import KnowsItsSteps
+from keras_transformer.training.steps import TrainingLoss
 
 # What a subclass may override, to be given logits.
-_OF_LOGITS = ("call", "compute_loss", "compute_metrics")
+_OF_LOGITS = ("call", "head_outputs", "compute_loss", "compute_metrics")
 
 
-@dataclasses.dataclass(frozen=True)
-class _SumsOfTokens:
-    """What was compiled. In an object of its own, else Keras would take the metrics for more."""
+class TokenLoss(TrainingLoss):
+    """Token cross-entropy from the states before the projection, and the metrics beside it.
 
-    metrics: list
-    suffice: bool  # whether loss and metrics can be computed from `TokenSums`
+    Args:
+        model: a `TokenPredictor`.
+        metrics: list of `TokenMean`, those that it was compiled with.
+    """
+
+    def __init__(self, model: "TokenPredictor", metrics: list[TokenMean]):
+        super().__init__(model)
+        self.metrics = metrics
+
+    def states(self, x, training):
+        inputs = self.model._named(x)
+        states, _ = self.model.backbone_states(inputs, training=training)
+        return self.model.projected_states(states, inputs)
+
+    def loss(self, states, x, y, sample_weight, training):
+        task = self.model
+        sums = linear_cross_entropy(
+            *task.backbone.output_projection(states),
+            y,
+            sample_weight,
+            task._whole_bias(),
+            task.loss.label_smoothing,
+            gradient=training,
+        )
+        for metric in self.metrics:
+            metric.update_from_sums(sums)
+        loss = part_of_mean(mean_of(sums), sums.weight)
+        for more in task.losses:  # of regularizers
+            loss = loss + ops.cast(task._aggregate_additional_loss(more), loss.dtype)
+        return loss
+
+    def logs(self, states, x, y, sample_weight):
+        # The metrics were updated with the loss. Keras builds its list of them at the first update.
+        compiled = self.model._compile_metrics
+        if compiled is not None and not compiled.built:
+            compiled.build(y, states)
+        return super().logs(states, x, y, sample_weight)
 
 
-class TokenPredictor(KnowsItsSteps, Task):
+class TokenPredictor(Task):
     """A task whose outputs are logits of the vocabulary.
 
     In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
-    a batch are never there as a whole (see `training.linear_cross_entropy`). So it is with the
-    loss `TokenCrossEntropy`, and of metrics only `Perplexity` and `TokenAccuracy` among the
-    `weighted_metrics`; with others Keras computes from the logits, and so it does for a subclass
-    with a `call`, `compute_loss` or `compute_metrics` of its own, which are given the logits.
+    a batch are never there as a whole (`TokenLoss`). So it is with the loss `TokenCrossEntropy`,
+    and of metrics only `Perplexity` and `TokenAccuracy` among the `weighted_metrics`; with others
+    Keras computes from the logits, and so it does for a subclass with a `call`, `compute_loss` or
+    `compute_metrics` of its own.
     """
 
     @property
     def number_of_targets(self) -> int:
         return self.backbone.config.vocabulary_size
 
-    def final_states(self, inputs, training: bool = False):
+    def projected_states(self, states, inputs):
         """What is projected to the vocabulary, `(batch, length, embedding_dim)`."""
-        raise NotImplementedError
+        return states
 
     @property
     def vocabulary_bias(self) -> VocabularyBias | None:
         """A bias of the logits beside the backbone's."""
         return None
 
-    def call(self, inputs, training: bool = False):
-        states = self.final_states(inputs, training=training)
-        if self._in_step and self._projects_in_the_loss():
-            return states
+    def head_outputs(self, states, inputs, training: bool):
+        states = self.projected_states(states, inputs)
         logits = self.backbone.logits(states)
         return logits if self.vocabulary_bias is None else self.vocabulary_bias(logits)
 
@@ -66,50 +95,22 @@ class TokenPredictor(KnowsItsSteps, Task):
         **kwargs,
     ):
         super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **kwargs)
-        token_means = [] if weighted_metrics is None else keras.tree.flatten(weighted_metrics)
-        counted = all(isinstance(metric, TokenMean) for metric in token_means)
-        self._sums = _SumsOfTokens(
-            token_means,
+        given = [] if weighted_metrics is None else keras.tree.flatten(weighted_metrics)
+        suffices = (
             type(loss) is TokenCrossEntropy
             and loss.reduction == "mean_with_sample_weight"
             and loss_weights is None
             and metrics is None
-            and counted,
+            and all(isinstance(metric, TokenMean) for metric in given)
         )
+        self._token_loss = TokenLoss(self, given) if suffices else None
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        if not self._in_step or not self._projects_in_the_loss():
-            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
-        sums = linear_cross_entropy(
-            *self.backbone.output_projection(y_pred),
-            y,
-            sample_weight,
-            self._whole_bias(),
-            self.loss.label_smoothing,
-            gradient=training,
+    def training_loss(self) -> TokenLoss | None:
+        from_logits = (
+            any(getattr(type(self), n) is not getattr(TokenPredictor, n) for n in _OF_LOGITS)
+            or not self.backbone.logits_are_a_product
         )
-        for metric in self._sums.metrics:
-            metric.update_from_sums(sums)
-        loss = part_of_mean(mean_of(sums), sums.weight)
-        for more in self.losses:  # of regularizers
-            loss = loss + ops.cast(self._aggregate_additional_loss(more), loss.dtype)
-        return loss
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        if not self._in_step or not self._projects_in_the_loss():
-            return super().compute_metrics(x, y, y_pred, sample_weight)
-        # The metrics were updated with the loss. Keras builds its list of them at the first update.
-        if self._compile_metrics is not None and not self._compile_metrics.built:
-            self._compile_metrics.build(y, y_pred)
-        return self.get_metrics_result()
-
-    def _projects_in_the_loss(self) -> bool:
-        return (
-            all(getattr(type(self), name) is getattr(TokenPredictor, name) for name in _OF_LOGITS)
-            and type(self.backbone).logits is Backbone.logits
-            and self._sums.suffice
-            and self.backbone.token_embedding.quantization_mode is None
-        )
+        return None if from_logits else self._token_loss
 
     def _whole_bias(self):
         biases = (self.backbone.output_bias, self.vocabulary_bias)

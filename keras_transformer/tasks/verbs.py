@@ -1,4 +1,4 @@
-"""Keras's verbs, of strings too: fit, evaluate, predict, and their steps on one batch."""
+"""Keras's verbs, of what users have too: fit, evaluate, predict, and their steps on one batch."""
 
 from typing import Any
 
@@ -14,11 +14,13 @@ from keras_transformer.tasks.inputs import (
     check_arrays,
     check_labels_given,
     checked_options,
-    is_text,
     naming,
     split_rows,
 )
-from keras_transformer.tasks.streams import TextBatches, held, held_texts
+from keras_transformer.tasks.processor import check_known
+from keras_transformer.tasks.streams import TextBatches
+
+_WHOLE = {"batch_size": 2**31 - 1, "max_buckets": 1}  # all rows in one batch
 
 
 class Verbs:
@@ -46,8 +48,9 @@ class Verbs:
         *,
         batch_tokens: int | None = None,
         seed: int | None = None,
+        **processing,
     ) -> keras.callbacks.History:
-        """Trains, as `keras.Model.fit`, whose arguments these are; two more are behind them.
+        """Trains, as `keras.Model.fit`, whose arguments these are; more are behind them.
 
         Args:
             x: strings; or what `data.read` makes, with the labels or targets in it; or as in
@@ -70,6 +73,8 @@ class Verbs:
             batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
             seed: int, of the shuffling. Defaults to one drawn from NumPy, which
                 `keras.utils.set_random_seed` seeds.
+            **processing: options of the task's processor: of texts `max_length`, the tokens that
+                longer ones are cut to, and `pack_length`, as of `data.BucketedDataset`.
 
         Returns:
             The `History`.
@@ -83,32 +88,33 @@ class Verbs:
                 "validation_batch_size": validation_batch_size,
             }
         )  # fmt: skip
-        sizes = batching(batch_size, batch_tokens)
+        check_known(processing, self.processor_class.options, "fit")
         seed = check_seed("seed", seed, none=True)
-        x = held(self, x, sizes["batch_size"], steps_per_epoch, shuffle=shuffle, seed=seed)
-        if is_text(x):
-            check_labels_given(self, x, y)
+        sizes = batching(batch_size, batch_tokens)
+        drawn = {"shuffle": shuffle, "seed": seed}
+        x = self._stream(x, batch_size, steps_per_epoch, **drawn, **processing)
+        if self._takes(x):
             share = options.pop("validation_split")
             if share and validation_data is None:
+                check_labels_given(self, x, y)
                 (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, share)
-            seed = int(np.random.randint(2**31)) if seed is None else seed
-            x = self.make_dataset(x, y, sample_weight, shuffle=shuffle, seed=seed, **sizes)
-            y = sample_weight = sizes["batch_size"] = None
+            drawn["seed"] = int(np.random.randint(2**31)) if seed is None else seed
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
-        x, sample_weight = check_arrays(self, x, y, sample_weight)
+        x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
         self._check_precision()
         with naming("validation_data"):
-            validation_data = self._validation(validation_data, options, batch_size)
+            validation_data = self._validation(validation_data, options, batch_size, processing)
         if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
             shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
-        with self._goes_through(x):
-            return super().fit(
-                x, y, batch_size=sizes["batch_size"], validation_data=validation_data,
-                sample_weight=sample_weight, shuffle=shuffle, **options,
-            )  # fmt: skip
+        self._expect(x, training=True)
+        return super().fit(
+            x, y, batch_size=None if isinstance(x, BucketedDataset) else sizes["batch_size"],
+            validation_data=validation_data, sample_weight=sample_weight, shuffle=shuffle,
+            **options,
+        )  # fmt: skip
 
     @reads
     def evaluate(
@@ -123,20 +129,16 @@ class Verbs:
         return_dict: bool = False,
         **kwargs,
     ) -> Any:
-        """Loss and metrics, as `keras.Model.evaluate`, on strings too."""
+        """Loss and metrics, as `keras.Model.evaluate`, with the options of the processor too."""
+        processing = {n: kwargs.pop(n) for n in self.processor_class.options if n in kwargs}
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
         sizes = batching(batch_size)
-        x = held(self, x, sizes["batch_size"], steps)
-        if is_text(x):
-            check_labels_given(self, x, y)
-            x = self.make_dataset(x, y, sample_weight, **sizes)
-            y = sample_weight = sizes["batch_size"] = None
-        x, sample_weight = check_arrays(self, x, y, sample_weight)
-        with self._goes_through(x):
-            return super().evaluate(
-                x, y, batch_size=sizes["batch_size"], sample_weight=sample_weight, **options
-            )
+        x = self._stream(x, sizes["batch_size"], steps, **processing)
+        x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes)
+        batch_size = None if isinstance(x, BucketedDataset) else sizes["batch_size"]
+        self._expect(x, training=False)
+        return super().evaluate(x, y, batch_size, sample_weight=sample_weight, **options)
 
     @reads
     def predict(
@@ -154,8 +156,8 @@ class Verbs:
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
         sizes = batching(batch_size)
-        x = held_texts(x, options)
-        if is_text(x):
+        x = self.processor_class.whole(self, x, options)
+        if self._takes(x):
             if isinstance(x, str):
                 raise ValueError("Give a list of strings: predict([text]), not predict(text).")
             x = self.make_dataset(x, **{"sizes": self._sizes, **self.predict_options}, **sizes)
@@ -167,26 +169,42 @@ class Verbs:
         restore = x.restoring()
         return restore(super().predict(x, **options))
 
-    def _validation(self, data, options: dict, batch_size: int | None):
+    def _takes(self, x) -> bool:
+        """Whether `x` is for the processor."""
+        return self.processor_class.takes(x)
+
+    def _stream(self, x, *args, **options):
+        return self.processor_class.stream(self, x, *args, **options)
+
+    def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
+        """What Keras is given: batches of what the processor takes, anything else checked."""
+        if self._takes(x):
+            check_labels_given(self, x, y)
+            return self.make_dataset(x, y, sample_weight, **options, **processing), None, None
+        given = [name for name, value in processing.items() if value is not None]
+        if given and not isinstance(x, TextBatches):
+            raise ValueError(f"`{given[0]}` needs strings. Arrays and datasets have batches.")
+        x, sample_weight = check_arrays(self, x, y, sample_weight)
+        return x, y, sample_weight
+
+    def _validation(self, data, options: dict, batch_size: int | None, processing: dict):
         """`validation_data` with strings made a dataset."""
         given = (options.get("validation_batch_size"), options.get("validation_steps"))
         if isinstance(data, tuple) and data:
-            data = (held(self, data[0], *given), *data[1:])
+            data = (self._stream(data[0], *given, **processing), *data[1:])
         else:
-            data = held(self, data, *given)
-        if is_text(data) and not isinstance(data, tuple):
+            data = self._stream(data, *given, **processing)
+        if self._takes(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
-        if isinstance(data, tuple) and data and is_text(data[0]):
-            x, y, sample_weight = (*data, None, None)[:3]
-            check_labels_given(self, x, y)
-            size = options.pop("validation_batch_size") or batch_size
-            return self.make_dataset(x, y, sample_weight, **batching(size))
         if data is None:
             return None
         parts = data if isinstance(data, tuple) else (data,)
         x, y, sample_weight = (*parts, None, None, None)[:3]
-        x, sample_weight = check_arrays(self, x, y, sample_weight)
-        return data if x is data else (x, y, sample_weight)
+        if not self._takes(x):
+            made, _, weights = self._batches(x, y, sample_weight, {})
+            return data if made is data else (made, y, weights)
+        size = options.pop("validation_batch_size") or batch_size
+        return self._batches(x, y, sample_weight, processing, **batching(size))[0]
 
     def _check_precision(self) -> None:
         """ValueError for weights and an optimizer that would not change them."""
@@ -203,33 +221,24 @@ class Verbs:
         self, x, y=None, sample_weight=None, class_weight=None, return_dict: bool = False
     ):
         """One step, as `keras.Model.train_on_batch`, on strings too."""
-        if is_text(x):
-            check_labels_given(self, x, y)
-            seed = int(np.random.randint(2**31))  # of what is drawn of the texts, if anything is
-            dataset = self._one_batch(x, y, sample_weight, shuffle=True, seed=seed)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        else:
-            x, sample_weight = check_arrays(self, x, y, sample_weight)
+        x, y, sample_weight = self._one_batch(x, y, sample_weight, learns=True)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict: bool = False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch`, on strings too."""
-        if is_text(x):
-            check_labels_given(self, x, y)
-            dataset = self._one_batch(x, y, sample_weight)
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset[0])
-        else:
-            x, sample_weight = check_arrays(self, x, y, sample_weight)
+        x, y, sample_weight = self._one_batch(x, y, sample_weight)
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x):
         """Outputs for one batch, as `keras.Model.predict_on_batch`, on strings too."""
-        if not is_text(x):
+        if not self._takes(x):
             return super().predict_on_batch(x)
-        dataset = self._one_batch(x, **self.predict_options)
-        restore = dataset.restoring()
-        return restore(super().predict_on_batch(dataset[0][0]))
+        dataset = self.make_dataset(x, **{**self.predict_options, **_WHOLE})
+        return dataset.restoring()(super().predict_on_batch(dataset[0][0]))
 
-    def _one_batch(self, *data, **options) -> BucketedDataset:
-        """Strings as one batch."""
-        return self.make_dataset(*data, **{**options, "batch_size": 2**31 - 1, "max_buckets": 1})
+    def _one_batch(self, x, y, sample_weight, learns: bool = False) -> tuple:
+        """Inputs, targets and weights of a batch, checked; of strings made here."""
+        # The seed is of what is drawn of the rows, if anything is.
+        drawn = {"shuffle": True, "seed": int(np.random.randint(2**31))} if learns else {}
+        made = self._batches(x, y, sample_weight, {}, **drawn, **_WHOLE)
+        return keras.utils.unpack_x_y_sample_weight(made[0][0]) if self._takes(x) else made

@@ -99,12 +99,7 @@ def render(compiled, request):
 
 
 def main(memory, *folders):
-    """Answers requests until there are no more.
-
-    Args:
-        memory: bytes that it may take beyond what it takes before the first request.
-        folders: where jinja2 is.
-    """
+    """Answers requests until there are no more."""
     sys.path += folders
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is printed is no answer

@@ -28,24 +28,7 @@ class Ended(Exception):
 def render_apart(
     template: str, given: dict[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
 ) -> tuple[str, str]:
-    """Renders a template in another process, which is killed if it takes too much.
-
-    One chat after another: threads wait for each other.
-
-    Args:
-        template: the template, in Jinja.
-        given: its variables, JSON values.
-        seconds: the time of computing that it may take.
-        patience: the time by the clock that it may take.
-
-    Returns:
-        What came out, and the text or the message: `"text"`, `"syntax"`, `"forbidden"`,
-        `"refused"` (by the template), `"failed"`, or `"size"` where it takes too much.
-
-    Raises:
-        ImportError: if jinja2 is not installed.
-        RuntimeError: if the process cannot be started.
-    """
+    """Renders a template in another process, which is killed if it takes too much."""
     global _process
     request = json.dumps([template, given]).encode()
     if len(request) > MAX_REQUEST:
@@ -110,11 +93,7 @@ class _Process:
         return self._popen.returncode
 
     def ask(self, request: bytes, seconds: float, patience: float) -> tuple[str, bool, str]:
-        """The kind of an answer, whether the process ends after it, and its text.
-
-        Raises:
-            Ended: if there is none.
-        """
+        """The kind of an answer, whether the process ends after it, and its text."""
         return self._timed(patience, self._exchange, request, seconds)
 
     def _timed(self, patience, function, *args):

@@ -18,6 +18,7 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.notebook import html_table
+from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
@@ -200,19 +201,7 @@ class Tokenizer:
         Returns:
             The `Tokenizer`.
         """
-        # Lazily: presets are a floor above tokenizers.
-        from keras_transformer.checkpoints import keras_hub
-        from keras_transformer.checkpoints.presets import read_preset
-
-        def read(source):
-            # Without any, the error says which files there may be.
-            source = source.tokenizer or source
-            if keras_hub.has_tokenizer(source):
-                backend, roles = keras_hub.read_tokenizer(source)
-                return cls(backend, **roles)
-            return cls.from_files(source)
-
-        return read_preset(preset, read)
+        return bound("load_tokenizer")(preset, cls)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`.
@@ -232,10 +221,7 @@ class Tokenizer:
         Args:
             directory: the folder: new, empty, or that of a preset, whose tokenizer is replaced.
         """
-        # Lazily: presets are a floor above tokenizers.
-        from keras_transformer.checkpoints import save_preset
-
-        save_preset(directory, tokenizer=self)
+        bound("save_preset")(directory, tokenizer=self)
 
     # Text to ids
 

@@ -5,19 +5,17 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
-from keras_transformer.models.stack import changed_embeddings
 
-
-def adversarial_loss(loss_of_batch: Callable, task: keras.Model, mask, norm: float):
+def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, norm: float):
     """The loss of a batch whose token embeddings are moved to where it rises most.
 
     Those of a text move by `norm` times their own length, along the gradient of the loss. All
     texts move alike, those that the model is sure of too.
 
     Args:
-        loss_of_batch: function without arguments: forward pass and loss, a scalar.
+        loss_of_inputs: function of the inputs: forward pass and loss, a scalar.
         task: the task whose forward pass that is.
-        mask: bool or int `(batch, length)`, which tokens are real.
+        inputs: dict of the arrays of the batch, with a `padding_mask`.
         norm: float above 0, length of the step by that of the embeddings of the text, both as
             L2 norms over its tokens.
 
@@ -28,17 +26,20 @@ def adversarial_loss(loss_of_batch: Callable, task: keras.Model, mask, norm: flo
     Classification", section 3, equations 4 and 5. There embeddings are scaled to one size first;
     here the step is.
     """
+    mask = inputs["padding_mask"]
     real = ops.cast(ops.expand_dims(mask, -1), "float32")
+    embedding = task.backbone.token_embedding
     # No gradient by the weights is asked for here, and none computed.
     constants = [(v, ops.stop_gradient(v.value)) for v in task.trainable_variables]
     constants += [(v, v.value) for v in task.non_trainable_variables]
 
+    def moved(offset_of: Callable) -> dict:
+        x = embedding(inputs["token_ids"])
+        return {**inputs, "token_embeddings": x + ops.cast(offset_of(x), x.dtype)}
+
     def loss_beside(offset):
-        with (
-            keras.StatelessScope(state_mapping=constants),
-            changed_embeddings(lambda x: x + ops.cast(offset, x.dtype)),
-        ):
-            return loss_of_batch()
+        with keras.StatelessScope(state_mapping=constants):
+            return loss_of_inputs(moved(lambda x: offset))
 
     nowhere = ops.zeros((*ops.shape(mask), task.backbone.config.embedding_dim), "float32")
     gradient = ops.stop_gradient(_gradient(loss_beside, nowhere))
@@ -48,10 +49,9 @@ def adversarial_loss(loss_of_batch: Callable, task: keras.Model, mask, norm: flo
 
     def step(x):
         size = norm * _length(ops.stop_gradient(ops.cast(x, "float32")) * real)
-        return x + ops.cast(size * direction, x.dtype)
+        return size * direction
 
-    with changed_embeddings(step):
-        return loss_of_batch()
+    return loss_of_inputs(moved(step))
 
 
 def _length(x):

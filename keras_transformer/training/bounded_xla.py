@@ -30,42 +30,6 @@ class BoundedXla:
     _shapes_of_xla: set | None = None
     _as_graph: frozenset = frozenset()  # the functions that run without XLA
 
-    def fit(self, x=None, *args, **kwargs):
-        self._bound("fit", x)
-        return super().fit(x, *args, **kwargs)
-
-    def evaluate(self, x=None, *args, **kwargs):
-        self._bound("evaluate", x)
-        return super().evaluate(x, *args, **kwargs)
-
-    def predict(self, x, *args, **kwargs):
-        self._bound("predict", x)
-        return super().predict(x, *args, **kwargs)
-
-    def train_on_batch(self, x, *args, **kwargs):
-        self._bound("train_on_batch", x)
-        return super().train_on_batch(x, *args, **kwargs)
-
-    def test_on_batch(self, x, *args, **kwargs):
-        self._bound("test_on_batch", x)
-        return super().test_on_batch(x, *args, **kwargs)
-
-    def predict_on_batch(self, x):
-        self._bound("predict_on_batch", x)
-        return super().predict_on_batch(x)
-
-    def make_train_function(self, force=False):
-        with self._without_xla("train_function"):
-            return super().make_train_function(force)
-
-    def make_test_function(self, force=False):
-        with self._without_xla("test_function"):
-            return super().make_test_function(force)
-
-    def make_predict_function(self, force=False):
-        with self._without_xla("predict_function"):
-            return super().make_predict_function(force)
-
     def _bound(self, verb: str, data) -> None:
         """Takes the places of the shapes that will come, or leaves XLA if there are none left."""
         name = _FUNCTIONS[verb]
@@ -95,6 +59,31 @@ class BoundedXla:
             yield
         finally:
             self.jit_compile = before
+
+
+def _bounding(verb: str):
+    """The verb of Keras, behind `_bound`."""
+
+    def method(self, x=None, *args, **kwargs):
+        self._bound(verb, x)
+        return getattr(super(BoundedXla, self), verb)(x, *args, **kwargs)
+
+    return method
+
+
+def _making(name: str):
+    """Keras's `make_..._function`, without XLA where it has no place."""
+
+    def method(self, force=False):
+        with self._without_xla(name):
+            return getattr(super(BoundedXla, self), f"make_{name}")(force)
+
+    return method
+
+
+for _verb, _name in _FUNCTIONS.items():
+    setattr(BoundedXla, _verb, _bounding(_verb))
+    setattr(BoundedXla, f"make_{_name}", _making(_name))
 
 
 def _shapes(data, is_batch: bool) -> set:

@@ -6,8 +6,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_int, check_path, check_text, describe
-from keras_transformer.training.metrics import BLEU, check_references
+from keras_transformer.checking import check_int, check_path, describe
+from keras_transformer.training.metrics import BLEU, check_translations
 
 
 class StopAtNaN(keras.callbacks.Callback):
@@ -121,13 +121,7 @@ class BLEUCallback(keras.callbacks.Callback):
         super().__init__()
         self.every = check_int("every", every, at_least=1)
         self.samples = check_int("samples", samples, at_least=0)
-        for name, texts in (("sources", sources), ("references", references)):
-            if not isinstance(texts, (list, tuple)):
-                raise ValueError(f"`{name}` must be a list of texts, received {describe(texts)}.")
-        for place, source in enumerate(sources):
-            check_text(f"sources[{place}]", source)
-        for place, texts in enumerate(references):
-            check_references(f"references[{place}]", texts)
+        check_translations(("references", "sources"), references, sources)
         if not len(sources) or len(sources) != len(references):
             raise ValueError(
                 f"Got {len(sources)} sources but {len(references)} references; each source needs "

@@ -15,7 +15,7 @@ import keras
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.state import KeepsState, StepPrograms, signature_of
-from keras_transformer.programs import PROGRAMS, TRACING, Program
+from keras_transformer.programs import PROGRAMS, TRACING, Compiled
 from keras_transformer.training.bounded_xla import BoundedXla
 
 # A compilation keeps one core busy, and needs some hundred megabytes.
@@ -25,42 +25,42 @@ _THREADS = min(4, os.cpu_count() or 1)
 class CompilesAhead(BoundedXla, KeepsState):
     """A `keras.Model` that compiles its steps on a `BucketedDataset` ahead, and keeps a few."""
 
-    _coming: BucketedDataset | None = None  # What `fit` or `evaluate` now goes through.
-
-    @contextlib.contextmanager
-    def _goes_through(self, data):
-        before, self._coming = self._coming, data if isinstance(data, BucketedDataset) else None
-        try:
-            yield
-        finally:
-            self._coming = before
+    def _expect(self, data, training: bool) -> None:
+        """Tells the programs of the steps what `fit` or `evaluate` now goes through."""
+        if keras.backend.backend() != "jax" or not self.compiled or not _is_served():
+            return
+        (self.make_train_function if training else self.make_test_function)()
+        function = self.train_function if training else self.test_function
+        if isinstance(function.programs, AheadOfTime):
+            function.programs.expect(data)
 
     def _step_programs(self, function, **options):
-        if not _is_served():
-            return super()._step_programs(function, **options)
-        return AheadOfTime(function, lambda: self._coming, **options)
+        make = AheadOfTime if _is_served() else StepPrograms
+        return make(function, **options)
 
 
 class AheadOfTime(StepPrograms):
     """Programs of a step that are compiled before they are needed.
 
     With each call one more shape is traced, which Keras cannot do in several threads, and handed to
-    a thread that compiles.
-
-    Args:
-        function: see `StepPrograms`.
-        coming: to the dataset whose batches will come, or None.
-        **options: see `StepPrograms`.
+    a thread that compiles. For the arguments see `StepPrograms`.
     """
 
-    def __init__(self, function, coming, **options):
+    def __init__(self, function, **options):
         super().__init__(function, **options)
-        self._coming = coming
-        self._seen = lambda: None  # A weak reference to the dataset that was looked at last,
-        self._sizes = []  # and the number of values in each group then.
+        self._expected = lambda: None  # A weak reference to the dataset whose batches will come,
+        self._sizes = None  # and the number of values in each group when it was looked at.
         self._pending = {}  # Abstract data by signature, in the order in which it will come.
         self._under_way = {}  # Futures of compiled programs by signature.
         self._threads = None
+
+    def expect(self, data) -> None:
+        """From now on the batches of `data` come. Ahead is compiled for a `BucketedDataset`."""
+        dataset = data if isinstance(data, BucketedDataset) else None
+        if dataset is None or dataset is not self._expected():
+            self._pending.clear()
+            self._sizes = None
+            self._expected = (lambda: None) if dataset is None else weakref.ref(dataset)
 
     def program(self, *arguments):
         *values, _ = arguments
@@ -81,18 +81,17 @@ class AheadOfTime(StepPrograms):
         with TRACING, _no_garbage_collection():
             lowered = self._jitted().lower(*values, self._pending.pop(signature))
         future = self._under_way[signature] = self._threads.submit(lowered.compile)
-        program = Program(lambda *arguments: future.result()(*arguments), compiled=True)
+        program = Compiled(lambda *arguments: future.result()(*arguments), compiled=True)
         PROGRAMS.put(self, signature, program)
 
     def _look_ahead(self, values):
         import jax
 
-        dataset, sizes = self._coming(), list(map(len, values))
-        if dataset is None or (dataset is self._seen() and sizes == self._sizes):
+        dataset, sizes = self._expected(), list(map(len, values))
+        if dataset is None or sizes == self._sizes:
             return
-        if sizes != self._sizes:
-            self._pending.clear()  # Of other values than there are now.
-        self._seen, self._sizes = weakref.ref(dataset), sizes
+        self._pending.clear()  # Of other values than there are now.
+        self._sizes = sizes
         for batch in dataset.examples_of_shapes():
             abstract = keras.tree.map_structure(
                 lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch
@@ -104,10 +103,7 @@ class AheadOfTime(StepPrograms):
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Tracing makes so many objects that Python looks through all of the program's for garbage.
-
-    It finds none, and takes as long as the trace: 0.6 s each time, with what JAX and Keras hold.
-    """
+    """Without looks for garbage: in a trace they find none, and take as long as the trace."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -9,13 +9,12 @@ from keras import ops
 
 from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
-from keras_transformer.models.backbone import watch_states
-from keras_transformer.models.stack import weights_to_be_loaded
 from keras_transformer.models.state import KeepsState
 from keras_transformer.models.turns import TakesTurns, Turns
 from keras_transformer.training.optimizers import FineTuningAdamW
-from keras_transformer.training.steps import KnowsItsSteps
+from keras_transformer.training.steps import OwnLoss, TrainingLoss
 
 
 def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
@@ -63,9 +62,11 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
         raise ValueError(f"A model of kind {config.kind!r} has no `num_decoder_layers`.")
     for name, value in values.items():
         values[name] = check_int(name, value, at_least=1, at_most=getattr(config, name))
-    with weights_to_be_loaded():
-        backbone = build_backbone(config.replace(**values), dtype=teacher.dtype_policy)
-        student = type(teacher)(backbone, teacher.tokenizer, **teacher.task_values())
+    backbone = build_backbone(
+        config.replace(**values), dtype=teacher.dtype_policy, initializer=HostZeros()
+    )
+    processor = teacher.tokenizer or teacher.processor
+    student = type(teacher)(backbone, processor, **teacher.task_values())
     backbone.family = teacher.backbone.family
     backbone.generation_config = teacher.backbone.generation_config
 
@@ -90,7 +91,7 @@ def _outside_blocks(task) -> list[keras.Variable]:
     return [variable for variable in task.weights if id(variable) not in inside]
 
 
-class Distiller(TakesTurns, KnowsItsSteps, KeepsState, keras.Model):
+class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
     """Trains a task to say what a larger one says, beside what is right.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
@@ -216,41 +217,47 @@ class Distiller(TakesTurns, KnowsItsSteps, KeepsState, keras.Model):
         return layer_call  # As in the tasks: their blocks are recomputed one by one.
 
     def call(self, inputs, training: bool = False):
-        if not self._in_step:
-            return self.student(inputs, training=training)
-        with watch_states(self.student.backbone) as states:
-            logits = self.student(inputs, training=training)
-        with _no_gradient(), watch_states(self.teacher.backbone) as teacher_states:
-            teacher_logits = self.teacher(inputs, training=False)
+        return self.student(inputs, training=training)
+
+    def training_loss(self) -> "_DistillationLoss":
+        return _DistillationLoss(self)
+
+
+class _DistillationLoss(TrainingLoss):
+    """What a `Distiller` trains its student by."""
+
+    def states(self, x, training):
+        student, teacher = self.model.student, self.model.teacher
+        logits, found = student(x, collect=("states",), training=training)
+        with _no_gradient():
+            teacher_logits, taught = teacher(x, collect=("states",), training=False)
         return {
             "logits": logits,
-            "states": states[-1],
+            "states": found["states"][-1],
             "teacher_logits": ops.stop_gradient(teacher_logits),
-            "teacher_states": ops.stop_gradient(teacher_states[-1]),
+            "teacher_states": ops.stop_gradient(taught["states"][-1]),
         }
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        if not self._in_step:
-            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
-        logits = y_pred["logits"]
-        hard = super().compute_loss(x, y, logits, sample_weight, training=training)
-        soft = distillation_loss(
-            y_pred["teacher_logits"], logits, self.temperature, weights=sample_weight
-        )
-        parts = {"soft": soft, "hard": hard}
-        if self.loss_parts["cosine"]:
-            ids = self.student.backbone.id_inputs[-1]
-            mask = self.student._named(x).get(ids.replace("token_ids", "padding_mask"))
-            parts["cosine"] = _cosine_distance(y_pred["states"], y_pred["teacher_states"], mask)
+    def loss(self, states, x, y, sample_weight, training):
+        model, logits = self.model, states["logits"]
+        parts = {
+            "soft": distillation_loss(
+                states["teacher_logits"], logits, model.temperature, weights=sample_weight
+            ),
+            "hard": model._compute_loss(x, y, logits, sample_weight, training=training),
+        }
+        if model.loss_parts["cosine"]:
+            ids = model.student.backbone.id_inputs[-1]
+            mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
+            parts["cosine"] = _cosine_distance(states["states"], states["teacher_states"], mask)
         loss = 0.0
         for name, part in parts.items():
-            getattr(self, f"{name}_loss").update_state(part)
-            loss = loss + self.loss_parts[name] * part
+            getattr(model, f"{name}_loss").update_state(part)
+            loss = loss + model.loss_parts[name] * part
         return loss
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        logits = y_pred["logits"] if self._in_step else y_pred
-        return super().compute_metrics(x, y, logits, sample_weight)
+    def logs(self, states, x, y, sample_weight):
+        return self.model.compute_metrics(x, y, states["logits"], sample_weight)
 
 
 def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=None):

@@ -14,11 +14,7 @@ from keras_transformer.distribution.layout import devices_of_model
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
-
-# Of the logits computed at a time: small enough for a cache, large enough for quick products.
-CHUNK_BYTES = 16 * 2**20
-# Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
-_WIDTH_OF_UNKNOWN = 8
+from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_time
 
 
 class TokenSums(NamedTuple):
@@ -114,15 +110,6 @@ def linear_cross_entropy(
 
     stacked = differentiated(*arguments)
     return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
-
-
-def positions_at_a_time(shape, vocabulary_size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Positions in a chunk. Of all rows, so that a batch axis on several devices stays whole."""
-    batch, length = shape[:2]
-    if not isinstance(batch, int) or not isinstance(length, int):
-        return _WIDTH_OF_UNKNOWN
-    fitting = max(1, chunk_bytes // (4 * batch * vocabulary_size))
-    return -(-length // -(-length // fitting))  # as equal as can be
 
 
 def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):

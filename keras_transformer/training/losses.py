@@ -10,18 +10,10 @@ _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", 
 
 
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
-    """Cross-entropy of each token, from logits and without one-hot targets.
+    """Cross-entropy of each token, float32, in nats, from logits and without one-hot targets.
 
     With weight `1 - label_smoothing` on the target and `label_smoothing` spread evenly over
     the whole vocabulary: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`.
-
-    Args:
-        targets: int `(...)`, token ids.
-        logits: float `(..., vocabulary)`.
-        label_smoothing: float in [0, 1).
-
-    Returns:
-        float32 `(...)`, in nats.
     """
     logits = ops.cast(logits, "float32")
     targets = ops.expand_dims(ops.cast(targets, "int32"), -1)

@@ -160,13 +160,23 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
         return {"multi_label": self.multi_label, "name": self.name, "dtype": self.dtype}
 
 
-def check_references(name: str, texts) -> None:
-    """ValueError for what is neither a text nor several."""
-    several = [texts] if isinstance(texts, str) else texts
-    if not isinstance(several, (list, tuple)):
-        raise ValueError(f"`{name}` must be a text or a list of texts, received {describe(texts)}.")
-    for text in several:
-        check_text(name, text)
+def check_translations(names: tuple[str, str], references, texts) -> None:
+    """ValueError for what are no lists of references and of texts, by the `names` of the two."""
+    for name, given in zip(names, (references, texts), strict=True):
+        if not isinstance(given, (list, tuple)):
+            raise ValueError(f"`{name}` must be a list of texts, received {describe(given)}.")
+    for place, text in enumerate(texts):
+        check_text(f"{names[1]}[{place}]", text)
+    for place, reference in enumerate(references):
+        name, several = f"{names[0]}[{place}]", reference
+        if isinstance(reference, str):
+            several = [reference]
+        if not isinstance(several, (list, tuple)):
+            raise ValueError(
+                f"`{name}` must be a text or a list of texts, received {describe(reference)}."
+            )
+        for text in several:
+            check_text(name, text)
 
 
 class BLEU:
@@ -231,12 +241,7 @@ class BLEU:
                 raise ValueError(
                     f"BLEU.update_state takes two lists of texts, got a single text as `{name}`."
                 )
-            if not isinstance(texts, (list, tuple)):
-                raise ValueError(f"`{name}` must be a list of texts, received {describe(texts)}.")
-        for place, texts in enumerate(y_true):
-            check_references(f"y_true[{place}]", texts)
-        for place, text in enumerate(y_pred):
-            check_text(f"y_pred[{place}]", text)
+        check_translations(("y_true", "y_pred"), y_true, y_pred)
         if len(y_pred) != len(y_true):
             raise ValueError(
                 f"Got {len(y_pred)} hypotheses but {len(y_true)} references; each hypothesis needs "

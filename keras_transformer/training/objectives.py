@@ -85,9 +85,7 @@ class MaskedTokens:
         It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
         and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
         hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
-
-        Raises:
-            ValueError: for a tokenizer without a mask token.
+        ValueError for a tokenizer without a mask token.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
@@ -158,17 +156,13 @@ class SpanCorruption:
         check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """The function that makes a batch of this tokenizer's ids.
+        """The function that makes a batch, as of `MaskedTokens`, the inputs of a `Seq2SeqLM`.
 
-        It takes int `(batch, length)`, rows without the special tokens of the template, bool
-        likewise where they are real, and a NumPy generator; and gives the dict of a `Seq2SeqLM`,
-        the targets `(batch, target_length)` and their weights.
-
-        Raises:
-            ValueError: for a tokenizer without sentinels.
+        Its ids are without the special tokens of the template. ValueError for a tokenizer without
+        sentinels.
         """
         sentinels = _sentinels(tokenizer)
-        finish = _Seq2SeqBatch(tokenizer, start_id)
+        finish = _seq2seq_batch(tokenizer, start_id)
 
         def make_batch(ids, mask, random):
             width = ids.shape[1]
@@ -179,9 +173,8 @@ class SpanCorruption:
                     f"has {len(sentinels)} sentinels. Lower `max_length`, or train a tokenizer "
                     "with more special tokens '<extra_id_...>'."
                 )
-            source, target = _sentinel_spans(
-                ids, mask, self._noise(mask.sum(axis=1), width, random), sentinels
-            )
+            cut_out = self._noise(mask.sum(axis=1), width, random)
+            source, target = _sentinel_spans(ids, mask, cut_out, sentinels)
             lengths = np.arange(1, width + 1) - noise + spans
             return finish(source, target, lengths.max(), (noise + spans).max())
 
@@ -253,20 +246,14 @@ class Denoising:
         check_number("mean_span_length", self.mean_span_length, at_least=0)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """As of `SpanCorruption`.
-
-        Raises:
-            ValueError: for a tokenizer without a mask token.
-        """
+        """As of `SpanCorruption`. ValueError for a tokenizer without a mask token."""
         mask_id = require_mask_id(tokenizer)
         ends = _sentence_ends(tokenizer)
-        finish = _Seq2SeqBatch(tokenizer, start_id)
+        finish = _seq2seq_batch(tokenizer, start_id)
 
         def make_batch(ids, mask, random):
             width = ids.shape[1]
-            spoiled = ids
-            if self.permute_sentences:
-                spoiled = _permuted(ids, mask, ends[ids], random)
+            spoiled = _permuted(ids, mask, ends[ids], random) if self.permute_sentences else ids
             source = self._infilled(spoiled, mask.sum(axis=1), mask_id, random)
             return finish(source, (ids, mask), width, width)
 
@@ -283,7 +270,7 @@ class Denoising:
         spans = np.where(hidden, (reached < hidden).sum(axis=1, keepdims=True) + 1, 0)
         slots = lengths[:, None] - hidden + spans  # of what is kept and masks, in any order
         chances = np.where(places < slots, random.random(ids.shape), 2.0)
-        is_mask = _ranks(chances) < spans
+        is_mask = np.argsort(np.argsort(chances, axis=1), axis=1) < spans
         # Where each slot begins in the row: after what is kept, and all spans, before it.
         passed = np.cumsum(is_mask, axis=1) - is_mask
         skipped = np.concatenate([np.zeros_like(hidden), reached], axis=1)
@@ -292,47 +279,47 @@ class Denoising:
         return np.where(is_mask, mask_id, kept), places < slots
 
 
-class _Seq2SeqBatch:
-    """Sources and targets, each with its real tokens, as the batch of a `Seq2SeqLM`."""
+def _seq2seq_batch(tokenizer: Tokenizer, start_id: int) -> Callable:
+    """Makes sources and targets, each with its real tokens, the batch of a `Seq2SeqLM`."""
+    before, after = _template(tokenizer)
+    ends = [] if tokenizer.end_id is None else [tokenizer.end_id]
+    pad_id = tokenizer.pad_id or 0
 
-    def __init__(self, tokenizer: Tokenizer, start_id: int):
-        self.before, self.after = _template(tokenizer)
-        self.start_id = start_id
-        self.ends = [] if tokenizer.end_id is None else [tokenizer.end_id]
-        self.pad_id = tokenizer.pad_id or 0
-
-    def __call__(self, source, target, source_width: int, target_width: int):
-        """`source_width` and `target_width` are the longest that the two can be."""
-        added = len(self.before) + len(self.after)
-        source_ids, source_mask = self._joined(self.before, source, self.after)
-        encoder = _to_the_left(source_ids, source_mask, source_width + added, self.pad_id)
-        targets, mask = _to_the_left(
-            *self._joined([], target, self.ends), target_width + len(self.ends), self.pad_id
-        )
-        first = np.full((len(targets), 1), self.start_id)
-        inputs = np.where(mask, np.concatenate([first, targets[:, :-1]], axis=1), self.pad_id)
-        batch = {
-            "encoder_token_ids": encoder[0].astype("int32"),
-            "encoder_padding_mask": encoder[1],
+    def batch(source, target, source_width: int, target_width: int):
+        """The widths are the longest that the two can be."""
+        sides = [
+            _to_the_left(*_joined(first, *row, last), width + len(first) + len(last), pad_id)
+            for first, row, last, width in (
+                (before, source, after, source_width), ([], target, ends, target_width)
+            )
+        ]  # fmt: skip
+        (source_ids, source_mask), (targets, mask) = sides
+        first = np.full((len(targets), 1), start_id)
+        inputs = np.where(mask, np.concatenate([first, targets[:, :-1]], axis=1), pad_id)
+        inputs = {
+            "encoder_token_ids": source_ids.astype("int32"),
+            "encoder_padding_mask": source_mask,
             "decoder_token_ids": inputs.astype("int32"),
             "decoder_padding_mask": mask,
         }
-        return batch, targets.astype("int32"), mask.astype("float32")
+        return inputs, targets.astype("int32"), mask.astype("float32")
 
-    def _joined(self, before, row, after):
-        ids, mask = row
-        columns = [np.tile(np.asarray(part, "int64"), (len(ids), 1)) for part in (before, after)]
-        masks = [np.ones(part.shape, bool) for part in columns]
-        ids = np.concatenate([columns[0], ids, columns[1]], axis=1)
-        return ids, np.concatenate([masks[0], mask, masks[1]], axis=1)
+    return batch
+
+
+def _joined(before: list[int], ids, mask, after: list[int]):
+    """Rows, and which of their tokens are real, with the same tokens before and after each."""
+    ends = [np.tile(np.asarray(part, "int64"), (len(ids), 1)) for part in (before, after)]
+    real = [np.ones(part.shape, bool) for part in ends]
+    ids = np.concatenate([ends[0], ids, ends[1]], axis=1)
+    return ids, np.concatenate([real[0], mask, real[1]], axis=1)
 
 
 def _sentinel_spans(ids, mask, noise, sentinels):
     """Source and target of rows and of what is cut out of them, each with its real tokens."""
 
     def replaced(spans):
-        before = np.concatenate([np.zeros((len(ids), 1), bool), spans[:, :-1]], axis=1)
-        starts = spans & ~before
+        starts = spans & ~np.pad(spans, [(0, 0), (1, 0)])[:, :-1]
         numbers = np.cumsum(starts, axis=1) - 1
         return np.where(starts, sentinels[numbers], ids), mask & (starts | ~spans)
 
@@ -351,13 +338,10 @@ def _to_the_left(ids, keep, width: int, pad_id: int):
 
 
 def _segments(numbers, counts, width: int, random: np.random.Generator) -> np.ndarray:
-    """For each row the part that each of its items is in: all divisions are alike likely.
-
-    `numbers` items of a row in `counts` parts, none empty. Int `(batch, width)`.
-    """
+    """The part of each of a row's `numbers` items in `counts` parts; all divisions alike likely."""
     places = np.arange(width - 1)
     chances = np.where(places < numbers[:, None] - 1, random.random((len(numbers), width - 1)), 2.0)
-    cuts = _ranks(chances) < counts[:, None] - 1
+    cuts = np.argsort(np.argsort(chances, axis=1), axis=1) < counts[:, None] - 1
     return np.concatenate([np.zeros((len(numbers), 1), "int64"), np.cumsum(cuts, axis=1)], axis=1)
 
 
@@ -370,12 +354,8 @@ def _permuted(ids, mask, ends, random: np.random.Generator) -> np.ndarray:
     return np.take_along_axis(ids, np.argsort(keys, axis=1, kind="stable"), axis=1)
 
 
-def _ranks(chances) -> np.ndarray:
-    return np.argsort(np.argsort(chances, axis=1), axis=1)
-
-
 def generator_of(dataset, arrays: dict) -> np.random.Generator:
-    """What a batch is drawn from. `arrays["row"]` holds which rows of the dataset it has."""
+    """What a batch is drawn from. `arrays["row"]` are its rows of the dataset."""
     # By epoch and first row: a batch fetched twice, or by another thread, is the same.
     epoch = dataset.epoch if dataset.shuffle else 0
     return np.random.default_rng((dataset.seed, epoch, int(arrays["row"][0])))
@@ -414,7 +394,6 @@ def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special tokens that the tokenizer puts before and after a text."""
     bare = tokenizer.encode("a", special_tokens=False)
     whole = tokenizer.encode("a")
-    for place in range(len(whole) - len(bare) + 1):
-        if whole[place : place + len(bare)] == bare:
-            return whole[:place], whole[place + len(bare) :]
-    return [], []
+    places = range(len(whole) - len(bare) + 1)
+    place = next((i for i in places if whole[i : i + len(bare)] == bare), len(whole))
+    return (whole[:place], whole[place + len(bare) :]) if place < len(whole) else ([], [])

@@ -1,25 +1,12 @@
 """The optimizers transformers were published with, and that of fine-tuning."""
 
-import re
-
 import keras
 
 from keras_transformer.checking import check_number
+from keras_transformer.process import tune_once
+from keras_transformer.structure import VECTORS, block_of, is_before_blocks
 from keras_transformer.training.fused import OnePass
 
-# Of a block: what stands before is the stack's path.
-_BLOCK = re.compile(r"(?P<stack>.*)/layer_(?P<layer>\d+)/")
-# What stands before the blocks.
-_EMBEDDINGS = {
-    "token_embedding",
-    "segment_embedding",
-    "position_embedding",
-    "relative_bias",
-    "embedding_norm",
-    "embedding_projection",
-}
-_OUTPUT_MATRIX = "reverse_embeddings"  # of the token embedding, where it is not tied
-_NOT_DECAYED = ("bias", "gamma", "beta", "scale")
 # On PyTorch, Keras gives another class in place of these, which updates all variables at once.
 _Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras.optimizers.AdamW))
 
@@ -48,6 +35,7 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
     ```
     """
     learning_rate = _checked_rate(learning_rate, kwargs)
+    tune_once()  # An optimizer may be made before the model, and makes arrays.
     return OnePassAdam(learning_rate, **{"beta_2": 0.98, "epsilon": 1e-9, **kwargs})
 
 
@@ -94,10 +82,11 @@ class FineTuningAdamW(OnePass, _AdamW):
         layer_decay = check_number("layer_decay", layer_decay, above=0, at_most=1)
         weight_decay = check_number("weight_decay", weight_decay, at_least=0, none=True)
         learning_rate = _checked_rate(learning_rate, kwargs)
+        tune_once()
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.layer_decay = layer_decay
         # Here, since a copy made of `get_config` must have it too.
-        self.exclude_from_weight_decay(var_names=_NOT_DECAYED)
+        self.exclude_from_weight_decay(var_names=list(VECTORS))
 
     def build(self, variables):
         if not self.built:
@@ -150,30 +139,24 @@ def _checked_rate(learning_rate, options: dict):
     )
 
 
-def is_before_blocks(path: str) -> bool:
-    """Whether a variable is of the embeddings, or of what else stands before the blocks."""
-    *folders, name = path.split("/")
-    return name != _OUTPUT_MATRIX and not _EMBEDDINGS.isdisjoint(folders)
-
-
 def _factors(paths: list[str], layer_decay: float) -> list[float]:
     """What the learning rate of each variable is multiplied by."""
-    blocks = {}
-    for match in filter(None, map(_BLOCK.match, paths)):
-        blocks[match["stack"]] = max(blocks.get(match["stack"], 0), int(match["layer"]) + 1)
-    if layer_decay != 1 and not blocks:
+    places = [block_of(path) for path in paths]
+    depths: dict[str, int] = {}
+    for stack, number in filter(None, places):
+        depths[stack] = max(depths.get(stack, 0), number + 1)
+    if layer_decay != 1 and not depths:
         raise ValueError(
             f"layer_decay={layer_decay} needs variables in blocks, of paths like 'encoder/layer_0/"
             f"...', received such as {paths[:1]}. Train more of the model, or use layer_decay=1."
         )
 
-    def power(path):
-        match = _BLOCK.match(path)
-        if match:
-            return blocks[match["stack"]] - int(match["layer"])
+    def power(path, place):
+        if place:
+            return depths[place[0]] - place[1]
         if not is_before_blocks(path):
             return 0
-        own = [number for stack, number in blocks.items() if path.startswith(stack + "/")]
-        return 1 + max(own or blocks.values(), default=-1)
+        own = [depth for stack, depth in depths.items() if path.startswith(stack + "/")]
+        return 1 + max(own or depths.values(), default=-1)
 
-    return [layer_decay ** power(path) for path in paths]
+    return [layer_decay ** power(*each) for each in zip(paths, places, strict=True)]

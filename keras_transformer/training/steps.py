@@ -1,31 +1,137 @@
-"""Models that do in `fit` and `evaluate` what they do not do in `predict`."""
+"""Training and evaluation steps of a model whose loss is not one of what `call` returns."""
 
-import contextlib
-import contextvars
-
-# The models whose step runs. Not on the model: another thread may be in its `call` meanwhile.
-_models = contextvars.ContextVar("models", default=())
+import keras
 
 
-class KnowsItsSteps:
-    """Tells `call` and the loss whether they are within `train_step` or `test_step`."""
+class TrainingLoss:
+    """What a step computes in place of Keras's loss and metrics of the outputs of `call`.
 
-    @property
-    def _in_step(self) -> bool:
-        return any(model is self for model in _models.get())
+    Args:
+        model: the compiled `keras.Model` that the loss is of.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+
+    def states(self, x, training: bool):
+        """The forward pass: what loss and metrics are computed from."""
+        raise NotImplementedError
+
+    def loss(self, states, x, y, sample_weight, training: bool):
+        """The loss, a scalar, from the states of the inputs `x`."""
+        raise NotImplementedError
+
+    def logs(self, states, x, y, sample_weight) -> dict:
+        """The values of all metrics after the step."""
+        return self.model.get_metrics_result()
+
+
+class OwnLoss:
+    """Mixin of a `keras.Model` whose steps compute a `TrainingLoss` if it has one."""
+
+    def training_loss(self) -> TrainingLoss | None:
+        """What `fit` and `evaluate` compute in a step. None for Keras's loss of the outputs."""
+        return None
 
     def train_step(self, *args):
-        with self._step():
+        loss = self.training_loss()
+        if loss is None or not self.trainable_weights:  # of which Keras warns
             return super().train_step(*args)
+        return _STEPS[keras.backend.backend()](loss, *args, training=True)
 
     def test_step(self, *args):
-        with self._step():
+        loss = self.training_loss()
+        if loss is None:
             return super().test_step(*args)
+        return _STEPS[keras.backend.backend()](loss, *args, training=False)
 
-    @contextlib.contextmanager
-    def _step(self):
-        token = _models.set((*_models.get(), self))
-        try:
-            yield
-        finally:
-            _models.reset(token)
+
+def _forward(loss: TrainingLoss, data, training: bool):
+    """The loss of a batch, and the function that makes the logs of the step."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    states = loss.states(x, training)
+    value = loss.loss(states, x, y, weights, training)
+    return value, lambda: _logs(loss, value, states, x, y, weights)
+
+
+def _logs(loss: TrainingLoss, value, states, x, y, weights) -> dict:
+    rows = keras.ops.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Keras divides losses by the number of replicas, whose sum then is the mean.
+        value = value * tf.distribute.get_strategy().num_replicas_in_sync
+    loss.model._loss_tracker.update_state(value, sample_weight=rows)
+    return loss.logs(states, x, y, weights)
+
+
+def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
+    import jax
+
+    model = loss.model
+    trainable, others, *optimizer, metrics = state
+    groups = [model.non_trainable_variables, model.metrics_variables]
+
+    def scope_of(trainable, others, metrics):
+        variables = [*model.trainable_variables, *groups[0], *groups[1]]
+        pairs = list(zip(variables, [*trainable, *others, *metrics], strict=True))
+        if optimizer:
+            pairs += zip(model.optimizer.variables, optimizer[0], strict=True)
+        return keras.StatelessScope(state_mapping=pairs, collect_losses=True)
+
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+
+    def forward(trainable):
+        with scope_of(trainable, others, metrics) as scope:
+            states = loss.states(x, training)
+            value = loss.loss(states, x, y, weights, training)
+            scaled = model.optimizer.scale_loss(value) if training else value
+        new = [[scope.get_current_value(v) for v in group] for group in groups]
+        return scaled, (value, states, new)
+
+    if training:
+        gradients, aux = jax.grad(forward, has_aux=True)(trainable)
+        trainable, new_optimizer = model.optimizer.stateless_apply(
+            optimizer[0], gradients, trainable
+        )
+    else:
+        _, aux = forward(trainable)
+        new_optimizer = None
+    value, states, (others, metrics) = aux
+    with scope_of(trainable, others, metrics) as scope:
+        logs = _logs(loss, value, states, x, y, weights)
+    metrics = [scope.get_current_value(v) for v in groups[1]]
+    if training:
+        return logs, (trainable, others, new_optimizer, metrics)
+    return logs, (trainable, others, metrics)
+
+
+def _step_of_tensorflow(loss: TrainingLoss, data, training: bool):
+    if not training:
+        return _forward(loss, data, training)[1]()
+    import tensorflow as tf
+
+    model = loss.model
+    with tf.GradientTape() as tape:
+        value, logs = _forward(loss, data, training)
+        scaled = model.optimizer.scale_loss(value)
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+    return logs()
+
+
+def _step_of_torch(loss: TrainingLoss, data, training: bool):
+    value, logs = _forward(loss, data, training)
+    if training:
+        import torch
+
+        model = loss.model
+        model.zero_grad()
+        model.optimizer.scale_loss(value).backward()
+        weights = model.trainable_weights[:]
+        with torch.no_grad():
+            model.optimizer.apply([weight.value.grad for weight in weights], weights)
+    return logs()
+
+
+_STEPS = {"jax": _step_of_jax, "tensorflow": _step_of_tensorflow, "torch": _step_of_torch}

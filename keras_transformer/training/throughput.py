@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import check_int, check_number, describe
-from keras_transformer.flops import flops_per_sequence
+from keras_transformer.planning.flops import flops_per_sequence
 
 
 class Throughput(keras.callbacks.Callback):

@@ -199,6 +199,7 @@ CONFIGS = {
             _BART,
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
         ],
     ),
     "marian": (
@@ -207,6 +208,13 @@ CONFIGS = {
             _BART,
             {**_BART, "scale_embedding": True, "activation_function": "swish"},
             {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {
+                **_BART,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 28,
+                "decoder_vocab_size": 70,
+                "share_encoder_decoder_embeddings": False,
+            },
         ],
     ),
 }

@@ -23,6 +23,8 @@ from keras_transformer.checkpoints.safetensors_io import save_tensors, to_numpy
 from keras_transformer.checkpoints.weights import expand, export
 from tests.checkpoints.conftest import needs_minilm, small_backbone
 
+pytestmark = pytest.mark.one_backend
+
 SST2 = Path(__file__).parents[2] / ".." / "shared" / "data" / "sst2" / "train.tsv"
 SENTENCES = [
     "a man rides a bike .",
@@ -121,6 +123,7 @@ def test_minilm_is_the_published_checkpoint():
     assert digest.hexdigest().startswith("53aa51172d142c89d9012cce15ae4d6c")
 
 
+@pytest.mark.each_backend
 @needs_minilm
 def test_minilm_equals_transformers():
     torch = pytest.importorskip("torch")

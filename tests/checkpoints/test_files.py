@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.publishing import atomic_directory
+from keras_transformer.checkpoints.untrusted import path_inside, read_json
 
 pytestmark = pytest.mark.backend_independent
 

@@ -11,6 +11,8 @@ import keras_transformer as kt
 from keras_transformer.checkpoints import load_config
 from tests.checkpoints.families import CONFIGS
 
+pytestmark = pytest.mark.one_backend
+
 # Values that change what is generated: the end, the beams, what may come twice.
 SAID = {"num_beams": 2, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "max_length": 12}
 PROMPT = [5, 6, 7, 8]
@@ -84,7 +86,6 @@ def test_what_was_made_here_generates_the_same_there(tmp_path, family):
     assert there == [*ours, end]
 
 
-@pytest.mark.backend_independent
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -106,7 +107,6 @@ def test_folders_of_other_kinds_are_named_for_what_they_are(tmp_path, files, mes
         kt.Backbone.from_preset(tmp_path)
 
 
-@pytest.mark.backend_independent
 def test_a_file_is_no_preset(tmp_path):
     (tmp_path / "a.gguf").write_text("")
     with pytest.raises(ValueError, match=r"is a file\. A preset is a folder\. .* GGUF file"):

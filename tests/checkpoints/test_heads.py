@@ -16,6 +16,8 @@ from tests.checkpoints.conftest import assert_same_values
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.one_backend
+
 SUFFIXES = {
     "MaskedLM": "ForMaskedLM",
     "TextClassifier": "ForSequenceClassification",
@@ -71,7 +73,6 @@ def test_same_logits(tmp_path, model_type, task, caplog):
     assert difference[mask if difference.ndim == 3 else slice(None)].max() <= 1e-4
 
 
-@pytest.mark.backend_independent
 @pytest.mark.parametrize(("model_type", "task"), CASES)
 def test_heads_are_written_back(tmp_path, model_type, task):
     reference, (ids, mask) = made(model_type, task, tmp_path / "theirs", number=1)
@@ -91,7 +92,6 @@ def test_heads_are_written_back(tmp_path, model_type, task):
     assert_same_values(back, model)
 
 
-@pytest.mark.backend_independent
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
 def test_a_head_that_is_not_there_is_fresh_and_said(tmp_path, model_type, caplog):
     made(model_type, "MaskedLM", tmp_path)
@@ -103,7 +103,6 @@ def test_a_head_that_is_not_there_is_fresh_and_said(tmp_path, model_type, caplog
     assert model.hidden_activation == expected
 
 
-@pytest.mark.backend_independent
 @pytest.mark.parametrize(("model_type", "output"), [("bert", "decoder"), ("llama", "lm_head")])
 def test_an_output_matrix_that_is_missing_is_not_replaced(tmp_path, model_type, output):
     """Untied by its config, and without the matrix: the token embedding must not stand in."""
@@ -119,7 +118,6 @@ def test_an_output_matrix_that_is_missing_is_not_replaced(tmp_path, model_type, 
         kt.Backbone.from_preset(tmp_path)
 
 
-@pytest.mark.backend_independent
 def test_own_format_keeps_every_head(tmp_path):
     for task in SUFFIXES:
         made("roberta", task, tmp_path / task)

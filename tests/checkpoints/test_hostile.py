@@ -21,13 +21,15 @@ from hypothesis import strategies as st
 import keras_transformer as kt
 from keras_transformer.checkpoints import check_weights, load_config, load_weights, save_preset
 from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, save_tensors
-from keras_transformer.checkpoints.shapes import head_shapes, variable_shapes
+from keras_transformer.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints import mutations
 from tests.checkpoints.conftest import small_backbone
 from tests.checkpoints.families import make
 from tests.checkpoints.mutations import INDEX, WEIGHTS
+from tests.thorough import many
 
 pytestmark = pytest.mark.backend_independent
 
@@ -126,7 +128,7 @@ def loaded(folder):
     if task is not None:
         name = task["name"]
         try:
-            head = head_shapes(config, task)
+            head = TASKS[name].head_shapes(config, task) if name in TASKS else {}
         except ValueError as error:  # `from_preset` adds where the values are from
             raise ValueError(f"{folder}: {error}") from error
     check_weights(folder, config, head, name)
@@ -181,7 +183,7 @@ def test_every_base_is_healthy(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@bounded(max_examples=40)
+@bounded(max_examples=many(40))
 @given(data=st.data())
 def test_values_of_the_config(name, data):
     with mutated(name) as folder:
@@ -206,7 +208,7 @@ def test_values_of_the_config(name, data):
 
 
 @pytest.mark.parametrize("name", ["ours", "bert", "t5"])
-@bounded(max_examples=60)
+@bounded(max_examples=many(60))
 @given(data=st.data())
 def test_texts_that_are_no_config(name, data):
     with mutated(name) as folder:
@@ -224,7 +226,7 @@ def test_texts_that_are_no_config(name, data):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@bounded(max_examples=30)
+@bounded(max_examples=many(30))
 @given(data=st.data())
 def test_headers_of_the_weights(name, data):
     with mutated(name) as folder:
@@ -241,7 +243,7 @@ def test_headers_of_the_weights(name, data):
             assert {key for key in values if values[key] != said[key]} <= parts
 
 
-@bounded(max_examples=80)
+@bounded(max_examples=many(80))
 @given(data=st.data())
 def test_indexes_of_shards(data):
     with mutated("sharded") as folder:
@@ -266,7 +268,7 @@ def test_indexes_of_shards(data):
 
 
 @pytest.mark.parametrize("name", ["ours", "bert"])
-@bounded(max_examples=100)
+@bounded(max_examples=many(100))
 @given(data=st.data())
 def test_tokenizer_files(name, data):
     with mutated(name) as folder:

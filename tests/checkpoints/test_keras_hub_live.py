@@ -9,7 +9,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_config, variable_shapes
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
-from keras_transformer.checkpoints.keras_hub.live import _in_their_form
+from keras_transformer.checkpoints.keras_hub_live import _in_their_form
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from keras_transformer.kerashub_names import PRESETS
 from tests.checkpoints.test_keras_hub import (

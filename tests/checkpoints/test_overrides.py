@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ from keras_transformer.checkpoints import load_config, load_weights
 from keras_transformer.config import CHANGEABLE
 from keras_transformer.models import build_backbone
 from tests.checkpoints.conftest import small_backbone
+
+pytestmark = pytest.mark.one_backend
 
 IDS = np.array([[3, 1, 4, 1, 5, 9]])
 MASK = np.array([[1, 1, 1, 1, 0, 0]], bool)
@@ -80,6 +83,12 @@ CHANGES = {
     "rotary_original_length": ("decoder", ROTARY, 4),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),
+    "share_embeddings": ("seq2seq", {}, False),
+    "attention_soft_cap": ("encoder", {}, 2.0),
+    "logit_soft_cap": ("decoder", {}, 2.0),
+    "encoder": ("seq2seq", {}, {"activation": "tanh"}),
+    "decoder": ("seq2seq", {}, {"activation": "tanh"}),
+    "layer_pattern": ("decoder", {}, ({"window": 2}, {})),
 }
 
 
@@ -113,7 +122,8 @@ def test_with_weights_a_value_is_refused_or_changes_no_number(name, tmp_path):
             np.testing.assert_array_equal(ours, theirs)
         return
     (tmp_path / "model.safetensors").rename(tmp_path / "hidden")  # no work is done before
-    message = f"with {name}={mine!r}, received {given!r}: .*`load_weights=False`.*load_weights`"
+    message = re.escape(f"with {name}={mine!r}, received {given!r}: ")
+    message += ".*`load_weights=False`.*load_weights`"
     with pytest.raises(ValueError, match=message):
         kt.Backbone.from_preset(tmp_path, **{name: given})
     with pytest.raises(ValueError, match=message):

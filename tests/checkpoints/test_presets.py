@@ -20,9 +20,11 @@ from keras_transformer.checkpoints import (
     save_preset,
 )
 from keras_transformer.checkpoints.hub import HubName
-from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
+
+pytestmark = pytest.mark.one_backend
 
 WITHOUT_WEIGHTS = ("transformer_base", "transformer_big")  # and those of GPT-3
 
@@ -33,7 +35,7 @@ def test_bundled_presets_are_listed_by_task():
     assert "minilm_l6_en" in list_presets("text_embedding")
     assert "minilm_l6_en" not in list_presets("text_classification")
     assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
-    with pytest.raises(ValueError, match="`task` must be one of 'masked_lm'.*received 'poetry'"):
+    with pytest.raises(ValueError, match="`task` must be one of 'causal_lm'.*received 'poetry'"):
         list_presets("poetry")
 
 

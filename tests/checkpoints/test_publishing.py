@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.checkpoints import publishing
-from keras_transformer.checkpoints.presets import PresetSource, read_preset, resolve_preset
+from keras_transformer.checkpoints.preset import Preset
+from keras_transformer.checkpoints.presets import read_preset, resolve_preset
 from keras_transformer.checkpoints.publishing import PARTS, TOKENIZER_PARTS, atomic_directory
 from tests.checkpoints.savers import CASES, NEW, OLD, OTHERS, RACE_NAMES, files_in, write
 
@@ -213,4 +214,4 @@ def test_a_mount_point_and_a_full_disk(tmp_path):
 def test_a_source_of_the_package_is_not_watched():
     source = resolve_preset("minilm_l6_en")
     assert source.stamp is None and source.is_current
-    assert isinstance(source, PresetSource)
+    assert isinstance(source, Preset)

@@ -27,6 +27,8 @@ from tests.checkpoints.conftest import (
     values_of,
 )
 
+pytestmark = pytest.mark.one_backend
+
 CONFIGS = {
     "encoder": {"pooler": True, "segment_vocabulary_size": 2, "position": "learned"},
     "decoder": {"normalization": "rms_norm", "position": "rotary", "tie_embeddings": False},
@@ -34,6 +36,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_round_trip(tmp_path, kind):
     backbone = small_backbone(kind, **CONFIGS[kind])
@@ -51,6 +54,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
     assert a == b
 
 
+@pytest.mark.each_backend
 def test_stored_float16_loads_into_float32(tmp_path):
     backbone = small_backbone()
     save_preset(tmp_path, backbone=backbone, dtype="float16")
@@ -60,6 +64,7 @@ def test_stored_float16_loads_into_float32(tmp_path):
         np.testing.assert_array_equal(mine, theirs.astype("float16").astype("float32"))
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
 def test_any_stored_type_loads_into_any_policy(tmp_path, stored, dtype):

@@ -11,6 +11,8 @@ from keras_transformer.checkpoints import export_to_huggingface, load_task
 from keras_transformer.checkpoints.families.bert import BERT
 from tests.checkpoints.conftest import small_backbone
 
+pytestmark = pytest.mark.one_backend
+
 TEXTS = ["a warm and funny film", "dull from start to end", "funny, but far too long"]
 
 
@@ -34,6 +36,7 @@ def logits(task):
     return task.predict(TEXTS, verbose=0)
 
 
+@pytest.mark.each_backend
 def test_a_task_is_saved_and_loaded_whole(tmp_path, tokenizer, caplog):
     task = classifier(tokenizer, labels=["bad", "good", "mixed"], dropout=0.25)
     task.save_to_preset(tmp_path / "preset")

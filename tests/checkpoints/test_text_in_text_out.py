@@ -9,6 +9,8 @@ from tests.tokenizers import folders
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.one_backend
+
 PROMPTS = ["Two dogs run on the grass.", "A man"]
 
 

@@ -20,6 +20,8 @@ from keras_transformer import cli
 from keras_transformer.cli.parser import COMMANDS
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).parents[2]
 TEXTS = ["a man rides a bike .", "two dogs are playing in the snow .", "it isn &apos;t cold ."] * 8
 
@@ -215,7 +217,7 @@ def test_presets_of_a_task(run):
     code, out, _ = run("presets", "--task", "token_classification")
     assert code == 0 and [row.split()[0] for row in out.splitlines()[1:]] == ["bert_base_en_ner"]
     code, _, errors = run("presets", "--task", "poetry")
-    assert code == 2 and "`task` must be one of 'masked_lm'" in errors
+    assert code == 2 and "`task` must be one of 'causal_lm'" in errors
 
 
 @pytest.mark.backend_independent
@@ -450,7 +452,7 @@ def test_translate_n_best(run, folder):
     assert "--n-best 3 needs as many --beams" in run(*arguments, "--beams", 2, "x")[2]
 
 
-def test_translate_with_constraints(run, folder):
+def test_translate_with_constraints(run, folder, tmp_path):
     arguments = ("translate", "--preset", folder / "plain", "--max-new-tokens", 9, "--beams", 1)
     code, out, _ = run(*arguments, "--regex", "two (dogs|bike)", stdin=f"{LINES[0]}\n\nx\n")
     first, empty, last = out.splitlines()
@@ -458,6 +460,17 @@ def test_translate_with_constraints(run, folder):
     assert {first, last} <= {"two dogs", "two bike"}
     choice = run(*arguments, "--choice", "two dogs", "--choice", "a bike", "x")[1]
     assert choice in ("two dogs\n", "a bike\n")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [null, true]}', encoding="utf-8")
+    assert "cannot spell any text" in run(*arguments, "--json-schema", schema, "x")[2]
+    tokenizer = kt.Tokenizer.train(TEXTS, vocabulary_size=300)  # which has all bytes
+    lm = kt.CausalLM(kt.models.Decoder(tiny_config("decoder", tokenizer)), tokenizer)
+    lm.save_to_preset(tmp_path / "lm")
+    generated = run("generate", "--preset", tmp_path / "lm", "--json-schema", schema, "is it so: ")
+    assert generated[0] == 0 and generated[1].removeprefix("is it so: ") in ("null\n", "true\n")
+    schema.write_text('{"enum": ', encoding="utf-8")
+    code, _, errors = run(*arguments, "--json-schema", schema, "x")
+    assert code != 0 and f"--json-schema {schema}: " in errors
 
 
 def test_generate_reads_standard_input(run, folder):

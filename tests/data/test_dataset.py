@@ -7,6 +7,8 @@ import pytest
 
 from keras_transformer.data import BucketedDataset
 
+pytestmark = pytest.mark.one_backend
+
 BACKEND = keras.backend.backend()
 
 
@@ -233,6 +235,7 @@ class Tiny(keras.Model):
         return self.dense(keras.ops.sum(states, axis=1) / keras.ops.sum(mask, axis=1))
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("options", [{"batch_size": 16}, {"batch_tokens": 400}])
 def test_fit_evaluate_predict(options):
     rows = rows_of(150)

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.data import BucketedDataset, pack_rows
+from tests.thorough import many
 
 pytestmark = pytest.mark.backend_independent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))
 def test_every_row_is_packed_once_and_none_overflows(lengths):
     groups = pack_rows(lengths, 30)

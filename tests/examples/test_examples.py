@@ -13,6 +13,8 @@ import pytest
 import keras_transformer as kt
 from tests.environments import variables
 
+pytestmark = pytest.mark.one_backend
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 500
 
@@ -79,6 +81,7 @@ def shares(text):
     return [float(share) / 100 for share in re.findall(r"([\d.]+)%", text)]
 
 
+@pytest.mark.each_backend
 def test_demo(run, presets):
     reviews = ["I loved it.", "It was dull."]
     kinds = {"encoder": "encoder", "translator": "translator", "writer": "decoder"}
@@ -235,6 +238,7 @@ def test_semantic_search_in_a_file(run, presets, tmp_path):
     assert len(neighbours(printed)) == 3
 
 
+@pytest.mark.each_backend
 def test_train_distributed(run, backend, tmp_path):
     """Two devices, or processes, on each backend: the curve of one device."""
     sizes = ["--steps=3", "--batch_size=8", "--hidden_dim=16", "--num_layers=1"]

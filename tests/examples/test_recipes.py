@@ -14,31 +14,46 @@ RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.json"))
 pytestmark = pytest.mark.backend_independent
 
 
-def run(*arguments, cwd=ROOT):
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, *arguments],
+@pytest.fixture(scope="module")
+def outcomes():
+    """The exit code and the output of each program with its flags."""
+    calls = [["reproduce"], ["reproduce", "nothing"]]
+    for path in RECIPES:
+        calls += [flags_of(path), [*flags_of(path)[:-1], "--no_such_flag=1", "--only_check_args"]]
+    programs = [[str(ROOT / "examples" / f"{name}.py"), *flags] for name, *flags in calls]
+    environment = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("forked.py"))],
+        input=json.dumps(programs),
         capture_output=True,
         text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": environment},
     )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {tuple(call): outcome for call, outcome in zip(calls, found, strict=True)}
+
+
+def flags_of(path):
+    recipe = json.loads(path.read_text(encoding="utf-8"))
+    flags = [f"--{name}={value}" for name, value in recipe["flags"].items()]
+    return [recipe["example"], *flags, "--only_check_args"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_example_takes_the_flags(path):
+def test_the_example_takes_the_flags(path, outcomes):
     recipe = json.loads(path.read_text(encoding="utf-8"))
     assert set(recipe) == {"example", "backend", "flags", "took", "scores"}
-    flags = [f"--{name}={value}" for name, value in recipe["flags"].items()]
-    example = str(ROOT / "examples" / f"{recipe['example']}.py")
-    done = run(example, *flags, "--only_check_args")
-    assert done.returncode == 0, done.stderr
-    assert run(example, *flags, "--no_such_flag=1", "--only_check_args").returncode != 0
+    *flags, check = flags_of(path)
+    code, printed = outcomes[*flags, check]
+    assert code == 0, printed
+    code, printed = outcomes[*flags, "--no_such_flag=1", check]
+    assert code != 0 and "no_such_flag" in printed
 
 
-def test_reproduce_names_the_recipes():
-    script = str(ROOT / "examples" / "reproduce.py")
+def test_reproduce_names_the_recipes(outcomes):
     for arguments, words in (((), "The recipes:"), (("nothing",), "There is no recipe 'nothing'")):
-        done = run(script, *arguments)
-        assert done.returncode == 1 and words in done.stderr
-        assert all(path.stem in done.stderr for path in RECIPES)
+        code, printed = outcomes["reproduce", *arguments]
+        assert code == 1 and words in printed
+        assert all(path.stem in printed for path in RECIPES)

@@ -5,14 +5,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from keras_transformer import TransformerConfig
 from keras_transformer.generation import Greedy
-from keras_transformer.generation.compiling import compile_function
 from keras_transformer.models import build_backbone
+from keras_transformer.programs import compile_function
 
 START, END, PAD = 1, 2, 0
+
+
+def on_one(*values):
+    """Parameters whose kin run on each backend: these on one, and on each in a thorough run."""
+    return pytest.param(*values, marks=pytest.mark.one_backend)
 
 
 def make_backbone(kind, vocabulary_size=24, seed=0, **values):

@@ -18,9 +18,11 @@ from keras_transformer.generation import (
     Settings,
     Speculative,
 )
-from keras_transformer.generation.cutting import sharpened
+from keras_transformer.generation.logits import apply_temperature
 from keras_transformer.generation.scheduler import Scheduler
 from tests.generation.common import decode, engine_inputs, make_backbone, make_prompts
+
+pytestmark = pytest.mark.one_backend
 
 FLOATS = [
     (Random, "temperature"),
@@ -115,8 +117,8 @@ def test_the_scheduler_and_the_engine(engine):
         ({"batch_size": 0}, "`batch_size` must be an integer of at least 1"),
         ({"batch_size": "8"}, "`batch_size` must be an integer"),
         ({"copies": 1.5}, "`copies` must be an integer"),
-        ({"seed": -1}, "`seed` must be an integer of at least 0"),
-        ({"seed": 2**64}, r"`seed` must be an integer of at most 18446744073709551615"),
+        ({"seed": -1}, "`seed` must be an integer from 0 to"),
+        ({"seed": 2**64}, r"`seed` must be an integer from 0 to 2\*\*64 - 1"),
         ({"seed": "x"}, "`seed` must be an integer"),
         ({"share_prefix": "no"}, "`share_prefix` must be True or False"),
         ({"longest": 0}, "`longest` must be an integer of at least 1"),
@@ -129,7 +131,7 @@ def test_the_scheduler_and_the_engine(engine):
         ([[3], []], [1, 1], "`prompts` must be lists of ids"),
         ([[3]], [1, 1], "`max_new_tokens` must have a limit for each of 1 prompts"),
         ([[3]], [0], r"`max_new_tokens\[0\]` must be an integer of at least 1"),
-        ([[3]], [2**40], r"`max_new_tokens\[0\]` must be an integer of at most"),
+        ([[3]], [2**40], r"`max_new_tokens\[0\]` must be an integer from 1 to"),
     ):
         with pytest.raises(ValueError, match=message):
             scheduler.run(prompts, limits)
@@ -172,16 +174,18 @@ def test_a_function_that_gives_no_numbers(engine):
             engine.generate(inputs, Settings(Greedy(), rules), 2)
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6, 1e25, 1e300])
 def test_extreme_temperatures(temperature):
     """Cold draws the likeliest and its equals, hot any token but those that are banned."""
     logits = np.array([[1.0, 2.0, -1e30, 2.0, 1.99], [-1e30, -3e4, -1e30, -1e30, -1e30]], "float32")
-    scaled = ops.convert_to_numpy(sharpened(ops.convert_to_tensor(logits), temperature))
+    scaled = ops.convert_to_numpy(apply_temperature(ops.convert_to_tensor(logits), temperature))
     chances = ops.convert_to_numpy(ops.softmax(ops.convert_to_tensor(scaled), axis=-1))
     expected = [0, 0.5, 0, 0.5, 0] if temperature < 1 else [0.25, 0.25, 0, 0.25, 0.25]
     np.testing.assert_allclose(chances, [expected, [0, 1, 0, 0, 0]], atol=1e-6)
 
 
+@pytest.mark.each_backend
 def test_a_negative_length_penalty_keeps_the_hypotheses(engine):
     inputs = engine_inputs(engine.backbone, make_prompts([2, 3]))
     for penalty in (-12.0, 100.0):
@@ -207,13 +211,13 @@ def lm():
 def test_arguments_of_generate(lm):
     for values, message in (
         ({"max_new_tokens": "4"}, "`max_new_tokens` must be an integer of at least 1"),
-        ({"max_new_tokens": 2**40}, "`max_new_tokens` must be an integer of at most"),
+        ({"max_new_tokens": 2**40}, "`max_new_tokens` must be an integer from 1 to"),
         ({"max_new_tokens": np.True_}, "`max_new_tokens` must be an integer"),
         ({"batch_size": 1.5}, "`batch_size` must be an integer of at least 1"),
         ({"num_samples": "2"}, "`num_samples` must be an integer of at least 1"),
         ({"max_length": -1}, "`max_length` must be an integer of at least 1"),
         ({"seed": 2**64}, r"`seed` must be .* from 0 to 2\*\*64 - 1"),
-        ({"seed": "x"}, "`seed` must be an integer of at least 0"),
+        ({"seed": "x"}, "`seed` must be an integer from 0"),
         ({"seed": True}, "`seed` must be an integer"),
         ({"stream": "no"}, "`stream` must be True or False"),
         ({"return_details": "no"}, "`return_details` must be True or False"),

@@ -133,7 +133,7 @@ def test_one_beam_is_greedy():
         ({"num_beams": 4, "num_groups": 3}, "must be a multiple of `num_groups`, received 4 and 3"),
         ({"num_beams": 4, "num_groups": 2}, "go together"),
         ({"diversity_penalty": 1.0}, "go together"),
-        ({"length_penalty": "long"}, "`length_penalty` must be a number, received 'long'"),
+        ({"length_penalty": "long"}, "`length_penalty` must be a number from -100"),
     ],
 )
 def test_bad_values(values, message):

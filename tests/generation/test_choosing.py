@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.generation.choosing import argmax, broken, top_k
-from keras_transformer.generation.compiling import compile_function
+from keras_transformer.generation.logits import argmax, broken, top_k
+from keras_transformer.programs import compile_function
 
 # Around multiples of the chunks of 128, and where chunks begin to be used.
 SIZES = [1, 2, 127, 128, 129, 383, 384, 385, 511, 512, 513, 1023, 1024, 1025, 1500, 5000]

@@ -12,6 +12,7 @@ from keras_transformer.generation.byte_automaton import compile_regex, compile_s
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.pieces import token_bytes
+from tests.thorough import many
 
 pytestmark = pytest.mark.backend_independent
 
@@ -57,7 +58,7 @@ def accepts(automaton, ids):
 def test_bytes_are_accepted_as_by_re(pattern):
     automaton = compile_regex(pattern)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=many(150), deadline=None)
     @given(texts | st.from_regex(pattern, fullmatch=True) | st.text(max_size=3))
     def check(text):
         state = run(automaton, text.encode())
@@ -67,7 +68,7 @@ def test_bytes_are_accepted_as_by_re(pattern):
     check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(data=st.data())
 def test_generated_patterns(data):
     atoms = st.sampled_from(["a", "b", "é", ".", "[ab]", "[^a]", "日", "ab"])

@@ -5,32 +5,51 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Contrastive, Engine, Greedy
-from tests.generation.common import END, START, make_backbone, make_prompts
+from tests.generation.common import END, PAD, START, compiled, make_backbone, make_prompts
 from tests.generation.test_speculative import decode, tokens_of
 
+LENGTH = 16  # of every pass, so that one shape is compiled
 
-def states_and_probabilities(backbone, prompt, text):
+
+def pass_over(backbone):
+    """States and logits of a batch, in a pass over all of it."""
+
+    def states_and_logits(inputs):
+        states = backbone(inputs)
+        return states, backbone.logits(states)
+
+    return compiled(states_and_logits, backbone)
+
+
+def padded(prefix, tokens):
+    """A row and its mask, padded on the right, where nothing before it sees it."""
+    ids, mask = np.full((1, LENGTH), PAD, "int32"), np.arange(LENGTH)[None] < len(tokens)
+    ids[0, : len(tokens)] = tokens
+    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
+    return dict(zip(names, map(ops.convert_to_tensor, (ids, mask)), strict=True))
+
+
+def states_and_probabilities(whole, kind, prompt, text):
     """Of the decoder's own tokens the normalized states, and the last one's probabilities."""
-    inputs = {"token_ids": np.array([prompt + text])}
-    if backbone.config.kind == "seq2seq":
-        decoder = np.array([[START, *text]])
-        inputs = {"encoder_token_ids": np.array([prompt]), "decoder_token_ids": decoder}
-    hidden = backbone(inputs)
-    logits = ops.convert_to_numpy(backbone.logits(hidden))[0, -1].astype("float64")
-    hidden = ops.convert_to_numpy(hidden)[0].astype("float64")
+    own = [START, *text] if kind == "seq2seq" else prompt + text
+    inputs = padded("", own)
+    if kind == "seq2seq":
+        inputs = {**padded("encoder_", prompt), **padded("decoder_", own)}
+    hidden, logits = (ops.convert_to_numpy(x)[0, : len(own)] for x in whole(inputs))
+    logits, hidden = logits[-1].astype("float64"), hidden.astype("float64")
     odds = np.exp(logits - logits.max())
     return hidden / np.linalg.norm(hidden, axis=-1, keepdims=True), odds / odds.sum()
 
 
-def by_definition(backbone, prompt, count, k, alpha, end_ids):
+def by_definition(whole, kind, prompt, count, k, alpha, end_ids):
     """Su et al. 2022, equation 5, token by token."""
     text = []
     while len(text) < count and not (text and text[-1] in end_ids):
-        past, chances = states_and_probabilities(backbone, prompt, text)
+        past, chances = states_and_probabilities(whole, kind, prompt, text)
         candidates = np.argsort(-chances, kind="stable")[:k]
         scores = []
         for token in candidates:
-            states, _ = states_and_probabilities(backbone, prompt, [*text, int(token)])
+            states, _ = states_and_probabilities(whole, kind, prompt, [*text, int(token)])
             scores.append((1 - alpha) * chances[token] - alpha * (past @ states[-1]).max())
         text.append(int(candidates[np.argmax(scores)]))
     return text
@@ -39,10 +58,10 @@ def by_definition(backbone, prompt, count, k, alpha, end_ids):
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
 def test_tokens_are_those_of_the_definition(kind):
     backbone = make_backbone(kind, seed=5)
-    prompts = make_prompts([4, 2, 6])
+    whole, prompts = pass_over(backbone), make_prompts([4, 2, 6])
     limits = [7, 3, 6]
     expected = [
-        by_definition(backbone, prompt, limit, 3, 0.6, (END,))
+        by_definition(whole, kind, prompt, limit, 3, 0.6, (END,))
         for prompt, limit in zip(prompts, limits, strict=True)
     ]
     found = decode(Engine(backbone), Contrastive(3, 0.6), prompts, limits, (END,), batch_size=2)

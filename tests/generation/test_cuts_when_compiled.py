@@ -15,8 +15,8 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Random
-from keras_transformer.generation.choosing import draw
-from keras_transformer.generation.compiling import compile_function
+from keras_transformer.generation.logits import draw
+from keras_transformer.programs import compile_function
 from tests.generation.common import make_backbone, make_prompts
 from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
 

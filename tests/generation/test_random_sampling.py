@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Engine, Random
-from keras_transformer.generation.choosing import draw
+from keras_transformer.generation.logits import draw
 from tests.generation.common import make_backbone, make_prompts
 from tests.generation.test_speculative import chances_of_all, chi_squared, decode, tokens_of
 
@@ -98,7 +98,7 @@ def test_a_row_draws_the_same_in_any_batch():
         ({"temperature": "hot"}, "received 'hot'"),
         ({"top_k": 0}, "`top_k` must be an integer of at least 1 or None, received 0"),
         ({"top_k": True}, "received True"),
-        ({"top_p": 0.0}, "`top_p` must be a number above 0, at most 1, received 0.0"),
+        ({"top_p": 0.0}, "`top_p` must be a number above 0 and at most 1, received 0.0"),
         ({"top_p": 1.5}, "received 1.5"),
         ({"min_p": -0.1}, "`min_p` must be a number from 0 to 1, received -0.1"),
         ({"typical_p": float("nan")}, "received nan"),

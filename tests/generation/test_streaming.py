@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 
 from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
 from keras_transformer.tokenizers import Tokenizer
+from tests.thorough import many
 from tests.tokenizers.folders import (
     REAL,
     bert,
@@ -73,7 +74,7 @@ def streamed(tokenizer, prompt, ids, sizes=(1,), stop=()):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: getattr(k, "__name__", k))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(prompt=["👩\u200d👩\u200d👧"], text=["🙂", *["👩\u200d👩\u200d👧"] * 2], sizes=[1], half=0)
 @given(
     prompt=texts, text=texts, sizes=st.lists(st.integers(1, 9), min_size=1), half=st.integers(0, 3)
@@ -92,7 +93,7 @@ def test_pieces_are_the_whole(kind, prompt, text, sizes, half):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: getattr(k, "__name__", k))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_ids_at_all(kind, data):
     tokenizer = loaded(kind)
@@ -104,7 +105,7 @@ def test_any_ids_at_all(kind, data):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: getattr(k, "__name__", k))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=many(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_stop_strings(kind, data):
     tokenizer = loaded(kind)

@@ -5,7 +5,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
-from tests.generation.common import engine_inputs, found_tokens, make_prompts
+from tests.generation.common import engine_inputs, found_tokens, make_prompts, on_one
 
 torch = pytest.importorskip("torch", reason="needs PyTorch, which Transformers runs on")
 transformers = pytest.importorskip("transformers", reason="needs Transformers as the reference")
@@ -117,7 +117,14 @@ def test_one_end(pair):
 
 @pytest.mark.parametrize(
     "penalty, early",
-    [(0.6, False), (1.0, True), (1.0, "never"), (2.0, False), (2.0, "never"), (0.6, True)],
+    [
+        (0.6, False),
+        (1.0, True),
+        (2.0, "never"),
+        on_one(1.0, "never"),
+        on_one(2.0, False),
+        on_one(0.6, True),
+    ],
 )
 def test_every_beam_and_its_score(pair, penalty, early):
     options = {"num_beams": 4, "length_penalty": penalty, "early_stopping": early}

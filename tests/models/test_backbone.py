@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.checkpoints.loading import backbone_variables
-from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.models import Decoder, Encoder, Seq2Seq, build_backbone
+from keras_transformer.structure import variable_shapes
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, to_int8
 from tests.models.conftest import IDS, PADDING, small_backbone, small_config, small_inputs
 
@@ -196,10 +196,10 @@ def test_initial_weights():
 @kinds
 def test_dropout_is_on_the_sum_of_the_embeddings(kind):
     backbone = small_backbone(kind, dropout=0.5, position="sinusoidal")
-    x = ops.ones((50, 20, 8))
-    for stack in backbone.stacks:
-        result = numpy(stack._embed(x, None, None, training=True))
-        full = numpy(stack._embed(x, None, None, training=False))
+    x = {"token_ids": np.ones((50, 20), "int32"), "token_embeddings": ops.ones((50, 20, 8))}
+    for stem, _ in backbone.sides.values():
+        result = numpy(stem(x, training=True).states)
+        full = numpy(stem(x, training=False).states)
         kept = result != 0
         np.testing.assert_allclose(result[kept], 2 * full[kept], rtol=1e-5)
         assert kept[np.abs(full) > 0.01].mean() == pytest.approx(0.5, abs=0.03)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import EncoderBlock
-from keras_transformer.models.backbone import watch_states
 from tests.layers.conftest import assert_close, differs, numpy
 from tests.models.conftest import IDS, PADDING, small_backbone
 
@@ -77,13 +76,6 @@ def test_a_block_in_a_functional_model():
     assert block(states).shape == (None, None, 8) and first.shape == (None, 1, 8)
 
 
-def test_who_watches_sees_all_states():
-    backbone = small_backbone("encoder")
-    with watch_states(backbone) as states:
-        backbone({"token_ids": IDS}, first_only=True)
-    assert_close(states[0], backbone({"token_ids": IDS}))
-
-
 def test_pooling():
     states = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
     assert_close(small_backbone("encoder").pool(states), states[:, 0])
@@ -94,13 +86,13 @@ def test_pooling():
 
 def test_embedding_normalization_is_over_the_sum():
     backbone = small_backbone("encoder", embedding_normalization=True, position="learned")
-    stack, x = backbone.encoder, backbone.token_embedding(IDS)
-    total = numpy(x) + numpy(stack.position_embedding.embeddings)[:5]
+    stem, x = backbone.stem, backbone.token_embedding(IDS)
+    total = numpy(x) + numpy(stem.position_embedding.embeddings)[:5]
     centred = total - total.mean(-1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-    norm = stack.embedding_norm
+    norm = stem.embedding_norm
     expected = expected * numpy(norm.gamma) + numpy(norm.beta)
-    assert_close(stack._embed(x, None, None, False), expected)
+    assert_close(stem({"token_ids": IDS}).states, expected)
 
 
 def test_both_directions():

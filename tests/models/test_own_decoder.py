@@ -103,7 +103,7 @@ def test_a_head_of_ones_own_is_used_in_training():
     task.set_weights(plain.get_weights())
     plain.set_weights([2 * w if "token_embedding" in v.path else w for v, w in zip(
         plain.weights, plain.get_weights(), strict=True)])  # fmt: skip
-    assert not task._projects_in_the_loss()
+    assert task.training_loss() is None
     logits = task.predict(ENGLISH, verbose=0)
     assert np.abs(logits).max() > 0
     inputs, targets, weights = task.make_dataset(ENGLISH, max_buckets=1)[0]

@@ -9,6 +9,8 @@ from keras_transformer.checkpoints import list_presets, load_config, resolve_pre
 from keras_transformer.generation import Cache
 from keras_transformer.planning import count_parameters, flops_per_sequence, make_plan
 
+pytestmark = pytest.mark.one_backend
+
 SMALL = {
     "vocabulary_size": 100,
     "hidden_dim": 24,

@@ -8,6 +8,9 @@ from keras import ops
 import keras_transformer as kt
 from keras_transformer.files import write_safetensors
 from keras_transformer.scratch import PathLock
+from keras_transformer.training import lora
+
+pytestmark = pytest.mark.one_backend
 
 TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 16
 LABELS = np.array([0, 1, 2] * 16)
@@ -37,6 +40,7 @@ def arrays(variables):
     return [ops.convert_to_numpy(variable) for variable in variables]
 
 
+@pytest.mark.each_backend
 def test_adapters_alone_are_trained(tokenizer):
     task = make(tokenizer)
     before = task.predict(TEXTS[:6], verbose=0)
@@ -67,6 +71,7 @@ def test_a_task_that_was_trained_can_be_adapted(tokenizer):
     assert np.isfinite(task.fit(TEXTS, LABELS, epochs=1, verbose=0).history["loss"][0])
 
 
+@pytest.mark.each_backend
 def test_the_merged_model_computes_the_same_and_is_a_preset(tokenizer, tmp_path):
     task = make(tokenizer)
     task.backbone.token_embedding.embeddings.trainable = False  # by the user
@@ -123,6 +128,7 @@ def test_adapters_of_another_model_change_nothing(tokenizer, tmp_path):
         other.enable_lora(rank=1)
 
 
+@pytest.mark.each_backend
 def test_generating_with_adapters():
     config = kt.TransformerConfig(
         kind="decoder",
@@ -135,7 +141,7 @@ def test_generating_with_adapters():
     lm = kt.CausalLM(kt.models.Decoder(config))
     lm.enable_lora(rank=2)
     random = np.random.default_rng(0)
-    for layer in lm._adapted_layers():
+    for layer in lora.adapted_layers(lm.backbone):
         layer.lora_kernel_b.assign(random.normal(size=layer.lora_kernel_b.shape))
     adapted = lm.generate([[3, 4, 5]], max_new_tokens=8)
     lm.merge_lora()
@@ -198,3 +204,72 @@ def test_files_that_cannot_be_written_or_are_foreign(tokenizer, tmp_path):
     lock.release()
     task.save_adapter(tmp_path / "adapter")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "folder", "odd"]
+
+
+def test_files_of_keras_keep_the_adapters(tokenizer, tmp_path):
+    task = make(tokenizer)
+    task.backbone.token_embedding.embeddings.trainable = False  # by the user
+    task.enable_lora(rank=2, alpha=6, targets=["query", "output"])
+    task.fit(TEXTS, LABELS, epochs=2, verbose=0)
+    expected = task.predict(TEXTS[:6], verbose=0)
+    matrices = arrays(lora.adapters(task.backbone).values())
+    assert all(np.abs(matrix).max() > 0 for matrix in matrices)
+    task.save(tmp_path / "task.keras")
+    again = keras.models.load_model(tmp_path / "task.keras")
+    assert lora.lora_values(again.backbone) == {
+        "rank": 2,
+        "alpha": 6,
+        "targets": ["output", "query"],
+    }
+    paths = [[v.path for v in each.trainable_variables] for each in (task, again)]
+    assert paths[0] == paths[1]
+    for one, other in zip(arrays(lora.adapters(again.backbone).values()), matrices, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(arrays(again.weights), arrays(task.weights), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    # It goes on as the first does, the states of the optimizer included, and can be merged.
+    losses = [
+        t.fit(TEXTS, LABELS, epochs=1, seed=1, verbose=0).history["loss"] for t in (task, again)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    again.merge_lora()
+    assert len(again.trainable_variables) == len(again.weights) - 1
+    # Its weights alone: with adapters for one that has them, and added to those of one without.
+    task.save_weights(tmp_path / "task.weights.h5")
+    expected = task.predict(TEXTS[:6], verbose=0)
+    plain, adapted = make(tokenizer, seed=1), make(tokenizer, seed=1)
+    adapted.enable_lora(rank=2, alpha=6, targets=["query", "output"])
+    for other in (plain, adapted):
+        other.load_weights(tmp_path / "task.weights.h5")
+        np.testing.assert_allclose(other.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
+    assert np.abs(arrays(lora.adapters(adapted.backbone).values())[1]).max() > 0
+
+
+def test_functions_over_any_keras_model():
+    """Dense layers of a model that is none of this library's."""
+    inputs = keras.Input((8,))
+    outputs = keras.layers.Dense(3)(keras.layers.Dense(8, name="query", activation="relu")(inputs))
+    model = keras.Model(inputs, outputs)
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    before = model.predict(x, verbose=0)
+    lora.enable_lora(model, 2, targets=["query"])
+    assert [v.name for v in model.trainable_variables] == ["lora_kernel_a", "lora_kernel_b"]
+    model.layers[1].lora_kernel_b.assign(np.ones((2, 8), "float32"))
+    adapted = model.predict(x, verbose=0)
+    assert np.abs(adapted - before).max() > 1e-3
+    lora.merge_lora(model)
+    np.testing.assert_allclose(model.predict(x, verbose=0), adapted, rtol=0, atol=1e-5)
+    assert len(model.trainable_variables) == 4
+    with pytest.raises(ValueError, match="found no blocks"):
+        lora.freeze(model, 1)
+
+
+def test_a_quantized_backbone_is_not_saved(tokenizer, tmp_path):
+    task = make(tokenizer)
+    task.backbone.quantize("int8")
+    for model, name in ((task.backbone, "backbone"), (task, "task")):
+        with pytest.raises(ValueError, match=f"The {name} is quantized: save or copy it before"):
+            model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="a quantized model is saved before it is quantized"):
+        task.backbone.save_to_preset(tmp_path / "preset")
+    assert not (tmp_path / "model.keras").exists()

@@ -9,6 +9,8 @@ import pytest
 import keras_transformer as kt
 from tests.tasks.common import classifier, config, language_model, tokenizer, translator
 
+pytestmark = pytest.mark.one_backend
+
 NAN, INF = float("nan"), float("inf")
 TEXTS = ["a warm and funny film", "dull", "never dull"]
 IDS = np.array([[2, 5, 3], [2, 6, 3]])
@@ -197,6 +199,7 @@ def test_positions_that_were_learned():
     assert roberta({**GOOD, "position_ids": np.full((2, 3), -1)}).shape == (2, 3, 16)
 
 
+@pytest.mark.each_backend
 def test_tensors_are_looked_at_where_they_are_given(task):
     tensors = {name: keras.ops.convert_to_tensor(array) for name, array in GOOD.items()}
     assert task.predict(tensors, verbose=0).shape == (2, 3)

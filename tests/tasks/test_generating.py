@@ -7,6 +7,8 @@ import keras_transformer as kt
 from keras_transformer.generation import BeamSearch, Contrastive, Greedy, Random, Rules, Speculative
 from tests.tasks.common import ENGLISH, language_model, tokenizer, translator
 
+pytestmark = pytest.mark.one_backend
+
 PROMPTS = ["a warm", "two dogs run on", "never", "a man rides a bike . two"]
 
 
@@ -20,6 +22,7 @@ def mt():
     return translator(tie_embeddings=False)
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -101,6 +104,7 @@ def test_an_interrupted_stream_leaves_the_model_as_it_was(lm):
     assert lm.generate(PROMPTS, 20) == expected
 
 
+@pytest.mark.each_backend
 def test_samples(lm):
     sampler = Random(temperature=1.5)
     drawn = lm.generate(PROMPTS[:2], 8, sampler, num_samples=3, seed=7)
@@ -116,6 +120,7 @@ def test_samples(lm):
         np.testing.assert_allclose(found.score, total / len(found.token_ids), atol=1e-4)
 
 
+@pytest.mark.each_backend
 def test_log_probabilities_are_those_of_a_plain_pass(lm, mt):
     ids = lm.tokenizer.encode(PROMPTS[1], special_tokens=False)
     found = lm.generate(ids, 9, return_details=True)
@@ -143,6 +148,7 @@ def test_log_probabilities_are_those_of_a_plain_pass(lm, mt):
     assert isinstance(float(one), float) and one < 0
 
 
+@pytest.mark.each_backend
 def test_a_shared_beginning_changes_nothing(lm):
     begin = "two dogs run on the grass . a man rides a bike . never dull , from start to end : "
     prompts = [begin + text for text in ENGLISH]
@@ -151,6 +157,7 @@ def test_a_shared_beginning_changes_nothing(lm):
     assert lm.generate(prompts, 6, sampler) == [lm.generate(p, 6, sampler) for p in prompts]
 
 
+@pytest.mark.each_backend
 def test_rules_and_constraints(lm, mt):
     date = lm.constraint(regex="[0-9]{2}[.][0-9]{2}|none")
     assert lm.constraint(regex="[0-9]{2}[.][0-9]{2}|none") is date
@@ -194,6 +201,7 @@ def test_weights_that_are_no_numbers_are_named(lm):
         broken.generate(PROMPTS, 4)
 
 
+@pytest.mark.each_backend
 def test_packed_weights_give_the_same(lm):
     expected = lm.generate(PROMPTS, 8)
     packed = language_model(position="rotary", tie_embeddings=False)
@@ -207,6 +215,7 @@ def test_packed_weights_give_the_same(lm):
     assert packed.generate(PROMPTS, 8) == other.generate(PROMPTS, 8)
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8"])
 def test_a_cache_of_fewer_bytes(lm, cache_dtype):
     assert len(lm.generate(PROMPTS, 8, cache_dtype=cache_dtype)) == 4
@@ -226,7 +235,7 @@ def test_a_cache_of_fewer_bytes(lm, cache_dtype):
         ({"stop": 9999}, "`stop` holds ids from 9999"),
         ({"rules": {"min_new_tokens": 1}}, "`rules` must be a .*Rules, received dict"),
         ({"cache_dtype": "int4"}, "`cache_dtype` must be one of"),
-        ({"seed": -1}, "`seed` must be an integer of at least 0"),
+        ({"seed": -1}, "`seed` must be an integer from 0"),
         ({"stream": True, "return_details": True}, "`stream=True` gives pieces of text"),
         ({"rules": Rules(bad_words=[[9999]])}, "`bad_words` has the id 9999"),
     ],

@@ -10,6 +10,8 @@ import pytest
 import keras_transformer as kt
 from tests.tasks.common import ENGLISH, classifier, config, randomized, tokenizer
 
+pytestmark = pytest.mark.one_backend
+
 TEXTS = ENGLISH * 2
 CLASSES = ["food", "film", "travel"]
 SEVERAL = [["food", "film"], [], ["travel"], ["film"]] * 2
@@ -54,6 +56,7 @@ def test_one_hot_and_soft_labels(single):
     assert np.isfinite(history["val_loss"]).all()
 
 
+@pytest.mark.each_backend
 def test_several_right_classes(several):
     logits = several.predict(TEXTS, verbose=0).astype("float64")
     probabilities = 1 / (1 + np.exp(-logits))
@@ -72,6 +75,7 @@ def test_several_right_classes(several):
     assert np.isfinite(history["val_loss"]).all()
 
 
+@pytest.mark.each_backend
 def test_a_regression():
     task = classifier(num_classes=1)
     numbers = np.linspace(-1, 2, 8)
@@ -111,7 +115,6 @@ def test_classify(single):
             single.classify(TEXTS, top_k=wrong)
 
 
-@pytest.mark.backend_independent
 def test_labels_mean_the_same_in_files_and_lists(single, several, tmp_path):
     regression = classifier(num_classes=1)
     swapped = classifier(labels=["1", "0"])
@@ -136,7 +139,6 @@ def test_labels_mean_the_same_in_files_and_lists(single, several, tmp_path):
     assert swapped.make_dataset(TEXTS[:2], ["1", "0"]).values["labels"].tolist() == [0, 1]
 
 
-@pytest.mark.backend_independent
 def test_the_loss_says_how_labels_come():
     task = classifier(labels=CLASSES)
     soft = [[0.5, 0.5, 0.0]] * 8
@@ -152,7 +154,6 @@ def test_the_loss_says_how_labels_come():
         task.make_dataset(TEXTS, soft)
 
 
-@pytest.mark.backend_independent
 def test_labels_that_cannot_be_meant(single, several):
     for task, y, message in (
         (single, [[0.5, 0.2, 0.1]] * 8, r"`y\[0\]` is .* adds up to 0.8.*multi_label=True"),
@@ -182,7 +183,6 @@ def test_presets(several, tmp_path):
         kt.TextClassifier.from_preset(tmp_path / "ours", multi_label=False)
 
 
-@pytest.mark.backend_independent
 @pytest.mark.parametrize("options", [{"labels": CLASSES, "multi_label": True}, {"num_classes": 1}])
 def test_published_kinds_of_problems(options, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -232,7 +232,6 @@ def test_other_labels_than_those_of_a_saved_head(single, tmp_path, caplog):
         single.labels = ["a", "b"]
 
 
-@pytest.mark.backend_independent
 def test_all_windows_of_a_long_text_are_learned():
     words = tokenizer(lowercase=True)
     encoder = kt.models.Encoder(config("encoder", words, max_sequence_length=64))

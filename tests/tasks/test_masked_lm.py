@@ -17,6 +17,8 @@ from tests.tasks.published import (
     tokenizer,
 )
 
+pytestmark = pytest.mark.one_backend
+
 MASKED = [
     "Angela Merkel met [MASK] Macron .",
     "wind and [MASK] , winding",
@@ -45,6 +47,7 @@ def small(**options):
     return randomized(kt.MaskedLM(kt.models.Encoder(config("encoder", words)), words, **options))
 
 
+@pytest.mark.each_backend
 def test_logits_of_bert(pair, tmp_path):
     task, model = pair
     outputs, mask = logits_of(model, fast_tokenizer(tmp_path), MASKED)
@@ -181,6 +184,7 @@ def test_what_is_hidden():
     assert not set(random_ids) & set(words.special_ids) and len(set(random_ids)) > 20
 
 
+@pytest.mark.each_backend
 def test_masks_are_drawn_anew_and_repeat_with_the_seed():
     task = small(mask_rate=0.5)
 
@@ -199,6 +203,7 @@ def test_masks_are_drawn_anew_and_repeat_with_the_seed():
         task.make_dataset(ENGLISH, objective=kt.training.SpanCorruption())
 
 
+@pytest.mark.each_backend
 def test_logits_at_positions():
     task = small()
     inputs, _, _ = task.make_dataset(ENGLISH, batch_size=4)[0]
@@ -214,6 +219,7 @@ def test_logits_at_positions():
     np.testing.assert_allclose(every[mask], changed[mask], atol=1e-5)
 
 
+@pytest.mark.each_backend
 def test_fit_learns():
     task = small()
     texts = ENGLISH * 4

@@ -18,6 +18,8 @@ from tests.tasks.published import (
     tokenizer,
 )
 
+pytestmark = pytest.mark.one_backend
+
 QUESTIONS = ["who met ?", "what was played in the café ?", "wind ?", "2nd ?"]
 CONTEXTS = [
     "Angela  Merkel met E. Macron in Paris",
@@ -81,6 +83,7 @@ def answers_by_definition(model, fast, question, context, max_length, max_tokens
     return sorted(spans.items(), key=lambda item: -item[1]), no_answer
 
 
+@pytest.mark.each_backend
 def test_logits_of_bert(pair, tmp_path):
     task, model = pair
     outputs, mask = logits_of(model, fast_tokenizer(tmp_path), QUESTIONS, CONTEXTS)
@@ -92,6 +95,7 @@ def test_logits_of_bert(pair, tmp_path):
     assert task.task_values() == {"dropout": 0.0}
 
 
+@pytest.mark.each_backend
 def test_padding_has_no_probability(pair):
     task, _ = pair
     (inputs,) = task.make_dataset((QUESTIONS, CONTEXTS))[0]
@@ -220,6 +224,7 @@ def test_windows_of_training():
     assert task.predict(pairs, verbose=0).shape[:2] == (2, 40)  # the first window of each
 
 
+@pytest.mark.each_backend
 def test_fit_learns():
     task = small()
     names = ["angela", "paris", "wind", "weather", "cafe"]

@@ -21,6 +21,8 @@ from tests.tasks.common import (
     translator,
 )
 
+pytestmark = pytest.mark.one_backend
+
 TEXTS = [ENGLISH[n % 4] + " ," * (n % 5) for n in range(40)]
 TARGETS = [GERMAN[n % 3] + " ." * (n % 4) for n in range(40)]
 NAMES = [("bad", "good")[n % 2] for n in range(40)]
@@ -63,7 +65,6 @@ def assert_same_batches(ours, theirs):
                 np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.backend_independent
 def test_batches_are_those_of_texts_in_memory(records):
     options = {"shuffle": True, "seed": 2, "batch_size": 8}
     for task, columns, texts in (
@@ -80,6 +81,7 @@ def test_batches_are_those_of_texts_in_memory(records):
             assert_same_batches(ours, task.make_dataset(*texts, **options, **more))
 
 
+@pytest.mark.each_backend
 def test_keras_verbs(short):
     histories, scores, outputs = [], [], []
     for x, y in ((short(y=1), None), (SHORT, NAMES[: len(SHORT)])):
@@ -104,7 +106,6 @@ def test_language_models_fit(make, short):
     assert losses["val_loss"][2] < losses["val_loss"][0]
 
 
-@pytest.mark.backend_independent
 def test_labels_of_files(records, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na warm film,1\ndull,0\nnever dull,2\nfunny,good\n")
@@ -133,7 +134,6 @@ def test_a_class_without_an_example(short):
         task.evaluate(short(y=1), verbose=0)  # nothing is learned from it
 
 
-@pytest.mark.backend_independent
 def test_records_that_do_not_fit(records):
     words = tokenizer(lowercase=True)
     encoder = kt.models.Encoder(config("encoder", words))
@@ -155,7 +155,6 @@ def test_records_that_do_not_fit(records):
         translator().fit(records())
 
 
-@pytest.mark.backend_independent
 def test_texts_that_are_too_short(tmp_path):
     words = kt.Tokenizer.train(["a man"] * 2, vocabulary_size=300, template="none")
     words._roles["end"] = None

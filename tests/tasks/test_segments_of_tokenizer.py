@@ -6,6 +6,8 @@ from tokenizers import models, processors
 
 import keras_transformer as kt
 
+pytestmark = pytest.mark.one_backend
+
 
 def tokenizer(segment):
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "x": 2}, "[UNK]"))

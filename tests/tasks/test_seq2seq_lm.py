@@ -8,6 +8,8 @@ import keras_transformer as kt
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 from tests.tasks.common import ENGLISH, GERMAN, translator
 
+pytestmark = pytest.mark.one_backend
+
 SOURCES, TARGETS = ENGLISH[2:] * 4, GERMAN[:2] * 4
 
 
@@ -39,6 +41,7 @@ def test_long_targets_end(task):
     assert weights.sum() == 9
 
 
+@pytest.mark.each_backend
 def test_loss_and_metrics_equal_torch(task):
     torch = pytest.importorskip("torch")
     inputs, targets, weights = task.make_dataset(SOURCES[:2], TARGETS[:2], batch_size=2)[0]
@@ -57,6 +60,7 @@ def test_loss_and_metrics_equal_torch(task):
         assert found["accuracy"] == pytest.approx(right, abs=1e-6)
 
 
+@pytest.mark.each_backend
 def test_predict_gives_logits_in_order(task):
     sources, targets = [*SOURCES[:2], "dull"], [*TARGETS[:2], "nie"]
     logits = task.predict((sources, targets), batch_size=2, verbose=0)
@@ -76,6 +80,7 @@ def test_predict_gives_logits_in_order(task):
     np.testing.assert_array_equal(arrays, logits)
 
 
+@pytest.mark.each_backend
 def test_fit_then_translate():
     """Learnt by heart; the same from a preset, also one stored in half precision."""
     keras.utils.set_random_seed(1)

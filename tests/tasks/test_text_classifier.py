@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from tests.generation.common import compiled
 from tests.tasks.common import classifier, config, predictions_alone, randomized, tokenizer
+
+pytestmark = pytest.mark.one_backend
 
 TEXTS = [
     "a warm film",
@@ -23,6 +26,7 @@ def task():
     return classifier(num_classes=2)
 
 
+@pytest.mark.each_backend
 def test_predict_keeps_the_order(task):
     """Batches are sorted by length: the outputs are not."""
     outputs = task.predict(TEXTS[:6], batch_size=2, verbose=0)
@@ -33,6 +37,7 @@ def test_predict_keeps_the_order(task):
     np.testing.assert_array_equal(objects, outputs)
 
 
+@pytest.mark.each_backend
 def test_fit_on_strings_learns():
     task = classifier(num_classes=2)
     before = task.evaluate(TEXTS, LABELS, verbose=0, return_dict=True)
@@ -97,6 +102,7 @@ def test_arrays_and_datasets(task):
     np.testing.assert_allclose(task.evaluate(dataset, verbose=0), expected, rtol=1e-5)
 
 
+@pytest.mark.each_backend
 def test_fit_of_arrays_and_datasets():
     task = classifier(num_classes=2)
     inputs, labels = arrays(task), np.array(LABELS[:6])
@@ -125,6 +131,7 @@ def test_token_budget_and_weights(task):
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.each_backend
 def test_it_is_a_keras_model(tmp_path, task):
     lines = []
     task.summary(print_fn=lines.append)
@@ -162,7 +169,7 @@ def test_preset_round_trip(tmp_path, dtype, tolerance):
 
 
 def states_of(task, inputs):
-    return keras.ops.convert_to_numpy(task.backbone(inputs))
+    return keras.ops.convert_to_numpy(compiled(task.backbone, task.backbone)(inputs))
 
 
 @pytest.mark.parametrize(
@@ -198,6 +205,7 @@ def test_hidden_layer_of_roberta_and_electra(module, name, activation):
     np.testing.assert_allclose(task.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_mean_pooling(kind, tmp_path):
     words = tokenizer(lowercase=True)
@@ -222,6 +230,7 @@ def test_no_family_has_a_classifier_of_the_mean(tmp_path):
     assert not (tmp_path / "theirs").exists()
 
 
+@pytest.mark.each_backend
 def test_a_decoder_reads_the_last_token():
     words = tokenizer("bpe", add_prefix_space=True)
     backbone = kt.models.Decoder(config("decoder", words, position="rotary"))
@@ -264,6 +273,7 @@ def test_task_from_preset_is_of_the_wanted_kind(tmp_path):
         kt.tasks.language_model.LanguageModel.from_preset(tmp_path)
 
 
+@pytest.mark.each_backend
 def test_trains_under_remat_with_dropout():
     """On JAX the dropout's state must leave the recomputed part, or its tracer leaks."""
     losses = []

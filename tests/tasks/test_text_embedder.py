@@ -9,6 +9,8 @@ from keras import ops
 import keras_transformer as kt
 from tests.tasks.common import ENGLISH, classifier, config, predictions_alone, randomized, tokenizer
 
+pytestmark = pytest.mark.one_backend
+
 
 def embedder(**options):
     words = tokenizer(lowercase=True)
@@ -16,6 +18,7 @@ def embedder(**options):
     return randomized(kt.TextEmbedder(backbone, words, **options))
 
 
+@pytest.mark.each_backend
 def test_mean_and_first(tmp_path):
     mean, first = embedder(normalize=False), embedder(pooling="first", normalize=False)
     states = mean.backbone({"token_ids": np.array([mean.tokenizer.encode(ENGLISH[0])])})

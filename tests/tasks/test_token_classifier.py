@@ -20,6 +20,8 @@ from tests.tasks.published import (
     tokenizer,
 )
 
+pytestmark = pytest.mark.one_backend
+
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 PLAIN = ["O", "PER", "LOC", "DATE-TIME", "B"]
 NASTY = [
@@ -52,6 +54,7 @@ def small(kind="wordpiece", **options):
     return randomized(kt.TokenClassifier(backbone, words, **options))
 
 
+@pytest.mark.each_backend
 def test_logits_of_bert(pair, tmp_path):
     task, model = pair
     outputs, mask = logits_of(model, fast_tokenizer(tmp_path), TEXTS)
@@ -211,6 +214,7 @@ def test_entities_as_characters():
     assert not task.make_dataset(["dull"], [[]])[0][1].any()
 
 
+@pytest.mark.each_backend
 def test_fit_learns():
     words = [text.split() for text in TEXTS[:3]] * 3
     named = {"Angela": "B-PER", "Merkel": "I-PER", "Paris": "B-LOC"}

@@ -71,9 +71,9 @@ def test_training_is_that_from_logits(name, values, monkeypatch):
     for projects in (True, False):
         task = make(name, **values)
         compile_(task)
-        assert task._projects_in_the_loss()
+        assert task.training_loss() is not None
         if not projects:
-            monkeypatch.setattr(TokenPredictor, "_projects_in_the_loss", lambda self: False)
+            monkeypatch.setattr(TokenPredictor, "training_loss", lambda self: None)
         found.append(train(task))
     history, expected = found
     assert history.keys() == expected.keys()
@@ -94,7 +94,7 @@ def test_other_metrics_losses_and_calls_get_logits():
     def check(**compiled):
         task = make("causal")
         task.compile("sgd", **compiled)
-        assert not task._projects_in_the_loss()
+        assert task.training_loss() is None
         return train(task)
 
     loss = TokenCrossEntropy()
@@ -104,14 +104,14 @@ def test_other_metrics_losses_and_calls_get_logits():
     )
     assert "loss" in check(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     task = make("from_logits")
-    assert not task._projects_in_the_loss()
+    assert task.training_loss() is None
     np.testing.assert_allclose(train(task)["loss"], train(make("causal"))["loss"], rtol=1e-4)
 
 
 def test_a_loss_without_metrics_needs_no_logits():
     task = make("causal")
     task.compile("sgd", loss=TokenCrossEntropy())
-    assert task._projects_in_the_loss()
+    assert task.training_loss() is not None
     expected = make("from_logits").evaluate(TEXTS, verbose=0, return_dict=True)["loss"]
     found = task.evaluate(TEXTS, verbose=0, return_dict=True)["loss"]
     np.testing.assert_allclose(found, expected, rtol=1e-4)

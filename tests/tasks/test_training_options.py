@@ -20,7 +20,7 @@ def make(optimizer, dtype=None, **values):
     )  # fmt: skip
     task = kt.CausalLM(kt.models.Decoder(config, dtype=dtype))
     task.compile(optimizer, kt.training.TokenCrossEntropy())
-    assert task._projects_in_the_loss()
+    assert task.training_loss() is not None
     return task
 
 

@@ -11,6 +11,8 @@ import tokenizers
 
 from keras_transformer.tokenizers import Tokenizer
 
+pytestmark = pytest.mark.one_backend
+
 TEXTS = [
     "a man rides a bike .",
     "two men ride their bikes down the street .",

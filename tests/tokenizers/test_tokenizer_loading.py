@@ -10,6 +10,8 @@ import pytest
 
 from keras_transformer.tokenizers import Tokenizer
 
+pytestmark = pytest.mark.one_backend
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TEXTS = ["a man rides a bike .", "two men ride bikes .", "Ein Mann fährt Fahrrad, nicht?"] * 4
 CHARACTERS = [

@@ -12,6 +12,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from keras_transformer.tokenizers import Tokenizer
 
+pytestmark = pytest.mark.one_backend("tensorflow")
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SMALL = ["a man rides a bike .", "two men [MASK] ride", "Ein Mann fährt Fahrrad, nicht?", ""] * 3
 NASTY = [

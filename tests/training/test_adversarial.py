@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
-from keras_transformer.models.stack import changed_embeddings
 from keras_transformer.training.adversarial import adversarial_loss
 from tests.layers.conftest import assert_close, numpy
 
@@ -37,8 +36,8 @@ def a_batch(padded_to=6):
     return {"token_ids": ids, "padding_mask": mask}
 
 
-def loss_of(classifier, x):
-    def loss():
+def loss_of(classifier, batch):
+    def loss(x=batch):
         logits = classifier(x, training=True)
         return ops.mean(
             keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
@@ -58,15 +57,15 @@ def test_no_step_of_that_length_has_a_higher_loss(kind):
         count = len(offsets)
         offsets = ops.convert_to_tensor(offsets.reshape(-1, 6, 8), "float32")
         tiled = {name: np.tile(array, (count, 1)) for name, array in x.items()}
-        with changed_embeddings(lambda e: e + offsets):
-            logits = classifier(tiled)
+        embedded = classifier.backbone.token_embedding(tiled["token_ids"])
+        logits = classifier({**tiled, "token_embeddings": embedded + offsets})
         losses = keras.losses.sparse_categorical_crossentropy(
             np.tile(LABELS, count), logits, from_logits=True
         )
         return numpy(losses).reshape(count, 4)
 
     clean = float(loss_of(classifier, x)())
-    highest = float(adversarial_loss(loss_of(classifier, x), classifier, x["padding_mask"], norm))
+    highest = float(adversarial_loss(loss_of(classifier, x), classifier, x, norm))
     steps = np.random.default_rng(0).normal(size=(200, 4, 6, 8)) * MASK[..., None]
     others = beside(sizes * steps / _lengths(steps)).mean(axis=1)
     assert highest > clean and highest > others.max()
@@ -85,10 +84,7 @@ def _lengths(x):
 def test_padding_changes_nothing():
     classifier = a_classifier()
     short, long = a_batch(), a_batch(padded_to=11)
-    losses = [
-        adversarial_loss(loss_of(classifier, x), classifier, x["padding_mask"], 0.2)
-        for x in (short, long)
-    ]
+    losses = [adversarial_loss(loss_of(classifier, x), classifier, x, 0.2) for x in (short, long)]
     assert_close(*losses)
 
 
@@ -97,7 +93,7 @@ def test_a_text_of_which_the_model_is_sure():
     classifier, x = a_classifier(), a_batch()
     classifier.output_dense.kernel.assign(ops.zeros((8, 2)))
     loss = loss_of(classifier, x)
-    assert_close(adversarial_loss(loss, classifier, x["padding_mask"], 0.2), loss())
+    assert_close(adversarial_loss(loss, classifier, x, 0.2), loss())
 
 
 def trained(adversarial_norm, dtype=None):
@@ -124,7 +120,7 @@ def test_the_gradient_is_that_of_the_mean():
     """One step of SGD goes down by the gradient of the two losses' mean, the step held fast."""
     classifier, x = a_classifier(), a_batch()
     loss = loss_of(classifier, x)
-    clean, worst = float(loss()), float(adversarial_loss(loss, classifier, x["padding_mask"], 0.2))
+    clean, worst = float(loss()), float(adversarial_loss(loss, classifier, x, 0.2))
     before = [np.array(numpy(v)) for v in classifier.trainable_variables]
     rate = 1e-3
     classifier.compile(keras.optimizers.SGD(rate), classifier.loss, adversarial_norm=0.2)
@@ -135,7 +131,7 @@ def test_the_gradient_is_that_of_the_mean():
     ]
     squared = sum(float((m.astype("float64") ** 2).sum()) for m in moved) / rate
     # Not the embeddings' own part of the gradient: they also move what the step starts from.
-    after = (float(loss()) + float(adversarial_loss(loss, classifier, x["padding_mask"], 0.2))) / 2
+    after = (float(loss()) + float(adversarial_loss(loss, classifier, x, 0.2))) / 2
     assert (clean + worst) / 2 - after == pytest.approx(squared, rel=0.1)
 
 

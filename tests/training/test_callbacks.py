@@ -7,6 +7,8 @@ import pytest
 from keras_transformer.data import BucketedDataset
 from keras_transformer.training import BLEUCallback, StopAtNaN, Throughput
 
+pytestmark = pytest.mark.one_backend
+
 
 def small_data(**options):
     rows = [[1 + k % 7] * (1 + k % 3) for k in range(24)]

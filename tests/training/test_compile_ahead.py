@@ -1,7 +1,5 @@
 """Programs of coming batches are compiled in other threads, on JAX; what is computed stays."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -67,7 +65,7 @@ def test_the_history_is_what_it_is_without(tokenizer, compiled_by, monkeypatch, 
     task = classifier(tokenizer, **options)
     ahead = fit(task, data_of(task), validation_data=(TEXTS, LABELS))
     assert len(compiled_by) == (2 if ON_JAX else 0)  # of training and of evaluation
-    monkeypatch.setattr(kt.TextClassifier, "_goes_through", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(kt.TextClassifier, "_expect", lambda *_, **__: None)
     task = classifier(tokenizer, **options)
     without = fit(task, data_of(task), validation_data=(TEXTS, LABELS))
     assert set(ahead) == set(without) == {"loss", "accuracy", "val_loss", "val_accuracy"}

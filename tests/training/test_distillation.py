@@ -8,6 +8,8 @@ from keras import ops
 import keras_transformer as kt
 from keras_transformer.training import Distiller, distillation_loss, smaller
 
+pytestmark = pytest.mark.one_backend
+
 TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 2
 WORDS = {
     "bpe": kt.Tokenizer.train(TEXTS, vocabulary_size=300),
@@ -45,6 +47,7 @@ def values(task):
     return [np.array(ops.convert_to_numpy(variable)) for variable in task.weights]
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_divergence_is_that_of_torch(weighted):
     torch = pytest.importorskip("torch")
@@ -79,6 +82,7 @@ def test_a_student_begins_with_layers_of_its_teacher(layers, fewer, expected):
     assert student.weights[0] is not teacher.weights[0]
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("name", TASKS)
 def test_the_student_learns_and_the_teacher_stays(name, tmp_path):
     teacher = make(name, num_layers=2)

@@ -1,4 +1,7 @@
-"""The published families. A new one is a file here, and its name in the list below."""
+"""The published families. A new one is a file here, and its name in the list below.
+
+`family` says what one is, `shared` and `conversions` hold what several have.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,25 +44,7 @@ FAMILIES = {
 
 
 def get_family(values: Mapping[str, Any]) -> Family:
-    """The family of a published config.
-
-    Args:
-        values: The content of a `config.json` in Hugging Face format.
-
-    Returns:
-        The family that its `model_type` names.
-
-    Raises:
-        ValueError: If there is none of that name, the message lists those that are known; or if
-            the checkpoint is only a part of a model.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.families import get_family
-
-    assert get_family({"model_type": "bert"}).architecture == "BertModel"
-    ```
-    """
+    """The family of a published config."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(

@@ -3,24 +3,28 @@
 Narrow embeddings, sections 3.1, and layers that share their weights.
 """
 
-from keras_transformer.checkpoints.families.encoders import (
-    BERT_FIELDS,
-    ENCODER,
-    bert_embeddings,
-    encoder_heads,
-    masked_lm,
-)
+from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.weights import Names, dense, layer_norm
+from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
-_LAYER = "encoder/layer_{i}"
-_THEIRS = "encoder.albert_layer_groups.{i}.albert_layers.0"
+_LAYER = {
+    "self_attention/query": "attention.query",
+    "self_attention/key": "attention.key",
+    "self_attention/value": "attention.value",
+    "self_attention/output": "attention.dense",
+    "self_attention_norm": "attention.LayerNorm",
+    "feed_forward/intermediate": "ffn",
+    "feed_forward/output": "ffn_output",
+    "feed_forward_norm": "full_layer_layer_norm",
+}
+_ONCE = {"encoder/embedding_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
 
 ALBERT = Family(
     model_type="albert",
     architecture="AlbertModel",
     fields={
-        **BERT_FIELDS,
+        **FIELDS,
         "vocab_size": Field("vocabulary_size", 30000),
         "embedding_size": Field("embedding_dim", 128),
         "hidden_size": Field("hidden_dim", 4096),
@@ -34,26 +38,19 @@ ALBERT = Family(
     constants={**ENCODER, "embedding_projection": True},
     required={"position_embedding_type": "absolute", "inner_group_num": 1},
     weights=(
-        *bert_embeddings("predictions.decoder.weight"),
-        *dense("encoder/embedding_projection", "encoder.embedding_hidden_mapping_in"),
-        *dense(f"{_LAYER}/self_attention/query", f"{_THEIRS}.attention.query"),
-        *dense(f"{_LAYER}/self_attention/key", f"{_THEIRS}.attention.key"),
-        *dense(f"{_LAYER}/self_attention/value", f"{_THEIRS}.attention.value"),
-        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.attention.dense"),
-        *layer_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.attention.LayerNorm"),
-        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.ffn"),
-        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.ffn_output"),
-        *layer_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.full_layer_layer_norm"),
-        *dense("pooler", "pooler"),
+        *layers(EMBEDDINGS),
+        output_matrix("predictions.decoder.weight"),
+        *layers(_ONCE),
+        *layers(_LAYER, "encoder/layer_{i}/", "encoder.albert_layer_groups.{i}.albert_layers.0."),
     ),
     heads=encoder_heads(
-        "Albert",
         masked_lm(
             "predictions.dense",
             "predictions.LayerNorm",
-            ("predictions.bias", "predictions.decoder.bias"),
+            "predictions.bias",
+            "predictions.decoder.bias",
         ),
-        also_masked=("AlbertForPreTraining",),
+        masked_classes=("AlbertForMaskedLM", "AlbertForPreTraining"),
         dropout="classifier_dropout_prob",
     ),
     names=Names(

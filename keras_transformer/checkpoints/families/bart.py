@@ -6,10 +6,9 @@ published: the original Transformer with its sines before its cosines.
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import equal_sides
-from keras_transformer.checkpoints.families.decoders import output_matrix
+from keras_transformer.checkpoints.families.conversions import sides
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
-from keras_transformer.checkpoints.weights import Names, Weight, dense, layer_norm
+from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _FIELDS = {
@@ -17,8 +16,6 @@ _FIELDS = {
     "d_model": Field("hidden_dim", 1024),
     "encoder_layers": Field("num_layers", 12),
     "decoder_layers": Field("num_decoder_layers", 12),
-    "encoder_attention_heads": Field("num_heads", 16),
-    "encoder_ffn_dim": Field("intermediate_dim", 4096),
     "activation_function": Field("activation", "gelu"),
     "dropout": Field("dropout", 0.1),
     "attention_dropout": Field("attention_dropout", 0.0),
@@ -28,47 +25,50 @@ _FIELDS = {
     "tie_word_embeddings": Field("tie_embeddings", True),
 }
 _CONSTANTS = {"kind": "seq2seq", "normalize_first": False, "normalization_epsilon": 1e-5}
-_SIDES = equal_sides("attention_heads", "ffn_dim")
+_SIDES = sides(attention_heads=("num_heads", 16), ffn_dim=("intermediate_dim", 4096))
 
 
-def _attention(ours: str, theirs: str) -> tuple[Weight, ...]:
-    return (
-        *dense(f"{ours}/query", f"{theirs}.q_proj"),
-        *dense(f"{ours}/key", f"{theirs}.k_proj"),
-        *dense(f"{ours}/value", f"{theirs}.v_proj"),
-        *dense(f"{ours}/output", f"{theirs}.out_proj"),
-        *layer_norm(f"{ours}_norm", f"{theirs}_layer_norm"),
-    )
+_ATTENTION = {
+    "attention/query": "attn.q_proj",
+    "attention/key": "attn.k_proj",
+    "attention/value": "attn.v_proj",
+    "attention/output": "attn.out_proj",
+    "attention_norm": "attn_layer_norm",
+}
+_FEED_FORWARD = {
+    "feed_forward/intermediate": "fc1",
+    "feed_forward/output": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+}
 
 
 def _stack(name: str) -> tuple[Weight, ...]:
-    ours, theirs = f"{name}/layer_{{i}}", f"{name}.layers.{{i}}"
+    ours, theirs = f"{name}/layer_{{i}}/", f"{name}.layers.{{i}}."
     return (
-        *_attention(f"{ours}/self_attention", f"{theirs}.self_attn"),
-        *dense(f"{ours}/feed_forward/intermediate", f"{theirs}.fc1"),
-        *dense(f"{ours}/feed_forward/output", f"{theirs}.fc2"),
-        *layer_norm(f"{ours}/feed_forward_norm", f"{theirs}.final_layer_norm"),
+        *layers(_ATTENTION, f"{ours}self_", f"{theirs}self_"),
+        *layers(_FEED_FORWARD, ours, theirs),
     )
 
 
 def _learned_positions(name: str) -> tuple[Weight, ...]:
-    return (
-        Weight(f"{name}/position_embedding/embeddings", f"{name}.embed_positions.weight"),
-        *layer_norm(f"{name}/embedding_norm", f"{name}.layernorm_embedding"),
-    )
+    positions = {"position_embedding": "embed_positions", "embedding_norm": "layernorm_embedding"}
+    return layers(positions, f"{name}/", f"{name}.")
 
 
-_WEIGHTS = (
+_EMBEDDINGS = (
     Weight(
         "token_embedding/embeddings",
         "shared.weight",
         also=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        when=("share_embeddings", True),
     ),
+)
+_WEIGHTS = (
     output_matrix("lm_head.weight"),
     Weight("output_bias/bias", "final_logits_bias", row=True, outside=True),
     *_stack("encoder"),
     *_stack("decoder"),
-    *_attention("decoder/layer_{i}/cross_attention", "decoder.layers.{i}.encoder_attn"),
+    *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.layers.{i}.encoder_"),
 )
 
 BART = Family(
@@ -82,9 +82,14 @@ BART = Family(
         "embedding_normalization": True,
     },
     conversions=(_SIDES,),
-    weights=(*_WEIGHTS, *_learned_positions("encoder"), *_learned_positions("decoder")),
+    weights=(
+        *_EMBEDDINGS,
+        *_WEIGHTS,
+        *_learned_positions("encoder"),
+        *_learned_positions("decoder"),
+    ),
     heads={
-        "Seq2SeqLM": Head(architectures=("BartForConditionalGeneration",), values={"start_id": 2})
+        "Seq2SeqLM": Head(values={"start_id": 2}),
     },
     names=Names(
         prefixes=("model.",), ignored=("*.version", "classification_head.*", "qa_outputs.*")
@@ -94,9 +99,11 @@ BART = Family(
 
 
 def _write_vocabulary(config: TransformerConfig) -> dict[str, Any]:
-    last = config.vocabulary_size - 1  # is the padding, which starts the decoder
+    sizes = [side.vocabulary_size for side in config.sides]
+    last = min(sizes) - 1  # is the padding, which starts the decoder
     return {
-        "decoder_vocab_size": config.vocabulary_size,
+        "decoder_vocab_size": sizes[-1],
+        "share_encoder_decoder_embeddings": config.share_embeddings,
         "pad_token_id": last,
         "decoder_start_token_id": last,
     }
@@ -104,13 +111,20 @@ def _write_vocabulary(config: TransformerConfig) -> dict[str, Any]:
 
 def _read_vocabulary(values: Values) -> dict[str, Any]:
     encoder, decoder = values.get("vocab_size", 58101), values.get("decoder_vocab_size")
-    if decoder not in (None, encoder):
-        raise ValueError(
-            f"vocab_size={encoder!r} and decoder_vocab_size={decoder!r} must be equal: two "
-            "vocabularies are not supported."
-        )
-    return {}
+    own = {} if decoder in (None, encoder) else {"vocabulary_size": decoder}
+    sides = _SIDES.read(values)
+    own |= sides.pop("decoder", {})
+    shared = values.get("share_encoder_decoder_embeddings", True)
+    return {**sides, "share_embeddings": shared, **({"decoder": own} if own else {})}
 
+
+_OWN_EMBEDDINGS = tuple(
+    Weight(ours, f"{side}.embed_tokens.weight", when=("share_embeddings", False))
+    for ours, side in (
+        ("encoder_token_embedding/embeddings", "encoder"),
+        ("token_embedding/embeddings", "decoder"),
+    )
+)
 
 MARIAN = Family(
     model_type="marian",
@@ -118,11 +132,11 @@ MARIAN = Family(
     fields={**_FIELDS, "vocab_size": Field("vocabulary_size", 58101)},
     constants={**_CONSTANTS, "position": "sinusoidal", "sinusoidal_interleaved": False},
     conversions=(
-        _SIDES,
-        Conversion(_read_vocabulary, _write_vocabulary),
+        Conversion(
+            _read_vocabulary, lambda config: _SIDES.write(config) | _write_vocabulary(config)
+        ),
     ),
-    required={"share_encoder_decoder_embeddings": True},
-    weights=_WEIGHTS,
+    weights=(*_OWN_EMBEDDINGS, *_EMBEDDINGS, *_WEIGHTS),
     heads={"Seq2SeqLM": Head(architectures=("MarianMTModel",), values={"start_id": 58100})},
     names=Names(
         prefixes=("model.",),

@@ -3,41 +3,73 @@
 Also what is BERT with other training: MiniLM, sentence-transformers models, BERT in any language.
 """
 
-from keras_transformer.checkpoints.families.encoders import (
-    BERT_FIELDS,
-    BERT_REQUIRED,
-    ENCODER,
-    bert_embeddings,
-    bert_layers,
-    encoder_heads,
-    masked_lm,
-)
-from keras_transformer.checkpoints.families.family import Family
-from keras_transformer.checkpoints.weights import Names, dense
+from keras_transformer.checkpoints.families.family import Family, Field
+from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+
+FIELDS = {
+    "vocab_size": Field("vocabulary_size", 30522),
+    "hidden_size": Field("hidden_dim", 768),
+    "num_hidden_layers": Field("num_layers", 12),
+    "num_attention_heads": Field("num_heads", 12),
+    "intermediate_size": Field("intermediate_dim", 3072),
+    "hidden_act": Field("activation", "gelu"),
+    "hidden_dropout_prob": Field("dropout", 0.1),
+    "attention_probs_dropout_prob": Field("attention_dropout", 0.1),
+    "max_position_embeddings": Field("max_sequence_length", 512),
+    "type_vocab_size": Field("segment_vocabulary_size", 2),
+    "initializer_range": Field("initializer_range", 0.02),
+    "layer_norm_eps": Field("normalization_epsilon", 1e-12),
+    "tie_word_embeddings": Field("tie_embeddings", True),
+}
+REQUIRED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+EMBEDDINGS = {
+    "token_embedding": "embeddings.word_embeddings",
+    "encoder/segment_embedding": "embeddings.token_type_embeddings",
+    "encoder/position_embedding": "embeddings.position_embeddings",
+    "encoder/embedding_norm": "embeddings.LayerNorm",
+}
+LAYER = {
+    "self_attention/query": "attention.self.query",
+    "self_attention/key": "attention.self.key",
+    "self_attention/value": "attention.self.value",
+    "self_attention/output": "attention.output.dense",
+    "self_attention_norm": "attention.output.LayerNorm",
+    "feed_forward/intermediate": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+# Embeddings and blocks, which RoBERTa and ELECTRA have too.
+STACK = (*layers(EMBEDDINGS), *layers(LAYER, "encoder/layer_{i}/", "encoder.layer.{i}."))
+OLDER_NORMS = {".gamma": ".weight", ".beta": ".bias"}
 
 BERT = Family(
     model_type="bert",
     architecture="BertModel",
-    fields=BERT_FIELDS,
+    fields=FIELDS,
     constants=ENCODER,
-    required=BERT_REQUIRED,
+    required=REQUIRED,
     weights=(
-        *bert_embeddings("cls.predictions.decoder.weight"),
-        *bert_layers(),
-        *dense("pooler", "pooler.dense"),
+        *STACK,
+        output_matrix("cls.predictions.decoder.weight"),
+        *layers({"pooler": "pooler.dense"}),
     ),
     heads=encoder_heads(
-        "Bert",
         masked_lm(
             "cls.predictions.transform.dense",
             "cls.predictions.transform.LayerNorm",
-            ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+            "cls.predictions.bias",
+            "cls.predictions.decoder.bias",
         ),
-        also_masked=("BertForPreTraining",),
+        masked_classes=("BertForMaskedLM", "BertForPreTraining"),
     ),
     names=Names(
         prefixes=("bert.",),
-        suffixes={".gamma": ".weight", ".beta": ".bias"},
+        suffixes=OLDER_NORMS,
         # A buffer of older releases; and the heads that do not make a backbone.
         ignored=("embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
     ),

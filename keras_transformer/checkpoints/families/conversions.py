@@ -4,12 +4,7 @@ import math
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Values
-from keras_transformer.config import TransformerConfig
-
-
-def constant(name: str, value: Any) -> Conversion:
-    """A value of theirs that is always written, and never read."""
-    return Conversion(lambda values: {}, lambda config: {name: value})
+from keras_transformer.config import SIDES, TransformerConfig
 
 
 def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
@@ -46,30 +41,7 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
             "rotary_base": number(options, "rope_theta", None, float),
             "rotary_dim": None if share == 1 else int(_head_dim(values, default_head_dim) * share),
         }
-        if kind == "default":
-            return ours
-        if kind not in ("linear", "llama3", "yarn"):
-            raise ValueError(
-                f"rope_type={kind!r} is not supported, only 'default', 'linear', 'llama3', 'yarn'."
-            )
-        ours |= {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
-        if kind == "linear":
-            return ours
-        low, high = _TURNS[kind]
-        for name in ("mscale", "mscale_all_dim"):
-            if options.get(name):
-                raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
-        if options.get("truncate", True) is not True:
-            raise ValueError("truncate=False of rope_parameters is not supported.")
-        raised = options.get("attention_factor")
-        if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
-            raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
-        longest = values.get("max_position_embeddings", 2048)
-        return ours | {
-            "rotary_min_turns": number(options, low, 1.0, float),
-            "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
-            "rotary_original_length": number(options, "original_max_position_embeddings", longest),
-        }
+        return ours if kind == "default" else ours | _read_stretch(values, options, kind)
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -92,6 +64,32 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
 
 # Their names for the least and the greatest number of turns.
 _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+
+
+def _read_stretch(values: Values, options: Values, kind: Any) -> dict[str, Any]:
+    """How rotary positions are stretched to longer texts."""
+    if kind not in ("linear", *_TURNS):
+        raise ValueError(
+            f"rope_type={kind!r} is not supported, only 'default', 'linear', 'llama3', 'yarn'."
+        )
+    ours = {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
+    if kind == "linear":
+        return ours
+    low, high = _TURNS[kind]
+    for name in ("mscale", "mscale_all_dim"):
+        if options.get(name):
+            raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
+    if options.get("truncate", True) is not True:
+        raise ValueError("truncate=False of rope_parameters is not supported.")
+    raised = options.get("attention_factor")
+    if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
+        raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
+    longest = values.get("max_position_embeddings", 2048)
+    return ours | {
+        "rotary_min_turns": number(options, low, 1.0, float),
+        "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
+        "rotary_original_length": number(options, "original_max_position_embeddings", longest),
+    }
 
 
 def _head_dim(values: Values, default: int | None) -> int:
@@ -135,25 +133,26 @@ def _write_window(config: TransformerConfig) -> dict[str, Any]:
 SWITCHED_WINDOW = Conversion(_read_window, _write_window)
 
 
-def equal_sides(*names: str) -> Conversion:
-    """Values that a decoder may have otherwise than its encoder, which our blocks do not compute.
+def sides(**names: tuple[str, Any]) -> Conversion:
+    """Values that encoder and decoder each have.
 
     Args:
-        *names: The values without `encoder_` and `decoder_`.
+        **names: Of each value without `encoder_` and `decoder_`, our name and its default.
     """
 
     def read(values: Values) -> dict[str, Any]:
-        for name in names:
-            encoder, decoder = (values.get(f"{side}_{name}") for side in ("encoder", "decoder"))
-            if encoder is not None and decoder is not None and encoder != decoder:
-                raise ValueError(
-                    f"encoder_{name}={encoder!r} and decoder_{name}={decoder!r} must be equal: "
-                    "encoder and decoder of other sizes are not supported."
-                )
-        return {}
+        encoder, decoder = (
+            {ours: values.get(f"{side}_{name}", default) for name, (ours, default) in names.items()}
+            for side in SIDES
+        )
+        own = {ours: value for ours, value in decoder.items() if value != encoder[ours]}
+        return {**encoder, **({"decoder": own} if own else {})}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        ours = {"attention_heads": config.num_heads, "ffn_dim": config.intermediate_dim}
-        return {f"decoder_{name}": ours[name] for name in names}
+        return {
+            f"{side}_{name}": getattr(config.side(side), ours)
+            for side in SIDES
+            for name, (ours, _) in names.items()
+        }
 
     return Conversion(read, write)

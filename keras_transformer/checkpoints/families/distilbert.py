@@ -1,11 +1,25 @@
 """DistilBERT: Sanh et al. 2019, https://arxiv.org/abs/1910.01108. BERT without segments."""
 
-from keras_transformer.checkpoints.families.encoders import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.bert import OLDER_NORMS
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.weights import Names, Weight, dense, layer_norm
+from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
-_LAYER = "encoder/layer_{i}"
-_THEIRS = "transformer.layer.{i}"
+_EMBEDDINGS = {
+    "token_embedding": "embeddings.word_embeddings",
+    "encoder/position_embedding": "embeddings.position_embeddings",
+    "encoder/embedding_norm": "embeddings.LayerNorm",
+}
+_LAYER = {
+    "self_attention/query": "attention.q_lin",
+    "self_attention/key": "attention.k_lin",
+    "self_attention/value": "attention.v_lin",
+    "self_attention/output": "attention.out_lin",
+    "self_attention_norm": "sa_layer_norm",
+    "feed_forward/intermediate": "ffn.lin1",
+    "feed_forward/output": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
 
 DISTILBERT = Family(
     model_type="distilbert",
@@ -25,34 +39,19 @@ DISTILBERT = Family(
     },
     constants={**ENCODER, "normalization_epsilon": 1e-12},
     weights=(
-        Weight("token_embedding/embeddings", "embeddings.word_embeddings.weight"),
-        Weight(
-            "token_embedding/reverse_embeddings",
-            "vocab_projector.weight",
-            transpose=True,
-            outside=True,
-        ),
-        Weight("encoder/position_embedding/embeddings", "embeddings.position_embeddings.weight"),
-        *layer_norm("encoder/embedding_norm", "embeddings.LayerNorm"),
-        *dense(f"{_LAYER}/self_attention/query", f"{_THEIRS}.attention.q_lin"),
-        *dense(f"{_LAYER}/self_attention/key", f"{_THEIRS}.attention.k_lin"),
-        *dense(f"{_LAYER}/self_attention/value", f"{_THEIRS}.attention.v_lin"),
-        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.attention.out_lin"),
-        *layer_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.sa_layer_norm"),
-        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.ffn.lin1"),
-        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.ffn.lin2"),
-        *layer_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.output_layer_norm"),
+        *layers(_EMBEDDINGS),
+        output_matrix("vocab_projector.weight"),
+        *layers(_LAYER, "encoder/layer_{i}/", "transformer.layer.{i}."),
     ),
     heads=encoder_heads(
-        "DistilBert",
-        masked_lm("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),
-        hidden="pre_classifier",
+        masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        classifier={"output": "classifier", "hidden": "pre_classifier"},
         hidden_activation="relu",
         dropout="seq_classif_dropout",
     ),
     names=Names(
         prefixes=("distilbert.",),
-        suffixes={".gamma": ".weight", ".beta": ".bias"},
+        suffixes=OLDER_NORMS,
         ignored=("vocab_*", "pre_classifier.*", "classifier.*", "qa_outputs.*"),
     ),
 )

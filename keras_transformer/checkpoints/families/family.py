@@ -1,14 +1,13 @@
 """What a family of published checkpoints is: values only, read in both directions."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.safetensors_io import Checkpoint
-from keras_transformer.checkpoints.weights import Names, Weight
-from keras_transformer.config import TransformerConfig
-
-Values = Mapping[str, Any]
+from keras_transformer.checkpoints.weights import Names, Weight, expand
+from keras_transformer.config import OPTIONS, SIDES, TransformerConfig
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -35,31 +34,19 @@ class Field:
     default: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """Values that do not correspond one to one.
-
-    Args:
-        read: Makes values of our config from theirs. May raise ValueError.
-        write: Makes values of theirs from our config.
-    """
-
-    read: Callable[[Values], dict[str, Any]]
-    write: Callable[[TransformerConfig], dict[str, Any]]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
     """A task that a family's checkpoints serve.
 
     Args:
-        architectures: Their classes that have this head; the first is the one to export.
+        architectures: Their classes that have this head; the first is the one to export. Defaults
+            to the usual one, see `Family.classes`.
         weights: The weight table of the head.
         values: Options of our task class that are the same for the whole family.
         dropout: Their name for the dropout before the output, `None` without one.
     """
 
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
     weights: tuple[Weight, ...] = ()
     values: Values = dataclasses.field(default_factory=dict)
     dropout: str | None = None
@@ -103,19 +90,7 @@ class Family:
         return frozenset()
 
     def config(self, values: Values, tensors: Checkpoint | None = None) -> TransformerConfig:
-        """Our config for one of theirs.
-
-        Args:
-            values: The content of their `config.json`.
-            tensors: The checkpoint, if there is one: some parts, like BERT's pooler, are in the
-                weights or not without the config saying so.
-
-        Returns:
-            The config of the backbone.
-
-        Raises:
-            ValueError: If a value is of a kind that our blocks do not compute.
-        """
+        """Our config for one of theirs."""
         for name, supported in self.required.items():
             if values.get(name, supported) not in (supported, None):
                 raise ValueError(
@@ -142,11 +117,18 @@ class Family:
             raise ValueError(f"{name}={value!r} is not supported, only {known}.")
         return self.activations[value]
 
+    def classes(self, task: str) -> tuple[str, ...]:
+        """Their classes for a task of ours: those of its head, or the usual one."""
+        usual = self.architecture.removesuffix("Model") + "".join(TASKS[task].published_as[:1])
+        return self.heads[task].architectures or (usual,)
+
     def _is_language_model(self, values: Values) -> bool:
         """Whether a config says that the checkpoint is a whole language model, not a bare one."""
         named = values.get("architectures")
-        heads = [self.heads[task] for task in (*_GENERATING, "MaskedLM") if task in self.heads]
-        return isinstance(named, list) and any(n in h.architectures for n in named for h in heads)
+        known = {
+            n for task in self.heads if TASKS[task].predicts_tokens for n in self.classes(task)
+        }
+        return isinstance(named, list) and any(n in known for n in named if isinstance(n, str))
 
     def _seen_in(
         self, tensors: Checkpoint, config: TransformerConfig, values: Values
@@ -159,7 +141,7 @@ class Family:
         if self.output_bias:
             bias = found.get(self.output_bias)
             seen["output_bias"] = bias is not None and bool(tensors.read(bias).any())
-        table = {line.ours: line for line in self.weights}
+        table = {line.ours: line for line in expand(self.weights, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
             mine = next((found[name] for name in output.names if name in found), None)
@@ -179,18 +161,7 @@ class Family:
     def published_config(
         self, config: TransformerConfig, task: Values | None = None
     ) -> dict[str, Any]:
-        """Their config for one of ours: the reverse of `config` and `task`.
-
-        Args:
-            config: The config of a backbone.
-            task: The values of the task whose head goes along, `None` for the bare model.
-
-        Returns:
-            The content of a `config.json`.
-
-        Raises:
-            ValueError: If this architecture cannot express a value of the config, or the task.
-        """
+        """Their config for one of ours: the reverse of `config` and `task`."""
         cannot = f"A {self.model_type} checkpoint cannot express"
         ours = config.to_dict()
         theirs = {"model_type": self.model_type, "architectures": [self.architecture]}
@@ -207,55 +178,42 @@ class Family:
         for conversion in self.conversions:
             theirs |= conversion.write(config)
         try:
-            back = self.config(theirs).to_dict()
+            back = self.config(theirs)
         except ValueError as error:
             raise ValueError(f"{cannot} this config: {error}") from error
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
-        for name, value in back.items():
-            if name not in (*free, *_LEFT_OUT, *self.silent) and ours[name] != value:
-                raise ValueError(f"{cannot} {name}={ours[name]!r}, only {value!r}.")
+        both = [(config, back, {"model"})]
+        parts = {"side", "layer", "overrides"}
+        both += [(*side, parts) for side in zip(config.sides, back.sides, strict=True)]
+        for mine, read, compared in both:
+            for name, known in OPTIONS.items():
+                own, value = getattr(mine, name), getattr(read, name)
+                skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
+                if not skipped and name not in SIDES and own != value:
+                    raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
         return theirs | (self._published_task(config, task) if task else {})
 
     def task(self, values: Values) -> dict[str, Any] | None:
-        """The task that a checkpoint's head serves, `None` for a bare model.
-
-        Args:
-            values: The content of their `config.json`.
-
-        Returns:
-            The name of our task class, and its values, such as labels.
-
-        Raises:
-            ValueError: If a value of the task is not usable, such as `id2label`.
-        """
-        architectures = values.get("architectures") or [None]
-        known = isinstance(architectures, list) and isinstance(architectures[0], str)
-        for name, head in self.heads.items():
-            if known and architectures[0] in head.architectures:
-                labels = _labels(values) if name in _WITH_LABELS else {}
-                if name == "TextClassifier" and values.get("problem_type") == _MULTI_LABEL:
-                    labels["multi_label"] = True
-                return {"name": name, **labels, **self.task_values(name, values)}
+        """The task that a checkpoint's head serves, `None` for a bare model."""
+        named = values.get("architectures") or [None]
+        named = named[0] if isinstance(named, list) else None
+        for name in self.heads:
+            if named in self.classes(name):
+                task = {"name": name}
+                for option in TASKS[name].published_head:
+                    task |= option.read(values)
+                return task | self.task_values(name, values)
         return None
 
     def task_values(self, name: str, values: Values | None = None) -> dict[str, Any]:
-        """The options that a task of ours has in this family, with or without a saved head.
-
-        Args:
-            name: The name of our task class.
-            values: The content of their `config.json`, `{}` for the published defaults.
-        """
+        """The options that a task has in this family, with or without a saved head."""
         values = values or {}
-        head = self.heads.get(name, Head(architectures=()))
+        head = self.heads.get(name, Head())
         task = dict(head.values)
         if head.dropout is not None and values.get(head.dropout) is not None:
             task["dropout"] = values[head.dropout]
-        if name in _GENERATING and values.get("eos_token_id") is not None:
-            ends = values["eos_token_id"]
-            task["end_ids"] = _token_ids("eos_token_id", ends if isinstance(ends, list) else [ends])
-        if name == "Seq2SeqLM" and values.get("decoder_start_token_id") is not None:
-            start = values["decoder_start_token_id"]
-            (task["start_id"],) = _token_ids("decoder_start_token_id", [start])
+        for option in TASKS[name].published_options if name in TASKS else ():
+            task |= option.read(values)
         return self._within_vocabulary(task, values)
 
     def _within_vocabulary(self, task: dict[str, Any], values: Values) -> dict[str, Any]:
@@ -278,67 +236,25 @@ class Family:
         name = task["name"]
         if name not in self.heads:
             raise ValueError(f"A {self.model_type} checkpoint has no head for {name}.")
-        head = self.heads[name]
-        # A masked language model's default is the activation of the blocks.
-        default = config.activation if name == "MaskedLM" else None
-        mine, its = (source.get("hidden_activation") or default for source in (task, head.values))
-        if mine != its:
+        head, task_class = self.heads[name], TASKS[name]
+        if task_class.reads_pooler and self.pooler and not head.values and not config.pooler:
             raise ValueError(
-                f"A {self.model_type} checkpoint cannot express hidden_activation={mine!r} of "
-                f"{name}, only {its!r}."
+                f"A {self.model_type} checkpoint of a {name} has a pooler, this one none."
             )
-        pooling = "last" if config.kind == "decoder" else "first"
-        if name == "TextClassifier" and task.get("pooling", pooling) != pooling:
-            raise ValueError(
-                f"A {self.model_type} checkpoint cannot express pooling={task['pooling']!r} of "
-                f"{name}, only {pooling!r}."
-            )
-        epsilon = task.get("normalization_epsilon") or config.normalization_epsilon
-        if epsilon != config.normalization_epsilon:
-            raise ValueError(
-                f"A {self.model_type} checkpoint cannot express normalization_epsilon={epsilon} of "
-                f"{name}, only {config.normalization_epsilon}."
-            )
-        if name == "TextClassifier" and self.pooler and not its and not config.pooler:
-            raise ValueError(
-                f"A {self.model_type} checkpoint of a TextClassifier has a pooler, this one none."
-            )
-        theirs: dict[str, Any] = {"architectures": [head.architectures[0]]}
-        if name in _WITH_LABELS:
-            labels = task["labels"] or [f"LABEL_{i}" for i in range(task["num_classes"])]
-            theirs["id2label"] = {str(i): label for i, label in enumerate(labels)}
-            theirs["label2id"] = {label: i for i, label in enumerate(labels)}
-        if name == "TextClassifier" and (task.get("multi_label") or task["num_classes"] == 1):
-            theirs["problem_type"] = _MULTI_LABEL if task.get("multi_label") else "regression"
+        theirs: dict[str, Any] = {"architectures": [self.classes(name)[0]]}
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]
-        if task.get("end_ids"):
-            ends = list(task["end_ids"])
-            theirs["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-        if task.get("start_id") is not None:
-            theirs["decoder_start_token_id"] = task["start_id"]
+        for option in (*task_class.published_head, *task_class.published_options):
+            theirs |= option.write(task)
+        back = task_class.head_values(config, self.task(theirs))
+        for value, mine in task_class.head_values(config, task).items():
+            if mine != back[value]:
+                raise ValueError(
+                    f"A {self.model_type} checkpoint cannot express {value}={mine!r} of {name}, "
+                    f"only {back[value]!r}."
+                )
         return theirs
 
 
 # Without a value of ours, theirs is not written: it changes no output.
 _LEFT_OUT = ("initializer_range",)
-_WITH_LABELS = ("TextClassifier", "TokenClassifier")
-_GENERATING = ("CausalLM", "Seq2SeqLM")
-_MULTI_LABEL = "multi_label_classification"
-
-
-def _labels(values: Values) -> dict[str, Any]:
-    labels = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    numbers = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else None
-    named = numbers and set(labels) == set(numbers)
-    if not named or not all(isinstance(label, str) for label in labels.values()):
-        raise ValueError(
-            f"id2label must name the labels '0', '1', ... in turn. Received: {labels!r}."
-        )
-    return {"num_classes": len(labels), "labels": [labels[number] for number in numbers]}
-
-
-def _token_ids(name: str, ids: list) -> list[int]:
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise ValueError(f"{name} must be a token id. Received: {ids!r}.")
-    return list(ids)

@@ -7,13 +7,11 @@ which moved the normalizations to the front.
 from typing import Any
 
 from keras_transformer.checkpoints.families.conversions import number
-from keras_transformer.checkpoints.families.decoders import decoder_heads, output_matrix
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.weights import Names, Weight, dense, fused, layer_norm
+from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
-_LAYER = "decoder/layer_{i}"
-_THEIRS = "h.{i}"
 _FIELDS = {
     "n_positions": Field("max_sequence_length", 1024),
     "n_embd": Field("hidden_dim", 768),
@@ -25,18 +23,18 @@ _FIELDS = {
     "initializer_range": Field("initializer_range", 0.02),
     "tie_word_embeddings": Field("tie_embeddings", True),
 }
+_QKV = [f"decoder/layer_{{i}}/self_attention/{name}" for name in ("query", "key", "value")]
+_LAYER = {
+    "self_attention/output": "attn.c_proj",
+    "self_attention_norm": "ln_1",
+    "feed_forward/intermediate": "mlp.c_fc",
+    "feed_forward/output": "mlp.c_proj",
+    "feed_forward_norm": "ln_2",
+}
 # These families store the matrices of their layers as Keras does.
 _LAYERS = (
-    *fused(
-        [f"{_LAYER}/self_attention/{name}" for name in ("query", "key", "value")],
-        f"{_THEIRS}.attn.c_attn",
-        transpose=False,
-    ),
-    *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.attn.c_proj", transpose=False),
-    *layer_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.ln_1"),
-    *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.mlp.c_fc", transpose=False),
-    *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.mlp.c_proj", transpose=False),
-    *layer_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.ln_2"),
+    *fused(_QKV, "h.{i}.attn.c_attn", transpose=False),
+    *layers(_LAYER, "decoder/layer_{i}/", "h.{i}.", transpose=False),
 )
 _NAMES = Names(
     prefixes=("transformer.",),
@@ -74,13 +72,17 @@ GPT2 = Family(
         "add_cross_attention": False,
     },
     weights=(
-        Weight("token_embedding/embeddings", "wte.weight"),
+        *layers(
+            {
+                "token_embedding": "wte",
+                "decoder/position_embedding": "wpe",
+                "decoder/final_norm": "ln_f",
+            }
+        ),
         output_matrix("lm_head.weight"),
-        Weight("decoder/position_embedding/embeddings", "wpe.weight"),
         *_LAYERS,
-        *layer_norm("decoder/final_norm", "ln_f"),
     ),
-    heads=decoder_heads("GPT2", also_lm=("GPT2LMHeadModel",)),
+    heads=decoder_heads("GPT2LMHeadModel"),
     names=_NAMES,
 )
 
@@ -99,11 +101,12 @@ GPT = Family(
     # Its "gelu" has always been the approximate one.
     activations={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
     weights=(
-        Weight("token_embedding/embeddings", "tokens_embed.weight"),
+        *layers(
+            {"token_embedding": "tokens_embed", "decoder/position_embedding": "positions_embed"}
+        ),
         output_matrix("lm_head.weight"),
-        Weight("decoder/position_embedding/embeddings", "positions_embed.weight"),
         *_LAYERS,
     ),
-    heads=decoder_heads("OpenAIGPT", also_lm=("OpenAIGPTLMHeadModel",)),
+    heads=decoder_heads("OpenAIGPTLMHeadModel"),
     names=_NAMES,
 )

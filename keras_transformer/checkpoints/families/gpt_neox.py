@@ -4,12 +4,18 @@ Attention and feed-forward side by side, and rotary positions on a part of each 
 """
 
 from keras_transformer.checkpoints.families.conversions import rotary
-from keras_transformer.checkpoints.families.decoders import decoder_heads, output_matrix
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.weights import Names, Weight, dense, fused, layer_norm
+from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
 
-_LAYER = "decoder/layer_{i}"
-_THEIRS = "layers.{i}"
+_QKV = [f"decoder/layer_{{i}}/self_attention/{name}" for name in ("query", "key", "value")]
+_LAYER = {
+    "self_attention/output": "attention.dense",
+    "self_attention_norm": "input_layernorm",
+    "feed_forward/intermediate": "mlp.dense_h_to_4h",
+    "feed_forward/output": "mlp.dense_4h_to_h",
+    "feed_forward_norm": "post_attention_layernorm",
+}
 
 GPT_NEOX = Family(
     model_type="gpt_neox",
@@ -33,21 +39,12 @@ GPT_NEOX = Family(
     constants={"kind": "decoder", "position": "rotary", "normalize_first": True},
     conversions=(rotary(default_share=0.25, default_head_dim=96),),
     weights=(
-        Weight("token_embedding/embeddings", "embed_in.weight"),
+        *layers({"token_embedding": "embed_in", "decoder/final_norm": "final_layer_norm"}),
         output_matrix("embed_out.weight", "lm_head.weight"),
-        *fused(
-            [f"{_LAYER}/self_attention/{name}" for name in ("query", "key", "value")],
-            f"{_THEIRS}.attention.query_key_value",
-            per_head=True,
-        ),
-        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.attention.dense"),
-        *layer_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.input_layernorm"),
-        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.mlp.dense_h_to_4h"),
-        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.mlp.dense_4h_to_h"),
-        *layer_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.post_attention_layernorm"),
-        *layer_norm("decoder/final_norm", "final_layer_norm"),
+        *fused(_QKV, "layers.{i}.attention.query_key_value", per_head=True),
+        *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
-    heads=decoder_heads("GPTNeoX"),
+    heads=decoder_heads(),
     names=Names(
         prefixes=("gpt_neox.",),
         # Masks and angles of older releases; the head of a classifier.

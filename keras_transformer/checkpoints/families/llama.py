@@ -8,12 +8,23 @@ in the window and in the norms of queries and keys.
 import dataclasses
 
 from keras_transformer.checkpoints.families.conversions import SWITCHED_WINDOW, rotary
-from keras_transformer.checkpoints.families.decoders import decoder_heads, output_matrix
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.weights import Names, Weight, dense, rms_norm
+from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
-_LAYER = "decoder/layer_{i}"
-_THEIRS = "layers.{i}"
+_LAYER = {
+    "self_attention/query": "self_attn.q_proj",
+    "self_attention/key": "self_attn.k_proj",
+    "self_attention/value": "self_attn.v_proj",
+    "self_attention/output": "self_attn.o_proj",
+    "self_attention/query_norm": "self_attn.q_norm",
+    "self_attention/key_norm": "self_attn.k_norm",
+    "self_attention_norm": "input_layernorm",
+    "feed_forward/gate": "mlp.gate_proj",
+    "feed_forward/intermediate": "mlp.up_proj",
+    "feed_forward/output": "mlp.down_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+}
 _FIELDS = {
     "vocab_size": Field("vocabulary_size", 32000),
     "hidden_size": Field("hidden_dim", 4096),
@@ -48,22 +59,11 @@ LLAMA = Family(
     constants=_CONSTANTS,
     conversions=(rotary(),),
     weights=(
-        Weight("token_embedding/embeddings", "embed_tokens.weight"),
+        *layers({"token_embedding": "embed_tokens", "decoder/final_norm": "norm"}),
         output_matrix("lm_head.weight"),
-        *dense(f"{_LAYER}/self_attention/query", f"{_THEIRS}.self_attn.q_proj"),
-        *dense(f"{_LAYER}/self_attention/key", f"{_THEIRS}.self_attn.k_proj"),
-        *dense(f"{_LAYER}/self_attention/value", f"{_THEIRS}.self_attn.v_proj"),
-        *dense(f"{_LAYER}/self_attention/output", f"{_THEIRS}.self_attn.o_proj"),
-        *rms_norm(f"{_LAYER}/self_attention/query_norm", f"{_THEIRS}.self_attn.q_norm"),
-        *rms_norm(f"{_LAYER}/self_attention/key_norm", f"{_THEIRS}.self_attn.k_norm"),
-        *rms_norm(f"{_LAYER}/self_attention_norm", f"{_THEIRS}.input_layernorm"),
-        *dense(f"{_LAYER}/feed_forward/gate", f"{_THEIRS}.mlp.gate_proj"),
-        *dense(f"{_LAYER}/feed_forward/intermediate", f"{_THEIRS}.mlp.up_proj"),
-        *dense(f"{_LAYER}/feed_forward/output", f"{_THEIRS}.mlp.down_proj"),
-        *rms_norm(f"{_LAYER}/feed_forward_norm", f"{_THEIRS}.post_attention_layernorm"),
-        *rms_norm("decoder/final_norm", "norm"),
+        *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
-    heads=decoder_heads("Llama"),
+    heads=decoder_heads(),
     names=Names(
         prefixes=("model.",), ignored=("layers.*.self_attn.rotary_emb.inv_freq", "score.*")
     ),
@@ -81,7 +81,6 @@ MISTRAL = dataclasses.replace(
         "sliding_window": Field("window", 4096),
     },
     constants={**_CONSTANTS, "use_bias": False},
-    heads=decoder_heads("Mistral"),
 )
 
 QWEN2 = dataclasses.replace(
@@ -102,7 +101,6 @@ QWEN2 = dataclasses.replace(
         "attention_output_bias": False,
     },
     conversions=(rotary(), SWITCHED_WINDOW),
-    heads=decoder_heads("Qwen2"),
 )
 
 QWEN3 = dataclasses.replace(
@@ -115,5 +113,4 @@ QWEN3 = dataclasses.replace(
         "attention_bias": Field("attention_bias", False),
     },
     constants={**_CONSTANTS, "use_bias": False, "query_key_norm": True},
-    heads=decoder_heads("Qwen3"),
 )

@@ -3,20 +3,14 @@
 A BERT whose positions start behind the padding's id: the table's first rows are not used.
 """
 
+import dataclasses
 from typing import Any
 
+from keras_transformer.checkpoints.families.bert import FIELDS, OLDER_NORMS, REQUIRED, STACK
 from keras_transformer.checkpoints.families.conversions import number
-from keras_transformer.checkpoints.families.encoders import (
-    BERT_FIELDS,
-    BERT_REQUIRED,
-    ENCODER,
-    bert_embeddings,
-    bert_layers,
-    encoder_heads,
-    masked_lm,
-)
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.weights import Names, dense
+from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 
@@ -37,40 +31,39 @@ def _write_positions(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _family(model_type: str, prefix: str, vocabulary_size: int = 30522) -> Family:
-    unused = ("max_position_embeddings",)
-    return Family(
-        model_type=model_type,
-        architecture=f"{prefix}Model",
-        fields={name: field for name, field in BERT_FIELDS.items() if name not in unused}
-        | {"vocab_size": Field("vocabulary_size", vocabulary_size)},
-        constants=ENCODER,
-        conversions=(Conversion(_read_positions, _write_positions),),
-        required=BERT_REQUIRED,
-        weights=(
-            *bert_embeddings("lm_head.decoder.weight"),
-            *bert_layers(),
-            *dense("pooler", "pooler.dense"),
-        ),
-        heads=encoder_heads(
-            prefix,
-            masked_lm(
-                "lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")
-            ),
-            masked_activation="gelu",
-            hidden="classifier.dense",
-            hidden_activation="tanh",
-            output="classifier.out_proj",
-        ),
-        names=Names(
-            prefixes=("roberta.",),
-            suffixes={".gamma": ".weight", ".beta": ".bias"},
-            ignored=("embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
-        ),
-        pooler="pooler.dense.weight",
-    )
+_FIELDS = {name: field for name, field in FIELDS.items() if name != "max_position_embeddings"}
 
+XLM_ROBERTA = Family(
+    model_type="xlm-roberta",
+    architecture="XLMRobertaModel",
+    fields=_FIELDS,
+    constants=ENCODER,
+    conversions=(Conversion(_read_positions, _write_positions),),
+    required=REQUIRED,
+    weights=(
+        *STACK,
+        output_matrix("lm_head.decoder.weight"),
+        *layers({"pooler": "pooler.dense"}),
+    ),
+    heads=encoder_heads(
+        masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.bias"),
+        masked_activation="gelu",
+        classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
+        hidden_activation="tanh",
+    ),
+    names=Names(
+        prefixes=("roberta.",),
+        suffixes=OLDER_NORMS,
+        ignored=("embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
+    ),
+    pooler="pooler.dense.weight",
+)
 
-ROBERTA = _family("roberta", "Roberta", 50265)
-XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta")
-CAMEMBERT = _family("camembert", "Camembert")
+ROBERTA = dataclasses.replace(
+    XLM_ROBERTA,
+    model_type="roberta",
+    architecture="RobertaModel",
+    fields={**_FIELDS, "vocab_size": Field("vocabulary_size", 50265)},
+)
+
+CAMEMBERT = dataclasses.replace(XLM_ROBERTA, model_type="camembert", architecture="CamembertModel")

@@ -5,7 +5,6 @@ Relative positions, no biases, root-mean-square norms first, and scores that are
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.decoders import output_matrix
 from keras_transformer.checkpoints.families.family import (
     ACTIVATIONS,
     Conversion,
@@ -14,7 +13,7 @@ from keras_transformer.checkpoints.families.family import (
     Head,
     Values,
 )
-from keras_transformer.checkpoints.weights import Names, Weight, dense, rms_norm
+from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 
@@ -55,41 +54,32 @@ def _write_scale(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _attention(ours: str, theirs: str) -> tuple[Weight, ...]:
-    return (
-        *dense(f"{ours}/query", f"{theirs}.q"),
-        *dense(f"{ours}/key", f"{theirs}.k"),
-        *dense(f"{ours}/value", f"{theirs}.v"),
-        *dense(f"{ours}/output", f"{theirs}.o"),
-    )
+_ATTENTION = {
+    "attention/query": "Attention.q",
+    "attention/key": "Attention.k",
+    "attention/value": "Attention.v",
+    "attention/output": "Attention.o",
+}
 
 
 def _stack(name: str, feed_forward: int) -> tuple[Weight, ...]:
     """The lines of a stack; `feed_forward` is the place of that sub-layer in a block."""
-    ours, theirs = f"{name}/layer_{{i}}", f"{name}.block.{{i}}.layer"
-    inner = f"{theirs}.{feed_forward}.DenseReluDense"
-    first = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    ours, theirs = f"{name}/layer_{{i}}/", f"{name}.block.{{i}}.layer."
+    first = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    last = f"{theirs}{feed_forward}."
+    gated = {"feed_forward/gate": "wi_0", "feed_forward/intermediate": "wi_1"}
+    plain = {"feed_forward/intermediate": "wi"}
+    inner = f"{last}DenseReluDense."
     return (
-        Weight(f"{name}/relative_bias/embeddings", first),
-        *_attention(f"{ours}/self_attention", f"{theirs}.0.SelfAttention"),
-        *rms_norm(f"{ours}/self_attention_norm", f"{theirs}.0.layer_norm"),
-        *_feed_forward(f"{ours}/feed_forward", inner),
-        *rms_norm(f"{ours}/feed_forward_norm", f"{theirs}.{feed_forward}.layer_norm"),
-        *rms_norm(f"{name}/final_norm", f"{name}.final_layer_norm"),
+        *layers({f"{name}/relative_bias": first, f"{name}/final_norm": f"{name}.final_layer_norm"}),
+        *layers(_ATTENTION, f"{ours}self_", f"{theirs}0.Self"),
+        *layers({"self_attention_norm": "0.layer_norm"}, ours, theirs),
+        *layers(gated, ours, inner, when=("gated", True)),
+        *layers(plain, ours, inner, when=("gated", False)),
+        *layers({"feed_forward/output": "wo"}, ours, inner),
+        *layers({"feed_forward_norm": "layer_norm"}, ours, last),
     )
 
-
-def _feed_forward(ours: str, theirs: str) -> tuple[Weight, ...]:
-    wide, gate, plain = (f"{theirs}.{name}.weight" for name in ("wi_1", "wi_0", "wi"))
-    return (
-        Weight(f"{ours}/intermediate/kernel", wide, transpose=True, when=("gated", True)),
-        Weight(f"{ours}/gate/kernel", gate, transpose=True, when=("gated", True)),
-        Weight(f"{ours}/intermediate/kernel", plain, transpose=True, when=("gated", False)),
-        Weight(f"{ours}/output/kernel", f"{theirs}.wo.weight", transpose=True),
-    )
-
-
-_CROSS = "decoder/layer_{i}/cross_attention"
 
 T5 = Family(
     model_type="t5",
@@ -129,8 +119,8 @@ T5 = Family(
         output_matrix("lm_head.weight"),
         *_stack("encoder", feed_forward=1),
         *_stack("decoder", feed_forward=2),
-        *_attention(_CROSS, "decoder.block.{i}.layer.1.EncDecAttention"),
-        *rms_norm(f"{_CROSS}_norm", "decoder.block.{i}.layer.1.layer_norm"),
+        *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.block.{i}.layer.1.EncDec"),
+        *layers({"decoder/layer_{i}/cross_attention_norm": "decoder.block.{i}.layer.1.layer_norm"}),
     ),
     heads={
         "Seq2SeqLM": Head(

@@ -8,14 +8,19 @@ from typing import Any
 from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.keras_hub.family import (
-    ACTIVATION,
     DROPOUT,
     FIELDS,
     HEAD_WIDTH,
+    USUAL,
     KerasHubFamily,
-    family,
 )
-from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX, Line, dense, layer_norm
+from keras_transformer.checkpoints.keras_hub.lines import (
+    REVERSIBLE,
+    TASK_PREFIX,
+    attention,
+    feed_forward,
+    layers,
+)
 from keras_transformer.checkpoints.weights import Names
 from keras_transformer.config import TransformerConfig
 
@@ -67,6 +72,7 @@ def _write_switched_window(config: TransformerConfig) -> dict[str, Any]:
     return {"use_sliding_window_attention": True, "sliding_window_size": config.window}
 
 
+_WINDOW = Conversion(_read_switched_window, _write_switched_window)
 _FIELDS = {
     **{name: field for name, field in FIELDS.items() if name != "num_heads"},
     "dropout": Field("dropout", 0.0),
@@ -77,7 +83,7 @@ _FIELDS = {
 }
 # Here the projections of an attention layer have these private names to this day.
 _NAMES = Names(ignored=(f"{TASK_PREFIX}*",))
-_TIED = Field("tie_embeddings", True)
+_TIED = {"tie_word_embeddings": Field("tie_embeddings", True)}
 _DECODER = {
     "kind": "decoder",
     "position": "rotary",
@@ -86,78 +92,62 @@ _DECODER = {
     # These classes have no longest text. No number depends on it, and `from_preset` changes it.
     "max_sequence_length": 32768,
 }
+_LLAMA_TABLE = {
+    **attention("self", "_{}_dense", norm="norm"),
+    "self_attention_norm": "_self_attention_layernorm",
+    "self_attention/query_norm": "_self_attention_layer/_query_dense_layer_norm",
+    "self_attention/key_norm": "_self_attention_layer/_key_dense_layer_norm",
+    **feed_forward("gate", "intermediate", "output", norm="_feedforward_layernorm"),
+}
+_HEADS = {"CausalLM": Head()}
 
 
 def _like_llama(model_type: str, name: str, layer: str, norm: str, **values: Any) -> KerasHubFamily:
-    """A decoder as Llama's, whose layers have their own class.
-
-    Args:
-        model_type: the family.
-        name: of the backbone's class, without `Backbone`.
-        layer: the name of a block's layer in the file, from its class.
-        norm: that of the last normalization.
-        **values: of the family; its `constants` are added to Llama's.
-    """
-    ours, theirs = "decoder/layer_{i}", f"layers/{layer}{{i}}"
-    attention = f"{theirs}/_self_attention_layer"
-    own = f"{ours}/self_attention"
-    usual = {"tie_word_embeddings": Field("tie_embeddings", False)}
-    return family(
-        model_type,
-        name,
-        fields={**_FIELDS, **values.pop("fields", usual)},
-        constants={
-            **_DECODER,
-            "normalization": "rms_norm",
-            "gated": True,
-            "activation": "silu",
-            "use_bias": False,
-            **values.pop("constants", {}),
-        },
-        conversions=values.pop(
-            "conversions", (HEAD_WIDTH, DROPOUT, Conversion(_read_llama3, _write_llama3))
-        ),
-        weights=(
-            Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
-            Line("token_embedding/reverse_embeddings", "layers/reversible_embedding/vars/1"),
-            *(
-                line
-                for part in ("query", "key", "value")
-                for line in dense(f"{own}/{part}", f"{attention}/_{part}_dense", 1, 0)
-            ),
-            *dense(f"{own}/output", f"{attention}/_output_dense", 0),
-            Line(f"{own}/query_norm/scale", f"{attention}/_query_dense_layer_norm/vars/0"),
-            Line(f"{own}/key_norm/scale", f"{attention}/_key_dense_layer_norm/vars/0"),
-            Line(f"{own}_norm/scale", f"{theirs}/_self_attention_layernorm/vars/0"),
-            *(
-                line
-                for part in ("gate", "intermediate", "output")
-                for line in dense(
-                    f"{ours}/feed_forward/{part}", f"{theirs}/_feedforward_{part}_dense"
-                )
-            ),
-            Line(f"{ours}/feed_forward_norm/scale", f"{theirs}/_feedforward_layernorm/vars/0"),
-            Line("decoder/final_norm/scale", f"layers/{norm}/vars/0"),
-        ),
-        heads={"CausalLM": Head(architectures=(f"{name}CausalLM",))},
+    """A decoder as Llama's, by the paths of a block and of the last normalization."""
+    constants = {
+        **_DECODER,
+        "normalization": "rms_norm",
+        "gated": True,
+        "activation": "silu",
+        "use_bias": False,
+        **values.pop("constants", {}),
+    }
+    weights = (
+        *REVERSIBLE,
+        *layers(_LLAMA_TABLE, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),
+        *layers({"decoder/final_norm": f"layers/{norm}"}),
+    )
+    values["fields"] = {**_FIELDS, **values["fields"]}
+    return KerasHubFamily(
+        model_type=model_type,
+        architecture=f"{name}Backbone",
+        constants=constants,
+        weights=weights,
+        heads=_HEADS,
         names=_NAMES,
         **values,
     )
 
 
-_LLAMA = ("llama_transformer_decoder", "llama_layer_norm")
-_LLAMA_MORE = {
+_LLAMA = {
+    "layer": "llama_transformer_decoder",
+    "norm": "llama_layer_norm",
+    "fields": {"tie_word_embeddings": Field("tie_embeddings", False)},
+    "conversions": (HEAD_WIDTH, DROPOUT, Conversion(_read_llama3, _write_llama3)),
     "more": tuple(_LLAMA3),
     "required": {"rope_position_scaling_factor": 1.0},  # which KerasHub has, and does not use
 }
 _LINEAR = Conversion(_read_linear, _write_linear)
-_NEOX_LAYER, _NEOX_THEIRS = "decoder/layer_{i}", "layers/gpt_neo_x_decoder{i}"
-_NEOX_ATTENTION = f"{_NEOX_THEIRS}/_self_attention_layer"
+_NEOX = ("decoder/layer_{i}/", "layers/gpt_neo_x_decoder{i}/")
+_NEOX_TABLE = {
+    "self_attention_norm": "_self_attention_layer_norm",
+    **feed_forward("intermediate", "output"),
+}
 
 DECODERS = (
-    family(
-        "gpt_neox",
-        "GPTNeoX",
+    KerasHubFamily(
+        model_type="gpt_neox",
+        architecture="GPTNeoXBackbone",
         fields={
             **FIELDS,
             "dropout": Field("dropout", 0.0),
@@ -166,44 +156,38 @@ DECODERS = (
             "max_sequence_length": Field("max_sequence_length", 512),
         },
         constants={**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
-        conversions=(HEAD_WIDTH, DROPOUT, ACTIVATION, Conversion(_read_share, _write_share)),
+        conversions=(*USUAL, Conversion(_read_share, _write_share)),
         more=("activation", "rotary_percentage"),
         weights=(
-            Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
+            *layers(
+                {
+                    "token_embedding": "reversible_embedding",
+                    "decoder/final_norm": "layer_normalization",
+                },
+                theirs="layers/",
+            ),
             *(
                 line
                 for place, part in enumerate(("query", "key", "value"))
-                for line in dense(
-                    f"{_NEOX_LAYER}/self_attention/{part}",
-                    f"{_NEOX_ATTENTION}/_qkv_dense",
-                    1,
-                    0,
+                for line in layers(
+                    {f"self_attention/{part}": "_self_attention_layer/_qkv_dense"},
+                    *_NEOX,
                     part=(place, 3),
                     per_head=True,
                 )
             ),
-            *dense(f"{_NEOX_LAYER}/self_attention/output", f"{_NEOX_ATTENTION}/_output_dense"),
-            *layer_norm(
-                f"{_NEOX_LAYER}/self_attention_norm", f"{_NEOX_THEIRS}/_self_attention_layer_norm"
+            *layers(
+                {"self_attention/output": "_self_attention_layer/_output_dense"},
+                *_NEOX,
+                split=False,
             ),
-            *(
-                line
-                for part in ("intermediate", "output")
-                for line in dense(
-                    f"{_NEOX_LAYER}/feed_forward/{part}",
-                    f"{_NEOX_THEIRS}/_feedforward_{part}_dense",
-                )
-            ),
-            *layer_norm(
-                f"{_NEOX_LAYER}/feed_forward_norm", f"{_NEOX_THEIRS}/_feedforward_layer_norm"
-            ),
-            *layer_norm("decoder/final_norm", "layers/layer_normalization"),
+            *layers(_NEOX_TABLE, *_NEOX),
         ),
-        heads={"CausalLM": Head(architectures=("GPTNeoXCausalLM",))},
+        heads=_HEADS,
         names=_NAMES,
     ),
-    _like_llama("llama", "Llama", *_LLAMA, **_LLAMA_MORE),
-    _like_llama("llama", "Llama3", *_LLAMA, **_LLAMA_MORE),
+    _like_llama("llama", "Llama", **_LLAMA),
+    _like_llama("llama", "Llama3", **_LLAMA),
     _like_llama(
         "mistral",
         "Mistral",
@@ -219,14 +203,9 @@ DECODERS = (
         "Qwen",
         "qwen_transformer_decoder",
         "qwen_layer_norm",
-        fields={"tie_word_embeddings": _TIED},
+        fields=_TIED,
         constants={"attention_bias": True, "attention_output_bias": False},
-        conversions=(
-            HEAD_WIDTH,
-            DROPOUT,
-            _LINEAR,
-            Conversion(_read_switched_window, _write_switched_window),
-        ),
+        conversions=(HEAD_WIDTH, DROPOUT, _LINEAR, _WINDOW),
         more=("rope_scaling_factor", "use_sliding_window_attention", "sliding_window_size"),
     ),
     _like_llama(
@@ -235,7 +214,7 @@ DECODERS = (
         "qwen3_transformer_decoder",
         "qwen3_layer_norm",
         fields={
-            "tie_word_embeddings": _TIED,
+            **_TIED,
             "head_dim": Field("head_dim", None),
             "sliding_window_size": Field("window", 32768),
         },

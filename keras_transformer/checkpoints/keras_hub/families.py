@@ -8,32 +8,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.encoders import ENCODER
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
-from keras_transformer.checkpoints.files import path_inside, read_json
+from keras_transformer.checkpoints.families.shared import ENCODER
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
-from keras_transformer.checkpoints.keras_hub.family import (
-    ACTIVATION,
-    DROPOUT,
-    FIELDS,
-    HEAD_WIDTH,
-    KerasHubFamily,
-    family,
-)
+from keras_transformer.checkpoints.keras_hub.family import FIELDS, USUAL, KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.lines import (
-    EMBEDDING_NORM,
-    PLAIN_ENCODER,
+    REVERSIBLE,
     TASK_PREFIX,
     Line,
-    bert_embeddings,
-    block_attention,
     blocks,
-    dense,
-    layer_norm,
-    t5_attention,
-    t5_stack,
-    two_embeddings,
+    layers,
 )
 from keras_transformer.checkpoints.keras_hub.serialized import (
     check_dtype,
@@ -41,30 +26,13 @@ from keras_transformer.checkpoints.keras_hub.serialized import (
     serialized_arguments,
 )
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
-from keras_transformer.config import TransformerConfig
+from keras_transformer.checkpoints.untrusted import path_inside, read_json
 
 TASK_FILE = "task.json"
 
 
 def find_family(values: Values) -> KerasHubFamily:
-    """The family of a KerasHub config.
-
-    Args:
-        values: The content of a KerasHub `config.json`, or of `read_config`.
-
-    Returns:
-        The family of the backbone that it names.
-
-    Raises:
-        ValueError: If there is none of that name. The message lists those that are known.
-
-    Example:
-    ```python
-    from keras_transformer.checkpoints.keras_hub import find_family
-
-    assert find_family({"registered_name": "keras_hub>BertBackbone"}).model_type == "bert"
-    ```
-    """
+    """The family of a KerasHub config, its file's content or that of `read_config`."""
     name = registered_class(values)
     if name not in KERAS_HUB:
         raise ValueError(
@@ -75,34 +43,7 @@ def find_family(values: Values) -> KerasHubFamily:
 
 
 def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
-    """The arguments of a KerasHub backbone, and what is saved of its task.
-
-    Args:
-        folder: The preset's folder, whose `task.json` is read if there is one.
-        values: The content of its `config.json`.
-
-    Returns:
-        The arguments, with `"registered_name"`, and under `"task"` the class and the arguments of
-        the task.
-
-    Raises:
-        ValueError: If the class is not one of those known here, an argument is unknown, or the
-            weights are quantized. The message names the file.
-
-    Example:
-    ```python
-    import tempfile
-    from keras_transformer.checkpoints.keras_hub import find_family, read_config
-
-    sizes = {"vocabulary_size": 9, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
-    values = {
-        "registered_name": "keras_hub>GPT2Backbone",
-        "config": {**sizes, "intermediate_dim": 16, "dtype": "float32"},
-    }
-    arguments = read_config(tempfile.mkdtemp(), values)
-    assert find_family(arguments).config(arguments).max_sequence_length == 1024
-    ```
-    """
+    """The arguments of a KerasHub backbone, and what is saved of its task."""
     path = path_inside(folder, "config.json")
     try:
         family = find_family(values)
@@ -134,13 +75,81 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
 
 
 _ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
-_ENCODER = {**ENCODER, "initializer_range": 0.02}
-_BERT = {
-    **_ENCODER,
-    "activation": "gelu_tanh",
-    "normalization_epsilon": 1e-12,
-    "pooler": True,
+_DECODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)}
+_SEGMENTS = {"num_segments": Field("segment_vocabulary_size", 2)}
+_NARROW = {"embedding_dim": Field("embedding_dim", None)}
+_GELU = {"activation": "gelu", "normalization_epsilon": 1e-5, "initializer_range": 0.02}
+_ENCODER = {**ENCODER, **_GELU}
+_BERT = {**_ENCODER, "activation": "gelu_tanh", "normalization_epsilon": 1e-12, "pooler": True}
+_SEQ2SEQ = {"kind": "seq2seq", "position": "learned", "embedding_normalization": True, **_GELU}
+_GPT2 = {**_GELU, "kind": "decoder", "position": "learned", "normalize_first": True}
+_T5 = {
+    "kind": "seq2seq",
+    "position": "relative",
+    "score": "dot",
+    "use_bias": False,
+    "normalization": "rms_norm",
+    "normalize_first": True,
+    "activation": "relu",
 }
+
+_NORM = {"encoder/embedding_norm": "layer_normalization"}
+_TOKENS = {"token_embedding": "reversible_embedding"}
+_ENCODER_TABLE = {
+    "token_embedding": "token_and_position_embedding/token_embedding",
+    "encoder/position_embedding": "token_and_position_embedding/position_embedding",
+    **_NORM,
+}
+_BERT_TABLE = {
+    **_TOKENS,
+    "encoder/position_embedding": "position_embedding",
+    "encoder/segment_embedding": "embedding",
+    **_NORM,
+}
+_PROJECTED_TABLE = {**_BERT_TABLE, "encoder/embedding_projection": "dense"}
+_GPT2_TABLE = {
+    **_TOKENS,
+    "decoder/position_embedding": "position_embedding",
+    "decoder/final_norm": "layer_normalization",
+}
+_BART_TABLE = {
+    **_TOKENS,
+    "encoder/position_embedding": "position_embedding",
+    "decoder/position_embedding": "position_embedding_1",
+    **_NORM,
+    "decoder/embedding_norm": "layer_normalization_1",
+}
+_ENCODER_LINES = (*layers(_ENCODER_TABLE, theirs="layers/"), *blocks("encoder"))
+_BERT_LINES = (*layers(_BERT_TABLE | {"pooler": "dense"}, theirs="layers/"), *blocks("encoder"))
+_PROJECTED_LINES = (*layers(_PROJECTED_TABLE, theirs="layers/"), *blocks("encoder"))
+_POOLER_BEHIND = layers(
+    {"pooler": "dense_1"}, theirs="layers/", when=("embedding_projection", True)
+)
+
+
+def _t5_attention(ours: str, theirs: str, **options) -> tuple[Line, ...]:
+    """T5's attention and the normalization before it."""
+    parts = ("query", "key", "value", "output")
+    table = {f"attention/{part}": f"attention/{part}_projector" for part in parts}
+    table |= {"attention_norm": "attention_layer_norm"}
+    return layers(table, ours, theirs, split=False, **options)
+
+
+def _t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
+    """T5's encoder, or its decoder without the attention to the encoder."""
+    ours, theirs = f"{stack}/layer_{{i}}/", "layers/t5_transformer_layer{i}/"
+    behind = {"behind": stack == "decoder"}
+    inner = {"feed_forward/output": "output_projector", "feed_forward_norm": "layer_norm"}
+    gate = {"feed_forward/gate": "input_projector", "feed_forward/intermediate": "gate_projector"}
+    plain = {"feed_forward/intermediate": "input_projector"}
+    return (
+        *layers({f"{stack}/relative_bias": f"{theirs}self_attention"}, **behind),
+        *_t5_attention(f"{ours}self_", f"{theirs}self_", **behind),
+        *layers(gate, ours, theirs, when=("gated", True), **behind),
+        *layers(plain, ours, theirs, when=("gated", False), **behind),
+        *layers(inner, ours, theirs, **behind),
+        *layers({f"{stack}/final_norm": f"layers/{final_norm}"}, **behind),
+    )
 
 
 def _read_t5(values: Values) -> dict[str, Any]:
@@ -149,193 +158,131 @@ def _read_t5(values: Values) -> dict[str, Any]:
     return ours | {"scale_logits": values.get("tie_embedding_weights", True)}
 
 
-def _write_t5(config: TransformerConfig) -> dict[str, Any]:
-    return {"key_value_dim": config.head_dim}
-
-
-# The heads of KerasHub's tasks
-
-_LINEAR = dense("output", f"{TASK_PREFIX}layers/dense")
-_HIDDEN = (
-    *dense("hidden", f"{TASK_PREFIX}layers/dense"),
-    *dense("output", f"{TASK_PREFIX}layers/dense_1"),
-)
-
-
-def _encoder_heads(
-    name: str, classifier: tuple[Line, ...], hidden: str | None, masked_activation: str = "gelu"
-) -> dict[str, Head]:
-    """The tasks of an encoder; `hidden` is the activation of a classifier's hidden layer."""
-    masked = f"{TASK_PREFIX}layers/masked_lm_head"
+def _encoder_heads(hidden: str | None = None, masked: str = "gelu") -> dict[str, Head]:
+    """The tasks of an encoder, by the activations of a classifier and of a masked model."""
+    classifier = {"hidden": "dense", "output": "dense_1"} if hidden else {"output": "dense"}
+    transform = {
+        "transform": "masked_lm_head/_intermediate_dense",
+        "transform_norm": "masked_lm_head/_intermediate_layer_norm",
+    }
+    place = f"{TASK_PREFIX}layers/"
     return {
         "TextClassifier": Head(
-            architectures=(f"{name}TextClassifier", f"{name}Classifier"),
-            weights=classifier,
+            weights=layers(classifier, theirs=place),
             values={"hidden_activation": hidden} if hidden else {},
         ),
         "MaskedLM": Head(
-            architectures=(f"{name}MaskedLM",),
             weights=(
-                *dense("transform", f"{masked}/_intermediate_dense"),
-                *layer_norm("transform_norm", f"{masked}/_intermediate_layer_norm"),
-                Line("output_bias/bias", f"{masked}/vars/0"),
+                *layers(transform, theirs=place),
+                Line("output_bias/bias", f"{place}masked_lm_head/vars/0"),
             ),
-            values={"hidden_activation": masked_activation, "normalization_epsilon": 1e-5},
+            values={"hidden_activation": masked, "normalization_epsilon": 1e-5},
         ),
-        "TextEmbedder": Head(architectures=(f"{name}TextEmbedder",)),
+        "TextEmbedder": Head(),
     }
+
+
+def _encoder(
+    model_type: str, name: str, weights: tuple[Line, ...], heads: Mapping[str, Head], **values
+) -> KerasHubFamily:
+    fields = {**_ENCODER_FIELDS, **values.pop("fields", {})}
+    constants = values.pop("constants", _ENCODER)
+    return KerasHubFamily(
+        model_type=model_type,
+        architecture=f"{name}Backbone",
+        fields=fields,
+        constants=constants,
+        weights=weights,
+        heads=heads,
+        **values,
+    )
 
 
 KERAS_HUB: Mapping[str, KerasHubFamily] = {
     family.architecture: family
     for family in (
-        family(
-            "bert",
-            "Bert",
-            fields={**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)},
-            constants=_BERT,
-            weights=(
-                *bert_embeddings(),
-                *blocks("encoder"),
-                *dense("pooler", "layers/dense"),
-            ),
-            heads=_encoder_heads("Bert", _LINEAR, None),
-        ),
-        family(
+        _encoder("bert", "Bert", _BERT_LINES, _encoder_heads(), fields=_SEGMENTS, constants=_BERT),
+        _encoder(
             "distilbert",
             "DistilBert",
-            fields=_ENCODER_FIELDS,
-            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-12},
-            weights=PLAIN_ENCODER,
-            heads=_encoder_heads("DistilBert", _HIDDEN, "relu"),
+            _ENCODER_LINES,
+            _encoder_heads("relu"),
+            constants={**_ENCODER, "normalization_epsilon": 1e-12},
         ),
-        family(
-            "roberta",
-            "Roberta",
-            fields=_ENCODER_FIELDS,
-            # Positions are counted from 0, other than in RoBERTa's own checkpoints.
-            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-5},
-            weights=PLAIN_ENCODER,
-            heads=_encoder_heads("Roberta", _HIDDEN, "tanh"),
-        ),
-        family(
-            "xlm-roberta",
-            "XLMRoberta",
-            fields=_ENCODER_FIELDS,
-            constants={**_ENCODER, "activation": "gelu", "normalization_epsilon": 1e-5},
-            weights=PLAIN_ENCODER,
-            heads=_encoder_heads("XLMRoberta", _HIDDEN, "tanh"),
-        ),
-        family(
+        # Positions are counted from 0, other than in RoBERTa's own checkpoints.
+        _encoder("roberta", "Roberta", _ENCODER_LINES, _encoder_heads("tanh")),
+        _encoder("xlm-roberta", "XLMRoberta", _ENCODER_LINES, _encoder_heads("tanh")),
+        _encoder(
             "albert",
             "Albert",
-            fields={
-                **_ENCODER_FIELDS,
-                "embedding_dim": Field("embedding_dim", None),
-                "num_groups": Field("num_layer_groups", 1),
-                "num_segments": Field("segment_vocabulary_size", 2),
-            },
+            (*_PROJECTED_LINES, *_POOLER_BEHIND),
+            _encoder_heads(masked="gelu_tanh"),
+            fields={**_NARROW, "num_groups": Field("num_layer_groups", 1), **_SEGMENTS},
             constants={**_BERT, "embedding_projection": True},
             required={"num_inner_repetitions": 1},
-            weights=(
-                *bert_embeddings(),
-                *dense("encoder/embedding_projection", "layers/dense"),
-                *blocks("encoder"),
-                *dense("pooler", "layers/dense_1"),
-            ),
-            heads=_encoder_heads("Albert", _LINEAR, None, "gelu_tanh"),
         ),
-        family(
-            "electra",
-            "Electra",
+        KerasHubFamily(
+            model_type="electra",
+            architecture="ElectraBackbone",
             fields={
-                **{n: field for n, field in _ENCODER_FIELDS.items() if n != "vocabulary_size"},
                 "vocab_size": Field("vocabulary_size", None),
-                "embedding_dim": Field("embedding_dim", None),
-                "num_segments": Field("segment_vocabulary_size", 2),
+                **{n: field for n, field in _ENCODER_FIELDS.items() if n != "vocabulary_size"},
+                **_NARROW,
+                **_SEGMENTS,
             },
             constants=_BERT,
             weights=(
-                *bert_embeddings(),
-                *dense("encoder/embedding_projection", "layers/dense"),
-                *blocks("encoder"),
-                *dense("pooler", "layers/dense_1", when=("embedding_projection", True)),
-                *dense("pooler", "layers/dense", when=("embedding_projection", False)),
+                *_PROJECTED_LINES,
+                *_POOLER_BEHIND,
+                *layers(
+                    {"pooler": "dense"}, theirs="layers/", when=("embedding_projection", False)
+                ),
             ),
         ),
-        family(
-            "gpt2",
-            "GPT2",
-            fields={**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
-            constants={
-                "kind": "decoder",
-                "position": "learned",
-                "normalize_first": True,
-                "activation": "gelu_tanh",
-                "normalization_epsilon": 1e-5,
-                "initializer_range": 0.02,
-            },
-            weights=(
-                *two_embeddings("decoder", "reversible_embedding", "position_embedding"),
-                *blocks("decoder"),
-                *layer_norm("decoder/final_norm", "layers/layer_normalization"),
-            ),
-            heads={"CausalLM": Head(architectures=("GPT2CausalLM",))},
+        KerasHubFamily(
+            model_type="gpt2",
+            architecture="GPT2Backbone",
+            fields=_DECODER_FIELDS,
+            constants={**_GPT2, "activation": "gelu_tanh"},
+            weights=(*layers(_GPT2_TABLE, theirs="layers/"), *blocks("decoder")),
+            heads={"CausalLM": Head()},
         ),
-        family(
-            "t5",
-            "T5",
+        KerasHubFamily(
+            model_type="t5",
+            architecture="T5Backbone",
             fields={
                 **FIELDS,
                 "use_gated_activation": Field("gated", True),
                 "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
                 "tie_embedding_weights": Field("tie_embeddings", True),
             },
-            constants={
-                "kind": "seq2seq",
-                "position": "relative",
-                "score": "dot",
-                "use_bias": False,
-                "normalization": "rms_norm",
-                "normalize_first": True,
-                "activation": "relu",
-            },
-            conversions=(HEAD_WIDTH, DROPOUT, ACTIVATION, Conversion(_read_t5, _write_t5)),
+            constants=_T5,
+            conversions=(
+                *USUAL,
+                Conversion(_read_t5, lambda config: {"key_value_dim": config.head_dim}),
+            ),
             more=("activation", "key_value_dim"),
             weights=(
-                Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
-                Line("token_embedding/reverse_embeddings", "layers/reversible_embedding/vars/1"),
-                *t5_stack("encoder", "t5_layer_norm"),
-                *t5_stack("decoder", "t5_layer_norm_1"),
-                *t5_attention(
-                    "decoder/layer_{i}/cross_attention",
-                    "layers/t5_transformer_layer{i}/cross_attention",
+                *REVERSIBLE,
+                *_t5_stack("encoder", "t5_layer_norm"),
+                *_t5_stack("decoder", "t5_layer_norm_1"),
+                *_t5_attention(
+                    "decoder/layer_{i}/cross_", "layers/t5_transformer_layer{i}/cross_", behind=True
                 ),
             ),
-            heads={"Seq2SeqLM": Head(architectures=("T5Seq2SeqLM",))},
+            heads={"Seq2SeqLM": Head()},
         ),
-        family(
-            "bart",
-            "Bart",
-            fields={**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)},
-            constants={
-                "kind": "seq2seq",
-                "position": "learned",
-                "embedding_normalization": True,
-                "activation": "gelu",
-                "normalization_epsilon": 1e-5,
-                "initializer_range": 0.02,
-            },
+        KerasHubFamily(
+            model_type="bart",
+            architecture="BartBackbone",
+            fields=_DECODER_FIELDS,
+            constants=_SEQ2SEQ,
             weights=(
-                *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
-                Line("decoder/position_embedding/embeddings", "layers/position_embedding_1/vars/0"),
-                *EMBEDDING_NORM,
-                *layer_norm("decoder/embedding_norm", "layers/layer_normalization_1"),
+                *layers(_BART_TABLE, theirs="layers/"),
                 *blocks("encoder"),
-                *blocks("decoder"),
-                *block_attention("decoder", "cross_attention"),
+                *blocks("decoder", "self", "cross"),
             ),
-            heads={"Seq2SeqLM": Head(architectures=("BartSeq2SeqLM",), values={"start_id": 2})},
+            heads={"Seq2SeqLM": Head(values={"start_id": 2})},
         ),
         *DECODERS,
     )

@@ -4,104 +4,11 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.keras_hub.lines import NAMES
 from keras_transformer.checkpoints.keras_hub.serialized import PACKAGES
+from keras_transformer.checkpoints.weights import Names
 from keras_transformer.config import CHANGEABLE, TransformerConfig
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KerasHubFamily(Family):
-    """A family whose published values are the arguments of a KerasHub backbone.
-
-    Args:
-        more: The arguments that `conversions` read, beside those of `fields`.
-        tokenizer: The name of KerasHub's tokenizer class.
-    """
-
-    more: tuple[str, ...] = ()
-    tokenizer: str
-
-    @property
-    def arguments(self) -> set[str]:
-        """The names of the constructor's arguments."""
-        return {*self.fields, *self.more, *self.required}
-
-    @property
-    def silent(self) -> frozenset[str]:
-        return CHANGEABLE - {field.ours for field in self.fields.values()}
-
-    def task(self, values: Values) -> dict[str, Any] | None:
-        saved = values.get("task")
-        if saved is None:
-            return None
-        for name, head in self.heads.items():
-            if saved["class_name"] in head.architectures:
-                theirs = saved["config"]
-                task = {"name": name, **self.task_values(name)}
-                for ours, argument in TASK_ARGUMENTS.get(name, {}).items():
-                    if argument in theirs:
-                        task[ours] = theirs[argument]
-                if name == "TextEmbedder":
-                    mode = theirs.get("pooling_mode", "mean")
-                    pooling = POOLINGS.get(mode) if isinstance(mode, str) else None
-                    if pooling is None:
-                        known = ", ".join(map(repr, POOLINGS))
-                        raise ValueError(
-                            f"pooling_mode={str(mode)[:200]!r} is not supported, only {known}."
-                        )
-                    task |= {"pooling": pooling}
-                return task
-        return None
-
-    def published_arguments(self, config: TransformerConfig) -> dict[str, Any]:
-        """The arguments of the backbone for a config of ours. ValueError if it has none such."""
-        theirs = self.published_config(config)
-        return {name: theirs[name] for name in self.arguments if name in theirs}
-
-    def published_task(
-        self, config: TransformerConfig, task: Values, classes: Values
-    ) -> dict[str, Any]:
-        """The class and the arguments of a task: the reverse of `task`.
-
-        Args:
-            config: The config of the backbone.
-            task: The values of our task, with its `"name"`.
-            classes: What KerasHub has, by name.
-
-        Returns:
-            `"class_name"` and `"config"`.
-
-        Raises:
-            ValueError: If KerasHub has no such task, or it computes something else.
-        """
-        name = task["name"]
-        known = self.heads[name].architectures if name in self.heads else ()
-        made = next((each for each in known if each in classes), None)
-        if made is None:
-            raise ValueError(f"KerasHub has no {name} for it. Convert its `backbone`.")
-        head = self.heads[name].values
-        default = config.activation if name == "MaskedLM" else None
-        fixed = {"hidden_activation": head.get("hidden_activation"), "pooling": "first"}
-        mine = {"hidden_activation": task.get("hidden_activation") or default, "pooling": "first"}
-        if name == "TextClassifier":
-            mine["pooling"] = task["pooling"]
-        for value, expected in fixed.items():
-            if mine[value] != expected:
-                raise ValueError(
-                    f"{made} cannot express {value}={mine[value]!r}, only {expected!r}."
-                )
-        arguments = {
-            theirs: task[ours]
-            for ours, theirs in TASK_ARGUMENTS.get(name, {}).items()
-            if theirs != "layer_norm_epsilon"
-        }
-        if name == "TextEmbedder":
-            modes = [theirs for theirs, ours in POOLINGS.items() if ours == task["pooling"]]
-            if not modes:
-                raise ValueError(f"{made} cannot express pooling={task['pooling']!r}.")
-            arguments["pooling_mode"] = modes[0]
-        return {"class_name": made, "config": arguments}
-
 
 # Their arguments of a task, by our names. The `activation` of a classifier is not ours: we
 # return logits. The epsilon is no argument of theirs, and may be that of a live model.
@@ -115,11 +22,6 @@ ACTIVATIONS = {
     **{name: name for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "mish")},
     **{f"{package}>gelu_approximate": "gelu_tanh" for package in PACKAGES},
 }
-
-
-def nothing(config: TransformerConfig) -> dict[str, Any]:
-    """What their configs leave out."""
-    return {}
 
 
 def _read_head_width(values: Values) -> dict[str, Any]:
@@ -154,10 +56,11 @@ def _write_activation(config: TransformerConfig) -> dict[str, Any]:
     return {"activation": names[0]} if names else {}
 
 
-HEAD_WIDTH = Conversion(_read_head_width, nothing)
-DROPOUT = Conversion(_read_dropout, nothing)
+# What their configs leave out has nothing to write.
+HEAD_WIDTH = Conversion(_read_head_width, lambda config: {})
+DROPOUT = Conversion(_read_dropout, lambda config: {})
 # An argument of T5 only. Of the other classes it is built in, and may be that of a live model.
-ACTIVATION = Conversion(_read_activation, _write_activation)
+USUAL = (HEAD_WIDTH, DROPOUT, Conversion(_read_activation, _write_activation))
 FIELDS = {
     "vocabulary_size": Field("vocabulary_size", None),
     "num_layers": Field("num_layers", None),
@@ -168,14 +71,85 @@ FIELDS = {
 }
 
 
-def family(model_type: str, name: str, **values: Any) -> KerasHubFamily:
-    """The family of `{name}Backbone`."""
-    usual = {
-        "conversions": (HEAD_WIDTH, DROPOUT, ACTIVATION),
-        "more": ("activation",),
-        "names": NAMES,
-        "tokenizer": f"{name}Tokenizer",
-    }
-    return KerasHubFamily(
-        model_type=model_type, architecture=f"{name}Backbone", **{**usual, **values}
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KerasHubFamily(Family):
+    """A family whose published values are the arguments of a KerasHub backbone.
+
+    Args:
+        more: The arguments that `conversions` read, beside those of `fields`.
+    """
+
+    conversions: tuple[Conversion, ...] = USUAL
+    more: tuple[str, ...] = ("activation",)
+    names: Names = NAMES
+
+    @property
+    def tokenizer(self) -> str:
+        """The name of KerasHub's tokenizer class."""
+        return self.architecture.removesuffix("Backbone") + "Tokenizer"
+
+    @property
+    def arguments(self) -> set[str]:
+        """The names of the constructor's arguments."""
+        return {*self.fields, *self.more, *self.required}
+
+    @property
+    def silent(self) -> frozenset[str]:
+        return CHANGEABLE - {field.ours for field in self.fields.values()}
+
+    def classes(self, task: str) -> tuple[str, ...]:
+        """Their classes for a task of ours; a classifier has a second, older name."""
+        prefix = self.architecture.removesuffix("Backbone")
+        older = (f"{prefix}Classifier",) if task == "TextClassifier" else ()
+        return (f"{prefix}{task}", *older)
+
+    def task(self, values: Values) -> dict[str, Any] | None:
+        saved = values.get("task")
+        name = saved and next(
+            (n for n in self.heads if saved["class_name"] in self.classes(n)), None
+        )
+        if not name:
+            return None
+        theirs, task = saved["config"], {"name": name, **self.task_values(name)}
+        for ours, argument in TASK_ARGUMENTS.get(name, {}).items():
+            if argument in theirs:
+                task[ours] = theirs[argument]
+        if name == "TextEmbedder":
+            mode = theirs.get("pooling_mode", "mean")
+            if not isinstance(mode, str) or mode not in POOLINGS:
+                known = ", ".join(map(repr, POOLINGS))
+                raise ValueError(
+                    f"pooling_mode={str(mode)[:200]!r} is not supported, only {known}."
+                )
+            task["pooling"] = POOLINGS[mode]
+        return task
+
+    def published_arguments(self, config: TransformerConfig) -> dict[str, Any]:
+        """The arguments of the backbone for a config of ours. ValueError if it has none such."""
+        theirs = self.published_config(config)
+        return {name: theirs[name] for name in self.arguments if name in theirs}
+
+    def published_task(
+        self, config: TransformerConfig, task: Values, classes: Values
+    ) -> dict[str, Any]:
+        """The class and the arguments of a task: the reverse of `task`."""
+        name = task["name"]
+        known = self.classes(name) if name in self.heads else ()
+        made = next((each for each in known if each in classes), None)
+        if made is None:
+            raise ValueError(f"KerasHub has no {name} for it. Convert its `backbone`.")
+        theirs = {argument: task[o] for o, argument in TASK_ARGUMENTS.get(name, {}).items()}
+        if name == "TextEmbedder":
+            modes = [mode for mode, ours in POOLINGS.items() if ours == task["pooling"]]
+            if not modes:
+                raise ValueError(f"{made} cannot express pooling={task['pooling']!r}.")
+            theirs["pooling_mode"] = modes[0]
+        back = self.task({"task": {"class_name": made, "config": theirs}})
+        mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
+        for value in {"hidden_activation", "pooling"} & set(mine):
+            if mine[value] != its[value]:
+                raise ValueError(
+                    f"{made} cannot express {value}={mine[value]!r}, only {its[value]!r}."
+                )
+        theirs.pop("layer_norm_epsilon", None)
+        return {"class_name": made, "config": theirs}

@@ -10,14 +10,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
-from keras_transformer.checkpoints.safetensors_io import Checkpoint, TensorInfo
+from keras_transformer.checkpoints.safetensors_io import Checkpoint, TensorInfo, read_sharded
+from keras_transformer.checkpoints.untrusted import path_inside
 
 WEIGHTS_FILE = "model.weights.h5"
 INDEX_FILE = "model.weights.json"
 TASK_WEIGHTS_FILE = "task.weights.h5"
-_INDEX_LIMIT = 16 * 2**20
 _MOST_OBJECTS = 200_000  # of a file; the deepest published model has some thousand
 
 
@@ -30,24 +29,6 @@ class KerasHubCheckpoint(Checkpoint):
     Args:
         folder: A folder with `model.weights.h5`, or with `model.weights.json` and the shards it
             names; and with `task.weights.h5` if there is a head.
-
-    Raises:
-        FileNotFoundError: If the folder has no such weights, or a shard is missing.
-        ValueError: If a file is truncated or corrupt, leads to other files, or has arrays that
-            are not stored in one piece.
-
-    Example:
-    ```python
-    import h5py, numpy as np, pathlib, tempfile
-    from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint
-
-    folder = pathlib.Path(tempfile.mkdtemp())
-    with h5py.File(folder / "model.weights.h5", "w") as file:
-        file["layers/dense/vars/0"] = np.eye(2, dtype="float32")
-    checkpoint = KerasHubCheckpoint(folder)
-    assert checkpoint["layers/dense/vars/0"].shape == (2, 2)
-    assert checkpoint.read("layers/dense/vars/0").tolist() == [[1, 0], [0, 1]]
-    ```
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -58,7 +39,7 @@ class KerasHubCheckpoint(Checkpoint):
         if single.is_file():
             self._tensors = read_hdf5(single)
         elif index.is_file():
-            self._tensors = _read_sharded(self.folder, index)
+            self._tensors = read_sharded(self.folder, index, read_hdf5)
         else:
             raise FileNotFoundError(
                 f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}."
@@ -69,30 +50,7 @@ class KerasHubCheckpoint(Checkpoint):
 
 
 def read_hdf5(path: str | os.PathLike) -> dict[str, TensorInfo]:
-    """Reads what an HDF5 file of weights says it holds, and checks that it is whole.
-
-    Args:
-        path: An HDF5 file as Keras writes it.
-
-    Returns:
-        A dict from the path inside the file, such as `"layers/dense/vars/0"`, to `TensorInfo`.
-
-    Raises:
-        ValueError: If the file is not HDF5, is truncated or corrupt, or holds something else than
-            groups and arrays in one piece: links to other places or files, arrays that are
-            virtual, compressed, never written, or larger than the file. The message names both.
-
-    Example:
-    ```python
-    import h5py, numpy as np, pathlib, tempfile
-    from keras_transformer.checkpoints.keras_hub import read_hdf5
-
-    path = pathlib.Path(tempfile.mkdtemp(), "model.weights.h5")
-    with h5py.File(path, "w") as file:
-        file["vars/0"] = np.zeros((2, 3), "float16")
-    assert read_hdf5(path)["vars/0"].dtype == "F16"
-    ```
-    """
+    """Reads what an HDF5 file of weights says it holds, and checks that it is whole."""
     import h5py  # Keras depends on it, and imports it when it saves only.
 
     path = Path(path)
@@ -180,24 +138,3 @@ def _dtype(name: str, dataset) -> str:
     if stored.get_class() == h5py.h5t.INTEGER:  # a counter, or quantized: not to be read
         return str(dataset.dtype)
     raise ValueError(f"{name!r} is stored as {dataset.dtype}, and not as numbers")
-
-
-def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
-    """Reads the headers of the shards that an index names."""
-    places = read_json(index, _INDEX_LIMIT).get("weight_map")
-    places = list(places.values()) if isinstance(places, dict) else []
-    # Of a layer whose variables are in two shards, both are named.
-    shards = [name for place in places for name in (place if isinstance(place, list) else [place])]
-    if not shards or not all(isinstance(name, str) for name in shards):
-        raise ValueError(f"{index} has no 'weight_map' from layers to file names.")
-    tensors: dict[str, TensorInfo] = {}
-    for shard in sorted(set(shards)):
-        path = path_inside(folder, shard)
-        if not path.is_file():
-            raise FileNotFoundError(f"{index} names the file {shard!r}, which is missing.")
-        header = read_hdf5(path)
-        twice = sorted(set(header) & set(tensors))
-        if twice:
-            raise ValueError(f"{path} holds {twice[0]!r}, and so does another shard.")
-        tensors |= header
-    return tensors

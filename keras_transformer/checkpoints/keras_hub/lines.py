@@ -1,10 +1,11 @@
 """The weight tables of KerasHub's layers: their paths in HDF5 files as Keras writes them."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
-from keras_transformer.checkpoints.weights import Names, Weight
+from keras_transformer.checkpoints.weights import LAYER_NORM, RMS_NORM, Names, Weight
 from keras_transformer.config import TransformerConfig
 
 # Before a tensor of a task's head, which is in another file.
@@ -68,105 +69,56 @@ class Line(Weight):
         return super().join(arrays).reshape(self.shape(arrays[0].shape))
 
 
-def dense(
-    ours: str, theirs: str, kernel: int | None = None, bias: int | None = None, **options
+def layers(
+    table: Mapping[str, str], ours: str = "", theirs: str = "", *, split: bool = True, **options
 ) -> tuple[Line, ...]:
-    """The lines of a dense layer; `kernel` and `bias` are the axes that are split into heads."""
-    return (
-        Line(f"{ours}/kernel", f"{theirs}/vars/0", heads=kernel, **options),
-        Line(f"{ours}/bias", f"{theirs}/vars/1", heads=bias, **options),
-    )
+    """The lines of whole layers by their paths in KerasHub, as `checkpoints.weights.layers`.
+
+    With `split` the dense layers of attention have an axis of heads there.
+    """
+    lines: list[Line] = []
+    for mine, its in table.items():
+        path, name = f"{ours}{mine}", f"{theirs}{its}/vars/"
+        if path.endswith("_norm"):
+            lines += [
+                Line(f"{path}/gamma", f"{name}0", **{**options, "when": LAYER_NORM}),
+                Line(f"{path}/beta", f"{name}1", **{**options, "when": LAYER_NORM}),
+                Line(f"{path}/scale", f"{name}0", **{**options, "when": RMS_NORM}),
+            ]
+        elif path.endswith(("_embedding", "_bias")):
+            lines.append(Line(f"{path}/embeddings", f"{name}0", **options))
+        else:
+            heads = split and "attention/" in path
+            out = path.endswith("/output")
+            kernel, bias = ((0, None) if out else (1, 0)) if heads else (None, None)
+            lines.append(Line(f"{path}/kernel", f"{name}0", heads=kernel, **options))
+            lines.append(Line(f"{path}/bias", f"{name}1", heads=bias, **options))
+    return tuple(lines)
 
 
-def layer_norm(ours: str, theirs: str) -> tuple[Line, ...]:
-    """The lines of a layer normalization."""
-    return Line(f"{ours}/gamma", f"{theirs}/vars/0"), Line(f"{ours}/beta", f"{theirs}/vars/1")
+def attention(kind: str, dense: str = "{}_dense", norm: str = "_norm") -> dict[str, str]:
+    """The layers of a block's `"self"` or `"cross"` attention, and its normalization."""
+    parts = ("query", "key", "value", "output")
+    layer = f"_{kind}_attention_layer"
+    table = {f"{kind}_attention/{part}": f"{layer}/{dense.format(part)}" for part in parts}
+    return {**table, f"{kind}_attention_norm": f"{layer}{norm}"}
 
 
-def block_attention(stack: str, name: str) -> tuple[Line, ...]:
-    """An attention of the blocks of `TransformerEncoder` or `TransformerDecoder`, and its norm."""
-    ours, theirs = f"{stack}/layer_{{i}}/{name}", f"layers/transformer_{stack}{{i}}/_{name}_layer"
-    return (
-        *(
-            line
-            for part in ("query", "key", "value")
-            for line in dense(f"{ours}/{part}", f"{theirs}/{part}_dense", 1, 0)
-        ),
-        *dense(f"{ours}/output", f"{theirs}/output_dense", 0),
-        *layer_norm(f"{ours}_norm", f"{theirs}_norm"),
-    )
+def feed_forward(*parts: str, norm: str = "_feedforward_layer_norm") -> dict[str, str]:
+    """The layers of a block's feed-forward part, and its normalization."""
+    table = {f"feed_forward/{part}": f"_feedforward_{part}_dense" for part in parts}
+    return {**table, "feed_forward_norm": norm}
 
 
-def blocks(stack: str) -> tuple[Line, ...]:
-    """The blocks of `TransformerEncoder` or `TransformerDecoder`."""
-    ours, theirs = f"{stack}/layer_{{i}}", f"layers/transformer_{stack}{{i}}"
-    return (
-        *block_attention(stack, "self_attention"),
-        *(
-            line
-            for name in ("intermediate", "output")
-            for line in dense(f"{ours}/feed_forward/{name}", f"{theirs}/_feedforward_{name}_dense")
-        ),
-        *layer_norm(f"{ours}/feed_forward_norm", f"{theirs}/_feedforward_layer_norm"),
-    )
+def blocks(stack: str, *kinds: str) -> tuple[Line, ...]:
+    """The blocks of `TransformerEncoder` or `TransformerDecoder`, by their kinds of attention."""
+    table = feed_forward("intermediate", "output")
+    for kind in kinds or ("self",):
+        table |= attention(kind)
+    return layers(table, f"{stack}/layer_{{i}}/", f"layers/transformer_{stack}{{i}}/")
 
 
-def two_embeddings(stack: str, token: str, position: str) -> tuple[Line, ...]:
-    """The embeddings of tokens and positions, by the paths of their layers."""
-    return (
-        Line("token_embedding/embeddings", f"layers/{token}/vars/0"),
-        Line(f"{stack}/position_embedding/embeddings", f"layers/{position}/vars/0"),
-    )
-
-
-EMBEDDING_NORM = layer_norm("encoder/embedding_norm", "layers/layer_normalization")
-
-
-def bert_embeddings() -> tuple[Line, ...]:
-    """The embeddings of BERT, ALBERT and ELECTRA."""
-    return (
-        *two_embeddings("encoder", "reversible_embedding", "position_embedding"),
-        Line("encoder/segment_embedding/embeddings", "layers/embedding/vars/0"),
-        *EMBEDDING_NORM,
-    )
-
-
-PLAIN_ENCODER = (
-    *two_embeddings(
-        "encoder",
-        "token_and_position_embedding/token_embedding",
-        "token_and_position_embedding/position_embedding",
-    ),
-    *EMBEDDING_NORM,
-    *blocks("encoder"),
+REVERSIBLE = (
+    Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
+    Line("token_embedding/reverse_embeddings", "layers/reversible_embedding/vars/1"),
 )
-
-
-def t5_attention(ours: str, theirs: str) -> tuple[Line, ...]:
-    """T5's attention and the normalization before it."""
-    behind = ours.startswith("decoder/")
-    return (
-        *(
-            Line(f"{ours}/{name}/kernel", f"{theirs}/{name}_projector/vars/0", behind=behind)
-            for name in ("query", "key", "value", "output")
-        ),
-        Line(f"{ours}_norm/scale", f"{theirs}_layer_norm/vars/0", behind=behind),
-    )
-
-
-def t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
-    """T5's encoder, or its decoder without the attention to the encoder."""
-    ours, theirs = f"{stack}/layer_{{i}}", "layers/t5_transformer_layer{i}"
-    activated, linear = f"{theirs}/input_projector/vars/0", f"{theirs}/gate_projector/vars/0"
-    inner, behind = f"{ours}/feed_forward", stack == "decoder"
-    lines = (
-        Line(f"{stack}/relative_bias/embeddings", f"{theirs}/self_attention/vars/0"),
-        Line(f"{inner}/gate/kernel", activated, when=("gated", True)),
-        Line(f"{inner}/intermediate/kernel", linear, when=("gated", True)),
-        Line(f"{inner}/intermediate/kernel", activated, when=("gated", False)),
-        Line(f"{inner}/output/kernel", f"{theirs}/output_projector/vars/0"),
-        Line(f"{inner}_norm/scale", f"{theirs}/layer_norm/vars/0"),
-        Line(f"{stack}/final_norm/scale", f"layers/{final_norm}/vars/0"),
-    )
-    attention = t5_attention(f"{ours}/self_attention", f"{theirs}/self_attention")
-    return *attention, *(dataclasses.replace(line, behind=behind) for line in lines)

@@ -16,7 +16,6 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from keras_transformer.checkpoints.files import path_inside, read_json
 from keras_transformer.checkpoints.keras_hub.serialized import (
     registered_class,
     serialized_arguments,
@@ -29,6 +28,7 @@ from keras_transformer.checkpoints.keras_hub.words import (
     case_fold,
     long_words,
 )
+from keras_transformer.checkpoints.untrusted import path_inside, read_json
 from keras_transformer.tokenizers.backend import refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
@@ -52,35 +52,7 @@ def has_tokenizer(folder: str | os.PathLike) -> bool:
 
 
 def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
-    r"""Reads the tokenizer of a KerasHub preset.
-
-    Args:
-        folder: The preset's folder.
-
-    Returns:
-        The backend and the special token of each role, for `Tokenizer(backend, **roles)`.
-
-    Raises:
-        FileNotFoundError: If one of its files is missing.
-        ValueError: If a file is broken, or the tokenizer is of another class than those known
-            here. The message names the file.
-
-    Example:
-    ```python
-    import json, pathlib, tempfile
-    from keras_transformer import Tokenizer
-    from keras_transformer.checkpoints.keras_hub import read_tokenizer
-
-    folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "assets" / "tokenizer").mkdir(parents=True)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "bike"]
-    (folder / "assets" / "tokenizer" / "vocabulary.txt").write_text("\n".join(words))
-    values = {"registered_name": "keras_hub>BertTokenizer", "config": {"lowercase": True}}
-    (folder / "tokenizer.json").write_text(json.dumps(values))
-    backend, roles = read_tokenizer(folder)
-    assert Tokenizer(backend, **roles).encode("A bike") == [2, 5, 6, 3]
-    ```
-    """
+    r"""Reads the tokenizer of a KerasHub preset."""
     path = path_inside(folder, TOKENIZER_FILE)
     values = read_json(path)
     try:
@@ -242,33 +214,25 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
     return backend
 
 
-def _framed(mask: str | None):
-    """The reader of RoBERTa's and BART's, whose pairs have two ends between their texts."""
+def _of_bytes(template: Sequence[str] | None = None, **roles: str):
+    """The reader of a byte-level BPE with these special tokens, put around a text by `template`.
+
+    Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
+    """
 
     def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        roles: Roles = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
-        roles |= {"mask": mask} if mask else {}
-        backend = _byte_pair(folder, options, list(roles.values()))
-        set_template(backend, _PAIRS, roles["start"], roles["end"])
-        return backend, roles
-
-    return read
-
-
-_PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
-
-
-def _of_decoder(start: str | None, end: str, pad: str | None = None):
-    """The reader of a decoder's byte-level BPE, with its special tokens."""
-
-    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        roles: Roles = {"start": start, "end": end, "pad": pad}
-        roles = {role: token for role, token in roles.items() if token is not None}
         backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
-        _start(folder, backend, roles)
-        return backend, roles
+        _surround(folder, backend, roles, template)
+        return backend, dict(roles)
 
     return read
+
+
+def _surround(folder: Path, backend, roles: Roles, template: Sequence[str] | None) -> None:
+    if template is None:
+        _start(folder, backend, roles)
+    else:
+        set_template(backend, template, roles["start"], roles["end"])
 
 
 def _start(folder: Path, backend: tokenizers.Tokenizer, roles: Roles) -> None:
@@ -291,6 +255,19 @@ def _pieces(folder: Path, options: _Options) -> Path:
     return _asset(folder, "vocabulary.spm")
 
 
+def _of_pieces(template: Sequence[str] | None = None, **roles: str):
+    """The reader of a SentencePiece file, as `_of_bytes`."""
+
+    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        path = _pieces(folder, options)
+        backend = read_sentencepiece(path)
+        _add_specials(backend, list(roles.values()), path)
+        _surround(folder, backend, roles, template)
+        return backend, dict(roles)
+
+    return read
+
+
 def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     path = _pieces(folder, options)
     backend = read_sentencepiece(path)
@@ -303,24 +280,6 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     # No start: the decoder starts from the padding, as T5's does.
     unknown = None if backend.token_to_id("<unk>") is None else "<unk>"
     return backend, {"end": end, "pad": pad, "unknown": unknown}
-
-
-def _albert(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
-    roles: Roles = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
-    _add_specials(backend, list(roles.values()), path)
-    set_template(backend, TEMPLATES["bert"], roles["start"], roles["end"])
-    return backend, roles
-
-
-def _llama(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
-    roles: Roles = {"start": "<s>", "end": "</s>", "unknown": "<unk>"}
-    _add_specials(backend, list(roles.values()), path)
-    _start(folder, backend, roles)
-    return backend, roles
 
 
 def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
@@ -338,17 +297,22 @@ def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer,
     return model, roles
 
 
+_PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")  # of RoBERTa and BART
 _TEXT_END = "<|endoftext|>"
+_FRAME = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
+_BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
+_LLAMA = _of_pieces(start="<s>", end="</s>", unknown="<unk>")
+_GPT = _of_bytes(start=_TEXT_END, end=_TEXT_END)
 _READERS = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
-    "RobertaTokenizer": _framed("<mask>"),
-    "BartTokenizer": _framed(None),
-    **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _of_decoder(_TEXT_END, _TEXT_END)),
-    **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _llama),
-    "Llama3Tokenizer": _of_decoder("<|begin_of_text|>", "<|end_of_text|>"),
-    "QwenTokenizer": _of_decoder(None, _TEXT_END),
-    "Qwen3Tokenizer": _of_decoder(None, "<|im_end|>", _TEXT_END),
+    "RobertaTokenizer": _of_bytes(_PAIRS, **_FRAME, mask="<mask>"),
+    "BartTokenizer": _of_bytes(_PAIRS, **_FRAME),
+    **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _GPT),
+    **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _LLAMA),
+    "Llama3Tokenizer": _of_bytes(start="<|begin_of_text|>", end="<|end_of_text|>"),
+    "QwenTokenizer": _of_bytes(end=_TEXT_END),
+    "Qwen3Tokenizer": _of_bytes(end="<|im_end|>", pad=_TEXT_END),
     "T5Tokenizer": _t5,
-    "AlbertTokenizer": _albert,
+    "AlbertTokenizer": _of_pieces(TEMPLATES["bert"], **_BERT_PIECES),
     "XLMRobertaTokenizer": _xlm_roberta,
 }

@@ -27,12 +27,7 @@ _MOST_BYTES = 100  # of a word, longer ones are unknown
 
 
 def case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
-    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`.
-
-    Args:
-        alphabet: the characters of the vocabulary. What folds to others need not be folded: its
-            word is unknown.
-    """
+    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`."""
     steps = [normalizers.NFKC(), normalizers.Lowercase()]
     for character in _folded_otherwise():
         folded = unicodedata.normalize("NFKC", character.casefold())

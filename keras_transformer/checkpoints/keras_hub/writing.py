@@ -22,20 +22,7 @@ _PROBES = ("A man wasn't here in 1999.", "naïve  CAFÉ (one) two ; x", "東京 
 
 
 def make_tokenizer(hub: Any, name: str, tokenizer: Tokenizer) -> Any:
-    """KerasHub's tokenizer for one of ours.
-
-    Args:
-        hub: KerasHub.
-        name: The class of its tokenizer.
-        tokenizer: Ours.
-
-    Returns:
-        The tokenizer of that class.
-
-    Raises:
-        ValueError: If the class is of another kind, lacks a token that it must have, or gives other
-            ids.
-    """
+    """KerasHub's tokenizer for one of ours."""
     values = json.loads(tokenizer._backend.to_str())
     try:
         made = getattr(hub.tokenizers, name)(**_arguments(name, tokenizer, values))
@@ -90,14 +77,6 @@ def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
 
 def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: bool) -> bytes:
     """The content of a SentencePiece file that segments as a tokenizer does.
-
-    Args:
-        tokenizer: One whose model is of unigrams, or BPE with `▁` for spaces.
-        values: What its backend says of itself.
-        fairseq: Whether its ids are those of Fairseq, which KerasHub makes of the file's.
-
-    Returns:
-        The bytes of a `ModelProto`.
 
     Source: the fields are those of `sentencepiece_model.proto`.
     """

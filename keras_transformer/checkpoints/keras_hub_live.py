@@ -15,19 +15,19 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import describe
+from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.building import load_backbone, load_task
-from keras_transformer.checkpoints.files import read_json, write_json
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
 from keras_transformer.checkpoints.keras_hub.family import KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
 from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
-from keras_transformer.checkpoints.loading import backbone_variables
-from keras_transformer.checkpoints.presets import CONFIG_FILE
+from keras_transformer.checkpoints.preset import CONFIG_FILE
 from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.checkpoints.shapes import variable_shapes
+from keras_transformer.checkpoints.untrusted import read_json, write_json
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
+from keras_transformer.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 
 _LOGGER = logging.getLogger("keras_transformer")
@@ -75,8 +75,8 @@ def from_keras_hub(model: Any) -> Any:
             return Tokenizer.from_preset(folder)
         backbone = model.backbone if isinstance(model, hub.models.Task) else model
         family = KERAS_HUB.get(type(backbone).__name__)
-        heads = family.heads.values() if family else ()
-        known = [name for head in heads for name in head.architectures if hasattr(hub.models, name)]
+        classes = [name for task in family.heads for name in family.classes(task)] if family else []
+        known = [name for name in classes if hasattr(hub.models, name)]
         if family is None:
             raise ValueError(
                 f"{type(backbone).__name__} is of no family that is known here. Known are: "
@@ -91,9 +91,7 @@ def from_keras_hub(model: Any) -> Any:
         _add_live_values(Path(folder), backbone, model, family)
         if backbone is model:
             return load_backbone(folder, dtype=backbone.dtype_policy)
-        from keras_transformer.tasks import Task  # Tasks are a floor above checkpoints.
-
-        return load_task(Task, folder, dtype=backbone.dtype_policy)
+        return load_task(None, folder, dtype=backbone.dtype_policy)
 
 
 def to_keras_hub(model: Any) -> Any:
@@ -248,16 +246,7 @@ def _make_backbone(hub, family, arguments: dict, config: TransformerConfig, back
 
 
 def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], tokenizer) -> Any:
-    """KerasHub's task over its backbone.
-
-    Args:
-        hub: KerasHub.
-        backbone: its backbone.
-        model: our task.
-        family: its family.
-        head: the class and the arguments, as `published_task` gives them.
-        tokenizer: its tokenizer, None without one.
-    """
+    """KerasHub's task over its backbone."""
     made_class = getattr(hub.models, head["class_name"])
     preprocessor = None
     if tokenizer is not None:

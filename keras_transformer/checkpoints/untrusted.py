@@ -3,40 +3,24 @@
 import json
 import os
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from keras_transformer.files import has_file, read_file, write_text
 
 JSON_LIMIT = 4 * 2**20
 # Lists and objects in one file. Python needs 30 times the size of a text such as "[[],[],[]]".
 _PARTS_LIMIT = 100_000
+_JSON_TYPES = {
+    dict: "a JSON object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    type(None): "null",
+}
 
 
-def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
-    """Reads a JSON object from a file that is not trusted.
-
-    Args:
-        path: The file.
-        limit: The largest size in bytes that is read.
-
-    Returns:
-        The object as a dict.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is too large, is not strict JSON in UTF-8, nests too deeply, has too
-            many parts, repeats a key in one object, or does not hold an object. The message names
-            the file.
-
-    Example:
-    ```python
-    import pathlib, tempfile
-    from keras_transformer.checkpoints.files import read_json
-
-    path = pathlib.Path(tempfile.mkdtemp(), "config.json")
-    path.write_text('{"hidden_dim": 8}')
-    assert read_json(path) == {"hidden_dim": 8}
-    ```
-    """
+def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT, kind: type = dict) -> Any:
+    """Reads a JSON object, or with `kind` a list, from a file that is not trusted."""
     path = Path(path)
     content = read_file(path, limit)
     if content.count(b"[") + content.count(b"{") > _PARTS_LIMIT:
@@ -51,8 +35,10 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT) -> dict:
         raise ValueError(f"{path} is not usable: its JSON nests too deeply.") from None
     except ValueError as error:  # syntax, encoding, and what the two hooks raise
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {_json_type(value)}.")
+    if not isinstance(value, kind):
+        wanted = _JSON_TYPES[kind]
+        given = _JSON_TYPES.get(type(value), "a number")
+        raise ValueError(f"{path} must hold {wanted}, not {given}.")
     return value
 
 
@@ -68,28 +54,6 @@ def path_inside(folder: str | os.PathLike, name: str, is_folder: bool = False) -
 
     Links are followed before the check. A snapshot of the hub's cache is made of links to the
     `blobs` beside it, so these are inside too.
-
-    Args:
-        folder: The preset's folder.
-        name: The file's name relative to it, with `/` between its parts.
-        is_folder: Whether it is a folder of the preset, and not a file.
-
-    Returns:
-        `folder / name`; the file need not exist.
-
-    Raises:
-        ValueError: If the name is absolute or climbs, if a link leads out of the folder or to
-            nothing, or if it is something else than a file, such as a pipe.
-        PermissionError: If it may not be read.
-
-    Example:
-    ```python
-    import tempfile
-    from keras_transformer.checkpoints.files import path_inside
-
-    folder = tempfile.mkdtemp()
-    assert path_inside(folder, "config.json").name == "config.json"
-    ```
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if (
@@ -135,8 +99,3 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _json_type(value: object) -> str:
-    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -5,8 +5,15 @@ for the utilization of a device: it is bound by the bandwidth of the memory, not
 multiplication and an addition are two operations.
 """
 
+import math
+
 from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
+from keras_transformer.structure import MASKED_LM_HEAD, STEM, Weight, block, of, sides
+
+# Kernels of blocks that nothing is multiplied with once for each token: those of scores that are
+# counted with the pairs, and that of keys which are not read.
+_NO_PRODUCTS = (("score", "additive"), ("score", "location"), ("key", "location"))
 
 
 def flops_per_token(
@@ -15,22 +22,17 @@ def flops_per_token(
     training: bool = True,
     *,
     target_length: int | None = None,
-    predicted_tokens: int | None = None,
-    first_only: bool = False,
-    rematerialized: bool = False,
+    **options,
 ) -> float:
     """Operations for each token of full rows, those of the products of matrices.
 
     `flops_per_sequence` by the number of tokens: of the row, or for an encoder-decoder of the
     target, so that a source of the same length gives the operations of a pair of tokens.
 
-    Args: as of `flops_per_sequence`.
+    Args and errors are those of `flops_per_sequence`.
 
     Returns:
         Float.
-
-    Raises:
-        ValueError: as `flops_per_sequence`.
 
     Example:
     ```python
@@ -48,15 +50,7 @@ def flops_per_token(
 
     Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    total = flops_per_sequence(
-        config,
-        length,
-        training,
-        target_length=target_length,
-        predicted_tokens=predicted_tokens,
-        first_only=first_only,
-        rematerialized=rematerialized,
-    )
+    total = flops_per_sequence(config, length, training, target_length=target_length, **options)
     return total / (length if config.kind != "seq2seq" else target_length or length)
 
 
@@ -118,15 +112,20 @@ def flops_per_sequence(
     target = check_lengths(config, length, target_length)
     if first_only and config.kind != "encoder":
         raise ValueError(f"`first_only` is of an encoder, received kind={config.kind!r}.")
-    blocks = _blocks(config, length, target, first_only)
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
     predicted_tokens = check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
-    others = 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
+    blocks = others = 0
+    for side in sides(config):
+        tokens = target if side.source_dim else length
+        for i in range(side.depth):
+            queries = 1 if first_only and i == side.depth - 1 else tokens
+            attended = [(tokens, tokens)] + ([(length, length)] if side.source_dim else [])
+            blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
+        others += 2 * tokens * _kernels(of(STEM, side.config))
+    others += 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
     if config.kind == "encoder":
-        others += 2 * predicted_tokens * config.hidden_dim * config.embedding_dim
-        if config.embedding_projection:
-            others += 2 * length * config.embedding_dim * config.hidden_dim
+        others += 2 * predicted_tokens * _kernels(of(MASKED_LM_HEAD, config))
     passes = 3 if training else 1
     return passes * (blocks + others) + (blocks if training and rematerialized else 0)
 
@@ -151,26 +150,33 @@ def check_lengths(config: TransformerConfig, length: int, target_length: int | N
     return target
 
 
-def _blocks(config: TransformerConfig, source: int, target: int, first_only: bool) -> int:
-    """Of one pass forward through all blocks."""
-    feed_forward = (3 if config.gated else 2) * config.hidden_dim * config.intermediate_dim
-    if config.kind != "seq2seq":
-        layer = _attention(config, target, target) + 2 * target * feed_forward
-        states = 1 if first_only else target
-        last = _attention(config, states, target) + 2 * states * feed_forward
-        return (config.num_layers - 1) * layer + last
-    encoder = _attention(config, source, source) + 2 * source * feed_forward
-    decoder = _attention(config, target, target) + _attention(config, target, source)
-    decoder += 2 * target * feed_forward
-    return config.num_layers * encoder + config.num_decoder_layers * decoder
+def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
+    """Operations for the last of `target` tokens, with keys and values of the others in a cache."""
+    side = sides(config)[-1]
+    attended = [(target, 1)] + ([(source, 0)] if side.source_dim else [])
+    layers = (layer_flops(side.layer(i), 1, attended, side.source_dim) for i in range(side.depth))
+    return sum(layers) + 2 * config.embedding_dim * config.vocabulary_size
 
 
-def _attention(config: TransformerConfig, queries: int, keys: int) -> int:
-    """Of the attention of `queries` tokens to `keys` tokens: projections, scores, sums."""
-    inner = config.num_heads * config.head_dim
-    shared = config.num_key_value_heads * config.head_dim
-    read = 1 if config.score == "location" else 2  # by slot: no product with the keys is needed
-    projections = config.hidden_dim * (queries * 2 * inner + keys * read * shared)
-    if config.score == "general":  # a bilinear form: the queries go through a matrix
-        projections += queries * inner * config.head_dim
-    return 2 * projections + 2 * 2 * queries * keys * inner
+def layer_flops(
+    config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
+) -> int:
+    """Operations of one layer, of its flat config, in one pass forward.
+
+    `attended` has for the attention to itself, and for that to an encoder, how many keys are read,
+    and how many of them are made by projections.
+    """
+    parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
+    total = 0
+    for weight in block(config, source_dim):
+        part, name, *rest = weight.path.split("/")
+        if rest == ["kernel"] and (name, config.score) not in _NO_PRODUCTS:
+            tokens = parts[part][1] if name in ("key", "value") else queries
+            total += 2 * tokens * math.prod(weight.shape)
+    pairs = queries * sum(keys for keys, _ in attended)
+    return total + 2 * 2 * pairs * config.num_heads * config.head_dim
+
+
+def _kernels(weights: list[Weight]) -> int:
+    """The sizes of the kernels of projections, together."""
+    return sum(math.prod(w.shape) for w in weights if w.path.endswith("/kernel"))

@@ -1,0 +1,211 @@
+"""From a preset's weights into the variables of a model."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints.overrides import warn_of_contradictions
+from keras_transformer.checkpoints.preset import Preset
+from keras_transformer.checkpoints.presets import read_preset
+from keras_transformer.checkpoints.weights import Names, Weight, expand, match
+from keras_transformer.config import TransformerConfig
+from keras_transformer.structure import variable_shapes
+
+BACKBONE_PREFIX = "backbone/"
+HEAD_PREFIX = "head/"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What came from the checkpoint: `fresh` names the head's variables that did not."""
+
+    loaded: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+    @property
+    def head_loaded(self) -> bool:
+        """Whether no variable was left with the value it was made with."""
+        return not self.fresh
+
+
+def load_config(
+    source: str | os.PathLike, load_weights: bool = True
+) -> tuple[TransformerConfig, dict[str, Any] | None, dict[str, Any]]:
+    """Reads what a preset says of itself.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        load_weights: Whether the weights will be loaded too. If so their header is read now,
+            since a Hugging Face config alone does not say whether BERT's pooler is there.
+
+    Returns:
+        The backbone's config; the values of the task (`"name"`, and e.g. `"num_classes"`,
+        `"labels"`), `None` without one; and the metadata (`"family"`, `"license"`, ...).
+
+    Raises:
+        ValueError: If the config has unknown or contradictory values. The message names the
+            file.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints import load_config
+
+    config, task, metadata = load_config("minilm_l6_en")
+    assert config.hidden_dim == 384 and task["pooling"] == "mean"
+    assert metadata["license"] == "apache-2.0"
+    ```
+    """
+    return read_preset(
+        source,
+        lambda preset: preset.description_with_weights if load_weights else preset.description,
+    )
+
+
+def check_weights(
+    source: str | os.PathLike,
+    config: TransformerConfig,
+    head: Mapping[str, tuple[int, ...]] | None = None,
+    task: str | None = None,
+) -> None:
+    """Holds a config against the header of a preset's weights, before anything is built.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        config: The config that the backbone is to be built from.
+        head: The shapes of the head's variables by path, if there is a head to load.
+        task: The name of the head's task class, e.g. `"TextClassifier"`.
+
+    Raises:
+        ValueError: If tensors are missing, left over or of other shapes. The message lists them.
+        FileNotFoundError: If there are no weights.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints import check_weights, load_config
+
+    config, task, metadata = load_config("minilm_l6_en")
+    check_weights("minilm_l6_en", config)
+    ```
+    """
+    read_preset(source, lambda preset: check(preset, config, head, task))
+
+
+def check(preset: Preset, config: TransformerConfig, head=None, task=None) -> None:
+    """Does what `check_weights` says, of a preset that is open."""
+    layers = config.num_layers + (config.num_decoder_layers or 0)
+    if layers > len(preset.checkpoint):  # before a name is made for each
+        raise ValueError(
+            f"The config of {preset.name!r} declares {layers:,} layers, its weights in "
+            f"{preset.weights.directory} are only {len(preset.checkpoint):,} tensors."
+        )
+    _plan(preset, config, variable_shapes(config), head, task)
+
+
+def load_weights(
+    source: str | os.PathLike,
+    backbone: keras.Model,
+    head: Mapping[str, keras.Variable] | None = None,
+    task: str | None = None,
+) -> LoadReport:
+    """Loads a preset's weights into a backbone, and into a task's head if the preset has it.
+
+    One tensor at a time goes from the file into its variable, after all are checked against the
+    headers. Values of the model that change its numbers and are not those of the weights, such as
+    another `activation`, are logged.
+
+    Args:
+        source: A preset, or what `resolve_preset` made of it.
+        backbone: The model, with its `config`.
+        head: The variables of the task's head by path, e.g. `"output/kernel"`.
+        task: The name of the head's task class. A checkpoint's head for another task is not
+            loaded.
+
+    Returns:
+        A `LoadReport`.
+
+    Raises:
+        ValueError: If the weights do not fit, are damaged, or hold NaN. The backbone must then
+            not be used: some of its variables may have been loaded.
+        FileNotFoundError: If there are no weights.
+
+    Example:
+    ```python
+    from keras_transformer.checkpoints import load_config, load_weights
+    from keras_transformer.models import build_backbone
+
+    config, task, metadata = load_config("minilm_l6_en")
+    backbone = build_backbone(config)
+    report = load_weights("minilm_l6_en", backbone)
+    assert "pooler/kernel" in report.loaded
+    ```
+    """
+
+    def read(preset: Preset) -> LoadReport:
+        config = preset.description_with_weights[0]
+        warn_of_contradictions(preset.name, config, backbone.config)
+        return fill(preset, backbone, head, task)
+
+    return read_preset(source, read)
+
+
+def fill(
+    preset: Preset,
+    backbone: keras.Model,
+    head: Mapping[str, keras.Variable] | None = None,
+    task: str | None = None,
+) -> LoadReport:
+    """Does what `load_weights` says, of an open preset, into a model of its config."""
+    variables = backbone_variables(backbone)
+    shapes = {path: variable.shape for path, variable in variables.items()}
+    plan, head_plan = _plan(preset, backbone.config, shapes, head, task)
+    # One tensor may hold several variables: it is read once.
+    places: dict[str, list[tuple[keras.Variable, Weight]]] = {}
+    for table, found in ((plan, variables), (head_plan, head or {})):
+        for path, (name, line) in table.items():
+            places.setdefault(name, []).append((found[path], line))
+    for name, lines in places.items():
+        array = preset.checkpoint.read(name)
+        for variable, line in lines:
+            variable.assign(line.split(array))
+    fresh = tuple(path for path in head or () if path not in head_plan)
+    return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
+
+
+def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
+    """A backbone's weights by their path relative to it, the names that the weight tables use."""
+    prefix = backbone.path + "/"
+    return {variable.path.removeprefix(prefix): variable for variable in backbone.weights}
+
+
+def _plan(
+    preset: Preset,
+    config: TransformerConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    head: Mapping[str, Any] | None,
+    task: str | None,
+) -> tuple[dict[str, tuple[str, Weight]], dict[str, tuple[str, Weight]]]:
+    """Matches backbone and head with the checkpoint."""
+    checkpoint, weights = preset.checkpoint, preset.weights
+    where = str(checkpoint.folder)
+    if weights.is_published:
+        family = weights.family
+        lines, names = expand(family.weights, config), family.names
+        head_lines = family.heads[task].weights if task in family.heads else ()
+        required = False
+    else:
+        lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
+        names = Names(ignored=(HEAD_PREFIX + "*",))
+        # Written by save_preset, which does not leave out the head of a task.
+        required = task is not None and (weights.config.get("task") or {}).get("name") == task
+        head_lines = [Weight(path, HEAD_PREFIX + path) for path in head or () if required]
+    plan = match(lines, shapes, checkpoint, names, where)
+    theirs = {names.canonical(name) for name in checkpoint}
+    seen = any(name in theirs for line in head_lines for name in line.names)
+    if not head or not (required or seen):
+        return plan, {}
+    head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
+    everything_else = dataclasses.replace(names, ignored=("*",))
+    return plan, match(head_lines, head_shapes, checkpoint, everything_else, where)

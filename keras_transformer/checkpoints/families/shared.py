@@ -1,0 +1,70 @@
+"""Tables that several families share: heads of tasks, constants of blocks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Head
+from keras_transformer.checkpoints.weights import Weight, layers
+
+# The block of BERT, with learned positions.
+ENCODER = {
+    "kind": "encoder",
+    "position": "learned",
+    "normalization": "layer_norm",
+    "embedding_normalization": True,
+    "normalize_first": False,
+}
+
+
+def masked_lm(transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
+    """The head of a masked language model; its matrix is the token embedding."""
+    return (
+        *layers({"transform": transform, "transform_norm": norm}),
+        Weight("output_bias/bias", biases[0], also=biases[1:]),
+    )
+
+
+def encoder_heads(
+    masked: tuple[Weight, ...],
+    *,
+    masked_classes: tuple[str, ...] = (),
+    masked_activation: str | None = None,
+    classifier: Mapping[str, str] = {"output": "classifier"},
+    hidden_activation: str | None = None,
+    dropout: str = "classifier_dropout",
+) -> dict[str, Head]:
+    """The four tasks of an encoder.
+
+    Args:
+        masked: The head of the masked language model.
+        masked_classes: The classes with that head, where they are more than the usual one.
+        masked_activation: Its activation, `None` for that of the blocks.
+        classifier: The layers of a text classifier.
+        hidden_activation: The activation behind the first of two.
+        dropout: The config's name for the dropout before the output.
+    """
+    hidden: dict[str, Any] = {"hidden_activation": hidden_activation}
+    return {
+        "MaskedLM": Head(
+            architectures=masked_classes,
+            weights=masked,
+            values={"hidden_activation": masked_activation} if masked_activation else {},
+        ),
+        "TextClassifier": Head(
+            weights=layers(classifier),
+            values=hidden if hidden_activation else {},
+            dropout=dropout,
+        ),
+        "TokenClassifier": Head(weights=layers({"output": "classifier"}), dropout=dropout),
+        "QuestionAnswerer": Head(weights=layers({"output": "qa_outputs"})),
+    }
+
+
+def decoder_heads(*lm_classes: str) -> dict[str, Head]:
+    """The two tasks of a decoder; a language model's head belongs to the backbone.
+
+    Args:
+        *lm_classes: The language model's classes, where they have not the usual name.
+    """
+    score = Weight("output/kernel", "score.weight", transpose=True)
+    return {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}

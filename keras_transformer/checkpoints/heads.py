@@ -1,0 +1,101 @@
+"""What a task class states of its head, for presets, families and the command.
+
+The classes are a floor above. They are registered where the package is assembled, and state by
+attributes what is asked here: `alias` (what users call the task), `backbone_kinds`,
+`published_as` (the end of the name of its classes in Transformers), `head_shapes` (its weights),
+`head_values` (the options that the weights depend on), `published_head` and `published_options`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+
+TASKS: dict[str, type] = {}  # by the name of the class, which a preset keeps
+
+
+def register_tasks(*classes: type) -> None:
+    """Makes task classes known by their names."""
+    TASKS.update({each.__name__: each for each in classes})
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """Values that do not correspond one to one.
+
+    Args:
+        read: Makes values of ours from theirs. May raise ValueError.
+        write: Makes values of theirs from ours: of a config, or of a task's values.
+    """
+
+    read: Callable[[Values], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]]
+
+
+def _read_labels(values: Values) -> dict[str, Any]:
+    labels = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    numbers = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else None
+    named = numbers and set(labels) == set(numbers)
+    if not named or not all(isinstance(label, str) for label in labels.values()):
+        raise ValueError(
+            f"id2label must name the labels '0', '1', ... in turn. Received: {labels!r}."
+        )
+    return {"num_classes": len(labels), "labels": [labels[number] for number in numbers]}
+
+
+def _write_labels(task: Values) -> dict[str, Any]:
+    labels = task["labels"] or [f"LABEL_{i}" for i in range(task["num_classes"])]
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+
+
+_MULTI_LABEL = "multi_label_classification"
+
+
+def _read_problem(values: Values) -> dict[str, Any]:
+    return {"multi_label": True} if values.get("problem_type") == _MULTI_LABEL else {}
+
+
+def _write_problem(task: Values) -> dict[str, Any]:
+    if task.get("multi_label"):
+        return {"problem_type": _MULTI_LABEL}
+    return {"problem_type": "regression"} if task["num_classes"] == 1 else {}
+
+
+def _read_ends(values: Values) -> dict[str, Any]:
+    ends = values.get("eos_token_id")
+    if ends is None:
+        return {}
+    return {"end_ids": _token_ids("eos_token_id", ends if isinstance(ends, list) else [ends])}
+
+
+def _write_ends(task: Values) -> dict[str, Any]:
+    ends = list(task.get("end_ids") or ())
+    return {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
+
+
+def _read_start(values: Values) -> dict[str, Any]:
+    start = values.get("decoder_start_token_id")
+    return {} if start is None else {"start_id": _token_ids("decoder_start_token_id", [start])[0]}
+
+
+def _write_start(task: Values) -> dict[str, Any]:
+    start = task.get("start_id")
+    return {} if start is None else {"decoder_start_token_id": start}
+
+
+def _token_ids(name: str, ids: list) -> list[int]:
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ValueError(f"{name} must be a token id. Received: {ids!r}.")
+    return list(ids)
+
+
+# What published configs say of a saved head: the names of its classes, and what they are to a text.
+LABELS = Conversion(_read_labels, _write_labels)
+PROBLEM = Conversion(_read_problem, _write_problem)
+# What they say of a task whether or not its head is there.
+END_IDS = Conversion(_read_ends, _write_ends)
+START_ID = Conversion(_read_start, _write_start)

@@ -1,0 +1,168 @@
+"""The head that a preset has for a task: whether it is kept, and with which values."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from keras_transformer.checking import check_int, shorten
+from keras_transformer.checkpoints.assignment import LoadReport
+from keras_transformer.checkpoints.preset import CONFIG_FILE, Preset
+from keras_transformer.config import TransformerConfig
+
+_LOGGER = logging.getLogger("keras_transformer")
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedHead:
+    """What a preset says of a task's head, beside what a caller asks for.
+
+    Args:
+        preset: The preset.
+        task_class: The task that is made.
+        values: The options that the preset has for it, without those of a head that is not kept.
+        given: The options that the caller gives.
+        labels: The names of the classes that the preset's own head knows.
+        kept: Whether the head is that of the preset, and so its weights are.
+        renamed: Whether it is not, because the caller gives its classes other names.
+    """
+
+    preset: Preset
+    task_class: type
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    labels: list[str] | None
+    kept: bool
+    renamed: bool
+
+    @classmethod
+    def of(
+        cls,
+        preset: Preset,
+        task_class: type,
+        saved: Mapping[str, Any] | None,
+        given: Mapping[str, Any],
+        parameters: set[str],
+    ) -> "SavedHead":
+        """That of a preset, whose description says `saved` of its task."""
+        name = task_class.__name__
+        same_task = saved is not None and saved["name"] == name
+        usual = preset.task_options(name)
+        values = {k: v for k, v in usual.items() if k in parameters}
+        values |= {k: v for k, v in saved.items() if k != "name"} if same_task else {}
+        unknown = sorted(set(values) - parameters)
+        if unknown:
+            raise ValueError(
+                f"{preset.file(CONFIG_FILE)}: the task has the unknown values {unknown}. {name} "
+                f"takes {sorted(parameters)}."
+            )
+        labels = values.get("labels")
+        renamed = same_task and _other_names(labels, given.get("labels"))
+        kept = same_task and _same_classes(values, given) and not renamed
+        if not kept:
+            values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
+        return cls(preset, task_class, values, given, labels, kept, renamed)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the task."""
+        return {**self.values, **self.given}
+
+    def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
+        """The shapes of the weights, None if they are not those of the preset.
+
+        ValueError for options that its weights do not go with.
+        """
+        if not self.kept:
+            return None
+        self._check(config)
+        with self.naming_values():
+            return self.task_class.head_shapes(config, self.options)
+
+    def tell(self, task: Any, report: LoadReport) -> None:
+        """Logs what a user must know of the head of a task that was loaded."""
+        if task.head and not (self.kept and report.head_loaded):
+            _LOGGER.warning(
+                "The preset %r has no weights for this head of %s: they are fresh. Train it first."
+                "%s",
+                self.preset.name,
+                self.task_class.__name__,
+                f" Its own head knows the classes {shorten(self.labels)}. If these are other "
+                "names for them, load it without `labels` and assign them: task.labels = [...]."
+                if self.renamed
+                else "",
+            )
+        elif self.kept and self.given.get("labels") and not _names(self.labels):
+            _LOGGER.warning(
+                "The classes of the head of %r have no names. They are taken to be, in the order "
+                "of their numbers, %s.",
+                self.preset.name,
+                shorten(list(self.given["labels"])),
+            )
+
+    @contextlib.contextmanager
+    def naming_values(self) -> Iterator[None]:
+        """Says in an error that values of the task come from the preset, and from which file."""
+        try:
+            yield
+        except ValueError as error:
+            if not self.values or str(self.preset.directory) in str(error):
+                raise
+            path = self.preset.file(CONFIG_FILE)
+            said = f"{error} The values of the task in {path} are {self.values}."
+            raise ValueError(said) from error
+
+    def _check(self, config: TransformerConfig) -> None:
+        name = self.task_class.__name__
+        mine = self.task_class.head_values(config, self.values)
+        asked = self.task_class.head_values(config, self.options)
+        wrong = [
+            f"{n}={mine[n]!r}, received {repr(asked[n])[:80]}" for n in mine if asked[n] != mine[n]
+        ]
+        labels = self.given.get("labels")
+        moved = _moved(self.labels, labels)
+        if moved:
+            wrong.append(
+                f"labels={self.labels}, received {repr(labels)[:80]} in which {moved} stands for "
+                "another class"
+            )
+        if wrong:
+            raise ValueError(
+                f"The preset {self.preset.name!r} was trained as {name} with {', '.join(wrong)}. "
+                "Leave it out; or, to do so on purpose, load the backbone and the tokenizer and "
+                f"make the task of them: `{name}(backbone, tokenizer, ...)`."
+            )
+
+
+def _same_classes(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether what the user chose leaves a saved head its number of classes."""
+    if "num_classes" not in saved:
+        return True
+    labels = given.get("labels")
+    number = check_int("num_classes", given.get("num_classes"), none=True)
+    if number is None and isinstance(labels, (list, tuple)):
+        number = len(labels)
+    return number is None or number == saved["num_classes"]
+
+
+def _other_names(saved: Any, given: Any) -> bool:
+    """Whether classes are given by names that are not those of a saved head, in any order."""
+    known = _names(saved)
+    if not known or not isinstance(given, (list, tuple)):
+        return False
+    return {str(name).casefold() for name in given} != {name.casefold() for name in known}
+
+
+def _names(labels: list[str] | None) -> list[str]:
+    """The names that somebody gave to classes: not the `LABEL_0` of published configs."""
+    plain = [f"LABEL_{number}" for number in range(len(labels or ()))]
+    return [] if labels is None or labels == plain else labels
+
+
+def _moved(saved: Any, given: Any) -> str:
+    """A label that a head knows and that is given for another class, quoted; "" for none."""
+    if not isinstance(saved, list) or not isinstance(given, Iterable):
+        return ""
+    pairs = enumerate(given)
+    return next((repr(x) for i, x in pairs if x in saved and saved.index(x) != i), "")

@@ -1,0 +1,191 @@
+"""What values a `TransformerConfig` accepts, one by one and together."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.checking import describe, is_int, is_number, shorten
+
+if TYPE_CHECKING:
+    from keras_transformer.config import TransformerConfig
+
+
+def check_values(config: "TransformerConfig") -> None:
+    """ValueError for a value that no config may have. NumPy's numbers become Python's."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value is None and field.default is None:
+            continue
+        if is_number(value) and type(value) not in (int, float):  # of NumPy
+            value = value.item()
+            object.__setattr__(config, field.name, value)
+        if field.name == "layer_pattern" and isinstance(value, list):  # of JSON
+            value = tuple(value)
+            object.__setattr__(config, field.name, value)
+        if isinstance(value, dict) and isinstance(value.get("layer_pattern"), list):
+            value = {**value, "layer_pattern": tuple(value["layer_pattern"])}
+            object.__setattr__(config, field.name, value)
+        _check_type(field, value)
+        _check_range(field.name, value, field.metadata)
+
+
+def _check_type(field: dataclasses.Field, value: Any) -> None:
+    kind = next(k for k in (int, float, bool, str, dict, tuple) if field.type in (k, k | None))
+    wrong = not isinstance(value, (int, float) if kind is float else kind)
+    if wrong or (isinstance(value, bool) and kind is not bool):
+        hint = " Functions are for the layers, see `models.DecoderBase`." if callable(value) else ""
+        raise ValueError(
+            f"`{field.name}` must be of type {kind.__name__}, received {describe(value)}.{hint}"
+        )
+
+
+def _check_range(name: str, value: Any, known: Any) -> None:
+    if is_int(value) and not abs(value) < 2**31:
+        raise ValueError(f"`{name}` must be below 2**31, received {shorten(value)}.")
+    if known["least"] is not None and value < known["least"]:
+        raise ValueError(f"`{name}` must be at least {known['least']}, received {value}.")
+    if known["rate"] and not 0 <= value < 1:
+        raise ValueError(f"`{name}` is a rate and must be in [0, 1), received {value}.")
+    if known["positive"] and not 1e-30 <= value <= 1e30:  # float32 counts no further
+        raise ValueError(
+            f"`{name}` must be a positive number, received {value}. It may be from 1e-30 to 1e30."
+        )
+    if known["choices"] and value not in known["choices"]:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(repr, known['choices']))}, received "
+            f"{shorten(value)}."
+        )
+
+
+def check_overrides(config: "TransformerConfig") -> None:
+    """ValueError for sides and layers that differ in what they cannot differ in."""
+    fields = {field.name: field.metadata["of"] for field in dataclasses.fields(config)}
+    for name in ("encoder", "decoder"):
+        own = getattr(config, name)
+        if own is not None:
+            if config.kind != "seq2seq":
+                raise ValueError(
+                    f"`{name}` needs kind='seq2seq', received kind={config.kind!r}. Give the "
+                    "values themselves."
+                )
+            allowed = [n for n, of in fields.items() if of in ("side", "layer")]
+            _check_names(name, own, (*allowed, "layer_pattern"))
+    if config.kind == "seq2seq":
+        _check_sides(config)
+    elif config.layer_pattern is not None:
+        _check_layers(config, [n for n, of in fields.items() if of == "layer"])
+
+
+def _check_names(name: str, own: Any, allowed: Any) -> None:
+    if not isinstance(own, dict) or not own:
+        raise ValueError(
+            f"`{name}` must hold values by name, such as {{'num_heads': 4}}, received "
+            f"{describe(own)}."
+        )
+    wrong = [each for each in own if each not in allowed]
+    if wrong:
+        raise ValueError(
+            f"`{name}` cannot have its own {shorten(wrong[0])}, only: {', '.join(allowed)}."
+        )
+
+
+def _check_sides(config: "TransformerConfig") -> None:
+    encoder, decoder = config.sides
+    if config.num_decoder_layers != decoder.num_layers:
+        raise ValueError(
+            f"num_decoder_layers={config.num_decoder_layers} and decoder="
+            f"{{'num_layers': {decoder.num_layers}}} contradict each other. Give one of them."
+        )
+    if decoder.parallel_residual:
+        raise ValueError(
+            "`parallel_residual` has no place for the cross-attention of kind='seq2seq'."
+        )
+    sizes = [(side.vocabulary_size, side.embedding_dim) for side in (encoder, decoder)]
+    if config.share_embeddings and sizes[0] != sizes[1]:
+        raise ValueError(
+            "`share_embeddings` needs sides of one `vocabulary_size` and one width, received "
+            f"{sizes[0]} and {sizes[1]}."
+        )
+
+
+def _check_layers(config: "TransformerConfig", allowed: list[str]) -> None:
+    if not config.layer_pattern:
+        raise ValueError("`layer_pattern` must have a dict for each layer, received ().")
+    for i, own in enumerate(config.layer_pattern):
+        if own != {}:
+            _check_names(f"layer_pattern[{i}]", own, allowed)
+        layer = config.layer(i)
+        kinds = {config.position, layer.position}
+        if len(kinds) > 1 and not kinds <= {"rotary", "none"}:
+            raise ValueError(
+                f"layer_pattern[{i}] has position={layer.position!r}, and the stack "
+                f"{config.position!r}: only 'rotary' and 'none' are of a layer alone."
+            )
+        if config.position in ("relative", "alibi") and layer.num_heads != config.num_heads:
+            raise ValueError(
+                f"layer_pattern[{i}] has num_heads={layer.num_heads}, but the bias of position="
+                f"{config.position!r} is one for all layers, of {config.num_heads} heads."
+            )
+    if config.num_layer_groups != config.num_layers:
+        raise ValueError("`layer_pattern` and `num_layer_groups` do not go together.")
+
+
+def check_agreement(config: "TransformerConfig") -> None:
+    """ValueError for values that contradict each other."""
+    if config.num_heads % config.num_key_value_heads:
+        raise ValueError(
+            "`num_heads` must be a multiple of `num_key_value_heads`, received "
+            f"{config.num_heads} and {config.num_key_value_heads}."
+        )
+    if config.pooler and config.kind != "encoder":
+        raise ValueError(f"`pooler` needs kind='encoder', received kind={config.kind!r}.")
+    if config.num_decoder_layers is not None and config.kind != "seq2seq":
+        raise ValueError(
+            f"`num_decoder_layers` needs kind='seq2seq', received kind={config.kind!r}."
+        )
+    if config.embedding_projection and config.kind != "encoder":
+        raise ValueError(
+            "`embedding_dim` and `embedding_projection` need kind='encoder', received "
+            f"kind={config.kind!r}."
+        )
+    if config.embedding_dim != config.hidden_dim and not config.embedding_projection:
+        raise ValueError(
+            f"embedding_dim={config.embedding_dim} and hidden_dim={config.hidden_dim} need the "
+            "`embedding_projection` between them."
+        )
+    if config.parallel_residual and not config.normalize_first:
+        raise ValueError("`parallel_residual` needs `normalize_first`.")
+    if config.share_embeddings is not None and config.kind != "seq2seq":
+        raise ValueError(f"`share_embeddings` needs kind='seq2seq', received kind={config.kind!r}.")
+    if config.num_layer_groups > config.num_layers:
+        raise ValueError(
+            f"num_layer_groups={config.num_layer_groups} is more than num_layers="
+            f"{config.num_layers}."
+        )
+    counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
+    if config.position_padding_id is not None and not counted:
+        raise ValueError(
+            "`position_padding_id` needs kind='encoder', position='learned' and a "
+            "`position_offset` of at least 1."
+        )
+    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    if config.position == "rotary" and rotated + rotated % 2 > config.head_dim:
+        raise ValueError(
+            "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
+            f"rotary_dim={config.rotary_dim} and head_dim={config.head_dim}."
+        )
+    if config.rotary_min_turns >= config.rotary_max_turns:
+        raise ValueError(
+            "`rotary_min_turns` must be below `rotary_max_turns`, received "
+            f"{config.rotary_min_turns} and {config.rotary_max_turns}."
+        )
+    if config.position == "sinusoidal" and config.embedding_dim % 2:
+        raise ValueError(
+            f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
+        )
+    small = config.relative_num_buckets // 2  # of one direction
+    if config.position == "relative" and not 2 <= small < config.relative_max_distance:
+        raise ValueError(
+            "position='relative' needs 4 or more `relative_num_buckets` and a "
+            "`relative_max_distance` above half their number, received "
+            f"{config.relative_num_buckets} and {config.relative_max_distance}."
+        )

@@ -1,0 +1,294 @@
+"""JSON Schema as an automaton over bytes: every text that it accepts validates.
+
+Not every text that validates is accepted. One space may follow a comma or a colon, and nothing
+else is between the parts; properties come in the order of the schema, and no others where it names
+some; numbers have no exponent; a string has no escape that it does not need.
+
+Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12; RFC 8259 (JSON).
+"""
+
+import collections
+import functools
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from keras_transformer.generation import json_numbers
+from keras_transformer.generation.byte_automaton import (
+    Builder,
+    ByteAutomaton,
+    Refused,
+    intersection,
+)
+from keras_transformer.generation.characters import JSON_STRING
+from keras_transformer.generation.json_merging import Merging
+
+# A schema may refer to itself so often, one within the other.
+_MAX_DEPTH = 3
+# A longer `maxLength` counts as this one: each character takes some states.
+_LONGEST = 400
+_SCALAR = {"type": ["string", "number", "boolean", "null"]}
+_ANYTHING = {
+    "anyOf": [
+        _SCALAR,
+        {"type": "array", "items": _SCALAR},
+        {"type": "object", "additionalProperties": _SCALAR},
+    ]
+}
+_DATE = (
+    r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
+    r"|(?:0[13578]|1[02])-31)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_BYTE = r"(?:\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,20}[a-z0-9])?"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"(?:{_DATE})T{_TIME}",
+    "email": rf"[a-z0-9]+(?:[._+-][a-z0-9]+)*@{_LABEL}(?:\.{_LABEL})+",
+    "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
+    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "ipv6": r"(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
+    "uri": rf"https?://{_LABEL}(?:\.{_LABEL})*(?:/[A-Za-z0-9._~-]+)*/?",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+}
+
+
+def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> ByteAutomaton:
+    """The automaton of JSON texts that validate against a schema."""
+    merging = Merging(schema, _MAX_DEPTH)
+    builder = Builder()
+    try:
+        start = builder.node()
+        begin = builder.regex(" ?", start) if optional_space else start
+        end = _Values(builder, merging).value(schema, begin)
+        return builder.deterministic(start, end)
+    except re.error as error:
+        reason = f"has the pattern {error.pattern!r}, which is invalid: {error.msg}."
+    except (RecursionError, OverflowError):
+        reason = "nests too deeply, or repeats too often."
+    except Refused as error:
+        reason = str(error)
+    raise ValueError(f"The JSON Schema {reason}")
+
+
+class _Values:
+    """Adds the texts of values to what a builder has; each method returns the node behind them."""
+
+    def __init__(self, builder: Builder, merging: Merging):
+        self.builder = builder
+        self.merging = merging
+
+    def value(self, schema: dict | bool, start: int) -> int:
+        end = self.builder.node()
+        for each in self.merging.alternatives(schema):
+            with self.merging.inside(each):
+                for last in self._ends(each, start):
+                    self.builder.free[last].append(end)
+        return end
+
+    def _ends(self, schema: dict, start: int):
+        if "enum" in schema:
+            for value in self.merging.valid_values(schema):
+                text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+                yield self.builder.literal(text, start)
+            return
+        kinds = self.merging.kinds(schema)
+        if kinds is None:
+            yield self.value(_ANYTHING, start)
+            return
+        for kind in kinds:
+            yield getattr(self, f"_{kind}")(schema, start)
+
+    def _null(self, schema: dict, start: int) -> int:
+        return self.builder.literal("null", start)
+
+    def _boolean(self, schema: dict, start: int) -> int:
+        return self.builder.regex("true|false", start)
+
+    def _integer(self, schema: dict, start: int) -> int:
+        pattern = json_numbers.integers(schema)
+        multiple = json_numbers.multiple_of(schema)
+        if pattern is None:
+            return self.builder.node()  # which nothing leads to
+        if multiple == 1:
+            return self.builder.regex(pattern, start)
+        part = _part(lambda builder, node: builder.regex(pattern, node))
+        return self.builder.embed(intersection(part, json_numbers.multiples(multiple)), start)
+
+    def _number(self, schema: dict, start: int) -> int:
+        if "multipleOf" in schema:
+            return self._integer(schema, start)
+        pattern = json_numbers.numbers(schema)
+        return self.builder.node() if pattern is None else self.builder.regex(pattern, start)
+
+    def _string(self, schema: dict, start: int) -> int:
+        builder = self.builder
+        node = builder.literal('"', start)
+        low = schema.get("minLength", 0)
+        high = schema.get("maxLength", math.inf)
+        patterns = list(schema.get("patterns", ()))
+        if schema.get("format") in _FORMATS:
+            patterns.append(f"^(?:{_FORMATS[schema['format']]})$")
+        limit = "" if math.isinf(high) else max(low, min(high, _LONGEST))
+        length = f"(?s:.){{{low},{limit}}}"
+        if low > high:
+            return builder.node()
+        if not patterns:
+            node = builder.regex(length, node, JSON_STRING)
+        elif len(patterns) == 1 and not low and math.isinf(high):
+            node = _search(patterns[0], builder, node)
+        else:
+            parts = [_part(functools.partial(_search, pattern)) for pattern in patterns]
+            parts.append(_part(lambda builder, node: builder.regex(length, node, JSON_STRING)))
+            node = builder.embed(functools.reduce(intersection, parts), node)
+        return builder.literal('"', node)
+
+    def _array(self, schema: dict, start: int) -> int:
+        builder = self.builder
+        low, high = schema.get("minItems", 0), schema.get("maxItems", math.inf)
+        first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if rest is False:
+            high = min(high, len(first))
+        node = builder.literal("[", start)
+        if schema.get("uniqueItems") and high > 1:
+            members = self._distinct(first, rest)
+            return builder.literal("]", self._members(members, node, low, high))
+        end = builder.node()
+        count = max(low, len(first), 1) if math.isinf(high) else high
+        for place in range(count):
+            if place >= low:
+                builder.free[node].append(end)
+            node = builder.regex(", ?", node) if place else node
+            node = self.value(first[place] if place < len(first) else rest, node)
+        if low <= high:
+            builder.free[node].append(end)
+        if math.isinf(high):
+            loop = builder.node()
+            builder.free[node].append(loop)
+            last = self.value(rest, builder.regex(", ?", loop))
+            builder.free[last] += [loop, end]
+        return builder.literal("]", end)
+
+    def _distinct(self, first: list, rest: dict | bool) -> list:
+        """The members of an array without equal ones: a choice of the values, in their order."""
+        values = [] if first else self.merging.all_values(rest)
+        if not values:
+            raise Refused(
+                "asks for `uniqueItems` of values that are not given by `enum` or `const`, which "
+                "is not supported: leave it out and check the result, or give `items` an `enum`."
+            )
+        texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+        return [(False, functools.partial(self.builder.literal, text)) for text in texts]
+
+    def _object(self, schema: dict, start: int) -> int:
+        builder = self.builder
+        low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
+        required = schema.get("required", ())
+        properties = self.merging.properties(schema)
+        node = builder.literal("{", start)
+        if properties or high == 0:
+            members = [
+                (name in required, functools.partial(self._property, name, value))
+                for name, value in properties.items()
+            ]
+            return builder.literal("}", self._members(members, node, low, high))
+        end = builder.node()
+        if low > 1:
+            raise Refused(
+                "asks for `minProperties` above 1 without names in `properties`, which is not "
+                "supported: two properties could have one name."
+            )
+        if low == 0:
+            builder.free[node].append(end)
+        keys, values = self.merging.free_properties(schema)
+        if values is not False:
+            pair = functools.partial(self._pair, keys, values)
+            pairs, loop = pair(node), builder.node()
+            builder.free[pairs].append(loop)
+            builder.free[loop].append(end)
+            if math.isinf(high):
+                builder.free[pair(builder.regex(", ?", loop))].append(loop)
+            else:
+                for _ in range(high - 1):
+                    loop = pair(builder.regex(", ?", loop))
+                    builder.free[loop].append(end)
+        return builder.literal("}", end)
+
+    def _property(self, name: str, value: dict | bool, start: int) -> int:
+        node = self.builder.literal(json.dumps(name, ensure_ascii=False), start)
+        return self.value(value, self.builder.regex(": ?", node))
+
+    def _pair(self, keys: dict, values: dict | bool, start: int) -> int:
+        return self.value(values, self.builder.regex(": ?", self.value(keys, start)))
+
+    def _members(self, members: list, start: int, low: int, high: float) -> int:
+        """Adds members in their order with commas between, from `low` to `high` of them."""
+        builder = self.builder
+        counted = low > sum(must for must, _ in members) or high < len(members)
+        cap = (high if high < len(members) else max(low, 1)) if counted else 1
+        places = {0: start}  # a node for each number of members before
+        for must, write in members:
+            nexts: dict[int, int] = collections.defaultdict(builder.node)
+            shared = builder.node()
+            for count, node in places.items():
+                if not must:
+                    builder.free[node].append(nexts[count])
+                if counted and count >= high:
+                    continue
+                begin = builder.regex(", ?", node) if count else node
+                if counted:
+                    builder.free[write(begin)].append(nexts[min(count + 1, cap)])
+                else:
+                    builder.free[begin].append(shared)
+            if not counted:
+                builder.free[write(shared)].append(nexts[1])
+            places = dict(nexts)
+        end = builder.node()
+        for count, node in places.items():
+            if not counted or low <= count <= high:
+                builder.free[node].append(end)
+        return end
+
+
+def _part(write: Callable[[Builder, int], int]) -> ByteAutomaton:
+    """The automaton of what a function writes behind the first node of a builder."""
+    builder = Builder()
+    start = builder.node()
+    return builder.deterministic(start, write(builder, start))
+
+
+def _search(pattern: str, builder: Builder, start: int) -> int:
+    """Adds the strings of JSON in which a regular expression is found."""
+    tree = re._parser.parse(pattern)
+    flags = tree.state.flags | JSON_STRING
+    end = builder.node()
+    for items in _branches(list(tree)):
+        edges = [bool(items) and items[place] in _ANCHORS[place] for place in (0, -1)]
+        node = start if edges[0] else builder.regex("(?s:.)*", start, JSON_STRING)
+        inner = items[edges[0] : len(items) - edges[1]]
+        node = builder.sequence(inner, node, flags, frozenset())
+        node = node if edges[1] else builder.regex("(?s:.)*", node, JSON_STRING)
+        builder.free[node].append(end)
+    return end
+
+
+def _branches(items: list) -> list[list[Any]]:
+    """The alternatives at the outside of a pattern, where an anchor may be in one of them."""
+    if len(items) == 1 and items[0][0] is re._constants.BRANCH:
+        return [each for branch in items[0][1][1] for each in _branches(list(branch))]
+    if len(items) == 1 and items[0][0] is re._constants.SUBPATTERN and not any(items[0][1][1:3]):
+        return _branches(list(items[0][1][3]))
+    return [items]
+
+
+_ANCHORS = {
+    0: [
+        (re._constants.AT, c)
+        for c in (re._constants.AT_BEGINNING, re._constants.AT_BEGINNING_STRING)
+    ],
+    -1: [(re._constants.AT, c) for c in (re._constants.AT_END, re._constants.AT_END_STRING)],
+}

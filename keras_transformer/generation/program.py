@@ -1,0 +1,187 @@
+"""A model that generates as two plain functions, and loops of plain functions compiled."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_transformer.generation.cache import Cache
+from keras_transformer.programs import compile_function, weights_of
+
+
+class Reading(NamedTuple):
+    """What a model gives for tokens that it reads.
+
+    Fields:
+        logits: float32 `(rows, count, vocabulary_size)`: after `prefill` those behind the last
+            token of each prompt, count 1; after `step` those behind each of its tokens.
+        hidden: float `(rows, length, hidden_dim)`, the states of all tokens.
+        cache: `Cache`, after them.
+    """
+
+    logits: Any
+    hidden: Any
+    cache: Cache
+
+
+class Program:
+    """A decoder, or an encoder with its decoder, as plain functions of weights, inputs and cache.
+
+    Generation, export and serving are made of the same two: `prefill` reads prompts, `step` what
+    comes behind them.
+
+    Args:
+        backbone: a backbone that follows the protocol of `Engine`.
+        *drafts: further backbones that read the same prompts. Their layers of the cache are
+            behind those of the first.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+    import keras
+    from keras_transformer.generation.program import Program
+
+    program = Program(kt.models.Decoder(kt.TransformerConfig(
+        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32,
+    )))
+    inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
+    read = program.prefill(program.weights, inputs, program.new_cache(rows=1, slots=8))
+    token = keras.ops.argmax(read.logits, axis=-1)
+    read = program.step(program.weights, token, read.cache)
+    assert read.logits.shape == (1, 1, 50)
+    ```
+    """
+
+    def __init__(self, backbone, *drafts):
+        self.backbone = backbone
+        self.models = (backbone, *drafts)
+        windows = [
+            layer.window for model in self.models for layer in model.config.side("decoder").layers
+        ]
+        self.window = None if None in windows else max(windows)
+        self._own_layers = len(backbone.cache_layers)
+
+    @property
+    def weights(self) -> list:
+        """The present values of all weights, as `prefill` and `step` take them."""
+        return [variable.value for variable in weights_of(self.models)]
+
+    def new_cache(self, rows: int, slots: int, dtype: str | None = None) -> Cache:
+        """An empty cache for all models, see `Cache.create`."""
+        caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
+        return functools.reduce(Cache.join, caches)
+
+    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> Reading:
+        """Reads prompts.
+
+        Args:
+            weights: values as of `weights`, or None for those that the variables hold.
+            inputs: the backbone's inputs, rows padded on the right.
+            cache: what stands before the prompts, with room for them.
+        """
+        first, states, caches = 0, [], []
+        with self._scope(weights):
+            for model in self.models:
+                last = first + len(model.cache_layers)
+                hidden, after = model(inputs, cache=cache.part(first, last))
+                states.append(hidden)
+                caches.append(after)
+                first = last
+            mask = self.backbone.prompt_tokens(inputs)[1]
+            last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
+            behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
+            logits = ops.cast(self.backbone.logits(behind), "float32")
+        return Reading(logits, states[0], functools.reduce(Cache.join, caches))
+
+    def step(self, weights: Sequence | None, tokens, cache: Cache) -> Reading:
+        """Reads further tokens with the backbone; the layers of drafts stay.
+
+        Args:
+            weights: as of `prefill`.
+            tokens: int `(rows, branches)`, one for each branch, or `(rows, length)`.
+            cache: what stands before them, with room for them.
+        """
+        with self._scope(weights):
+            own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
+            hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
+            logits = ops.cast(self.backbone.logits(hidden), "float32")
+        return Reading(logits, hidden, own.join(others))
+
+    def drafts_of(self, cache: Cache) -> Cache:
+        """The cache of the drafts, or one without layers."""
+        return cache.part(self._own_layers)
+
+    def with_drafts(self, cache: Cache, drafts: Cache) -> Cache:
+        """`cache` with the layers of `drafts` for those that it has of drafts."""
+        return cache.part(0, self._own_layers).join(drafts)
+
+    def _scope(self, weights: Sequence | None):
+        if weights is None:
+            return contextlib.nullcontext()
+        mapping = zip(weights_of(self.models), weights, strict=True)
+        return keras.StatelessScope(state_mapping=list(mapping))
+
+
+def compile_loop(
+    condition: Callable, body: Callable, then: Callable, *models: keras.Model, pack: bool = False
+) -> Callable:
+    """`while condition(state, *args): state = body(state, *args)`, compiled.
+
+    On JAX and TensorFlow the loop is one program. On PyTorch the body is traced once for each
+    shape into a flat list of operations (see `torch_graph`), and Python runs the loop.
+
+    Args:
+        condition: to a bool scalar tensor.
+        body: to the next state, of the same structure and shapes.
+        then: what is returned of the last state and `*args`.
+        *models: built Keras models.
+        pack: PyTorch on a CPU: keep a second copy of the weights in the order that the products
+            read them in. Faster, and takes the memory of the weights once more.
+
+    Returns:
+        A callable of `(state, *args)`. The state given is not to be used again.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        from keras_transformer.generation.torch_graph import TracedFunction
+
+        step = TracedFunction(body, *models, pack=pack)
+
+        @torch.inference_mode()
+        def run(state, *args):
+            weights = step.weights_key()
+            while bool(condition(state, *args)):
+                state = step(weights, state, *args)
+            return then(state, *args)
+
+        return run
+
+    def loop(state, *args):
+        shapes = [x.shape for x in keras.tree.flatten(state)]
+
+        def narrow(state):
+            # XLA copies the whole cache of a single row several times in each step, if the axis of
+            # the rows is carried through the loop.
+            return [
+                ops.reshape(x, shape[1:]) if len(shape) == 4 and shape[0] == 1 else x
+                for x, shape in zip(keras.tree.flatten(state), shapes, strict=True)
+            ]
+
+        def widen(carried):
+            tensors = [ops.reshape(x, shape) for x, shape in zip(carried, shapes, strict=True)]
+            return keras.tree.pack_sequence_as(state, tensors)
+
+        last = ops.while_loop(
+            lambda *carried: condition(widen(carried), *args),
+            lambda *carried: narrow(body(widen(carried), *args)),
+            narrow(state),
+        )
+        return then(widen(last), *args)
+
+    return compile_function(loop, *models, donate=(0,), loops=True)

@@ -1,0 +1,59 @@
+"""What every stem is: named inputs to states."""
+
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_transformer.layers.arguments import SavesArguments
+
+
+class Input(NamedTuple):
+    """One array that a stem takes.
+
+    Fields:
+        name: str, its name in the dict of inputs.
+        dtype: str, `"int32"`, `"bool"` or `"float32"`.
+        shape: its sizes behind the batch, None where any is taken.
+        required: bool.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    required: bool = False
+
+
+class Embedded(NamedTuple):
+    """What a stem makes of its inputs, for the blocks.
+
+    Fields:
+        states: float `(batch, length, hidden_dim)`.
+        padding_mask: bool `(batch, length)`, True for what is real, or None if all is.
+        position_ids: int `(batch, length)`, or None for 0, 1, 2, ...
+        pack_ids: int `(batch, length)`, which packed document a state is of, or None.
+    """
+
+    states: Any
+    padding_mask: Any = None
+    position_ids: Any = None
+    pack_ids: Any = None
+
+
+class Stem(SavesArguments, keras.layers.Layer):
+    """The base of stems: `call` of a dict of arrays gives `Embedded`.
+
+    A subclass says in `inputs` which arrays it takes, makes its layers in `__init__` and their
+    weights in `build`, and has `call(inputs, training=False)`. It is saved as what its constructor
+    was given. See docs/add_an_input.md.
+
+    Args:
+        **kwargs: as in `keras.layers.Layer`.
+    """
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The arrays that it takes."""
+        raise NotImplementedError
+
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # Recomputing an embedding saves nothing.

@@ -1,0 +1,96 @@
+"""What the library changes in the process: how memory is kept between steps on a CPU.
+
+A training step needs some hundred megabytes for a moment. The C library of Linux takes blocks of
+that size from the system and gives them back each time, and the system clears each page again:
+295,000 page faults a step of the tiny translator on JAX, a quarter of its time.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+
+import keras
+
+from keras_transformer.checking import check_bool
+
+# From malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+# What a user can say of the same. Then that holds.
+_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+
+_forbidden = False
+_tuned: bool | None = None  # None before it was tried.
+
+
+def tune_process(enabled: bool = True) -> bool:
+    """Makes the C library keep what is freed for what is asked for next, or forbids it.
+
+    The first model, or optimizer of this library, does it by itself, and says so in a line of the
+    log, at the level INFO: `tune_process(False)` comes before it, and `tune_process()` is for
+    programs that have layers alone, or an optimizer of Keras before the model. The most memory
+    that the process ever had is then what it has until its end.
+
+    On JAX programs then run in the thread that calls them, since of large blocks only those of the
+    main thread are kept. JAX decides that when it makes its first array on a CPU: what comes later
+    has no effect there. (A program that gets arrays of over 100 kB as NumPy arrays waits for them
+    in another thread, and so is not served.)
+
+    Args:
+        enabled: bool, False to change nothing in this process.
+
+    Returns:
+        Whether the process is tuned: not on TensorFlow, which keeps memory by itself, not where
+        the C library is another one than glibc, and not where the environment says how it should
+        be (`GLIBC_TUNABLES`, `MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`).
+
+    Raises:
+        ValueError: for False once the process is tuned, which cannot be taken back.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    assert kt.tune_process() in (True, False)
+    ```
+    """
+    global _forbidden
+    if not check_bool("enabled", enabled) and _tuned:
+        raise ValueError(
+            "The process is tuned already, by the first model or optimizer, or a call before: "
+            "call `tune_process(False)` before the first model is made."
+        )
+    _forbidden = not enabled
+    return tune_once()
+
+
+def tune_once() -> bool:
+    """Tunes the process if that was not tried before, and is not forbidden."""
+    global _tuned
+    if _tuned is None and not _forbidden:
+        _tuned = _tune()
+    return bool(_tuned)
+
+
+def _tune() -> bool:
+    backend = keras.backend.backend()
+    if backend == "tensorflow" or platform.libc_ver()[0] != "glibc":
+        return False
+    if any(name in os.environ for name in _SETTINGS):
+        return False
+    libc = ctypes.CDLL(None)
+    if not (libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)):
+        return False
+    how = ""
+    if backend == "jax":
+        import jax
+
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        how = ", and JAX runs programs on a CPU in the thread that calls them"
+    logging.getLogger("keras_transformer").info(
+        "The process keeps the memory that it frees%s, for faster steps on a CPU. To change "
+        "nothing call `keras_transformer.tune_process(False)` before the first model is made.",
+        how,
+    )
+    return True

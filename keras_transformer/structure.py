@@ -1,0 +1,287 @@
+"""The weights of every model, described once: a line for each, by the layer that makes it.
+
+An axis is named by what it runs over: a size of the config, or a product of sizes. From the names
+follow the shapes, what devices share (`PARALLEL`), what is a vector and what a matrix. Checks of
+files, layouts, plans, optimizers and the command read these tables; no model is made for it, and
+Keras is not needed. Called logical axes in Flax and T5X.
+
+Source: Roberts et al. 2022, "Scaling Up Models and Data with t5x and seqio", section 2.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from keras_transformer.config import TransformerConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+# Axes that the devices of one model share. A product whose last axis is one of them is cut by
+# columns, one whose first is by rows, and the tables of tokens by their words.
+PARALLEL = frozenset({"query_heads", "key_heads", "intermediate_dim", "vocabulary_size"})
+# Sizes that the number of these devices must divide: a device holds whole heads.
+DIVIDED = ("num_heads", "num_key_value_heads", "intermediate_dim")
+
+# Axes that are no size of the config by themselves.
+_SIZES = {
+    "query_heads": lambda config: config.num_heads * config.head_dim,
+    "key_heads": lambda config: config.num_key_value_heads * config.head_dim,
+    "positions": lambda config: config.max_sequence_length + config.position_offset,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One weight of a layer.
+
+    Fields:
+        path: str, within the layer.
+        axes: tuple of str, the names of its axes.
+        when: dict, values of the config with which it is there; True and False for any of a truth.
+        shape: tuple of int, once it is that of a config.
+    """
+
+    path: str
+    axes: tuple[str, ...]
+    when: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+
+    def of(self, config: TransformerConfig, folder: str = "", **sizes: int) -> "Weight":
+        """With its shape in a model of this config, `sizes` for those that are not the config's."""
+        known = {axis: _SIZES[axis](config) for axis in self.axes if axis in _SIZES} | sizes
+        shape = tuple(known[a] if a in known else getattr(config, a) for a in self.axes)
+        return dataclasses.replace(self, path=folder + self.path, shape=shape)
+
+    def is_in(self, config: TransformerConfig) -> bool:
+        """Whether a model of this config has it."""
+        for name, wanted in self.when.items():
+            value = getattr(config, name)
+            if (bool(value) if isinstance(wanted, bool) else value) != wanted:
+                return False
+        return True
+
+    def cut_axis(self, parts: int) -> int | None:
+        """The number of the axis that so many devices share, None for a weight that each has.
+
+        A vocabulary that cannot be shared is cut along the other axis if that can be.
+        """
+        shared = [number for number, axis in enumerate(self.axes) if axis in PARALLEL]
+        numbers = dict.fromkeys([*shared, *range(len(self.axes))]) if shared else ()
+        return next((n for n in numbers if self.shape[n] % parts == 0), None)
+
+
+def _weight(path: str, *axes: str, **when) -> tuple[Weight, ...]:
+    return (Weight(path, axes, when),)
+
+
+def _dense(name: str, inputs: str, outputs: str, bias: str | None = None, **when):
+    """A projection, with a bias if the config has this option, or if it is None."""
+    with_bias = when if bias is None else {**when, bias: True}
+    return _weight(f"{name}/kernel", inputs, outputs, **when) + _weight(
+        f"{name}/bias", outputs, **with_bias
+    )
+
+
+def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
+    return (
+        *_weight(f"{name}/gamma", axis, normalization="layer_norm", **when),
+        *_weight(f"{name}/beta", axis, normalization="layer_norm", **when),
+        *_weight(f"{name}/scale", axis, normalization="rms_norm", **when),
+    )
+
+
+def _attention(name: str, source: str) -> tuple[Weight, ...]:
+    """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norm."""
+    return (
+        *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
+        *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
+        *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
+        *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
+        *_norm(f"{name}/query_norm", "head_dim", query_key_norm=True),
+        *_norm(f"{name}/key_norm", "head_dim", query_key_norm=True),
+        *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
+        *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
+        *_weight(f"{name}/score/strength", "num_heads", score="cosine"),
+        *_weight(
+            f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
+        ),
+        *_norm(f"{name}_norm"),
+    )
+
+
+# `layers.FeedForward`, and the normalization of its sub-layer.
+_FEED_FORWARD = (
+    *_dense("feed_forward/intermediate", "hidden_dim", "intermediate_dim", "use_bias"),
+    *_dense("feed_forward/gate", "hidden_dim", "intermediate_dim", "use_bias", gated=True),
+    *_dense("feed_forward/output", "intermediate_dim", "hidden_dim", "use_bias"),
+    *_norm("feed_forward_norm"),
+)
+
+# `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.
+BLOCK = (*_attention("self_attention", "hidden_dim"), *_FEED_FORWARD)
+CROSS_BLOCK = (
+    *_attention("self_attention", "hidden_dim"),
+    *_attention("cross_attention", "source_dim"),
+    *_FEED_FORWARD,
+)
+
+# What a stack has before its blocks, and behind them.
+STEM = (
+    *_weight(
+        "segment_embedding/embeddings", "segment_vocabulary_size", "embedding_dim",
+        segment_vocabulary_size=True,
+    ),
+    *_weight("position_embedding/embeddings", "positions", "embedding_dim", position="learned"),
+    *_weight(
+        "relative_bias/embeddings", "relative_num_buckets", "num_heads", position="relative"
+    ),
+    *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
+    *_dense(
+        "embedding_projection", "embedding_dim", "hidden_dim", embedding_projection=True
+    ),
+)  # fmt: skip
+FINAL = _norm("final_norm", final_normalization=True)
+
+# `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
+TOKENS = (
+    *_weight("token_embedding/embeddings", "vocabulary_size", "embedding_dim"),
+    *_weight(
+        "token_embedding/reverse_embeddings", "embedding_dim", "vocabulary_size",
+        tie_embeddings=False,
+    ),
+    *_weight("output_bias/bias", "vocabulary_size", output_bias=True),
+)  # fmt: skip
+POOLER = _dense("pooler", "hidden_dim", "hidden_dim", pooler=True)
+
+# The heads of tasks, by what is in the model for them.
+MASKED_LM_HEAD = (
+    *_dense("transform", "hidden_dim", "embedding_dim"),
+    *_weight("transform_norm/gamma", "embedding_dim"),
+    *_weight("transform_norm/beta", "embedding_dim"),
+    *_weight("output_bias/bias", "vocabulary_size"),
+)
+SPAN_HEAD = _dense("output", "hidden_dim", "num_ends")
+# The score of a decoder's last state has no bias.
+CLASSIFIER_HEAD = (
+    *_weight("output/kernel", "hidden_dim", "num_classes"),
+    *_weight("output/bias", "num_classes", kind="encoder"),
+)
+HIDDEN_OF_HEAD = _dense("hidden", "hidden_dim", "hidden_dim")
+
+_ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
+# Of biases and normalizations, which weight decay spares: the names of weights of one axis.
+VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if len(each.axes) == 1}))
+# Weights that devices share, by the end of their path.
+SHARED = {each.path: each for each in _ALL if PARALLEL.intersection(each.axes)}
+# Layers of which all stands before the first block; and of them what stands behind the last.
+_BEFORE = frozenset(each.path.split("/")[0] for each in (*TOKENS[:1], *STEM))
+_BEHIND = "reverse_embeddings"
+_BLOCK = re.compile(r"(.*)/layer_(\d+)/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """The stack of an encoder or of a decoder, and the flat config that holds on it."""
+
+    name: str
+    config: TransformerConfig
+    depth: int  # how many layers are computed
+    groups: int  # how many have weights of their own
+    source_dim: int | None = None  # width of the encoder states that it attends to
+
+    def layer(self, i: int) -> TransformerConfig:
+        """The flat config of one layer."""
+        return self.config.layer(i)
+
+
+def sides(config: TransformerConfig) -> list[Side]:
+    """The stacks of a model, in the order of the forward pass."""
+    found: list[Side] = []
+    for side in config.sides:
+        source = found[0].config.hidden_dim if found else None
+        found.append(Side(side.kind, side, side.num_layers, side.num_layer_groups, source))
+    return found
+
+
+def block(
+    config: TransformerConfig, source_dim: int | None = None, folder: str = ""
+) -> list[Weight]:
+    """The weights of one block, of the flat config of its layer."""
+    weights = BLOCK if source_dim is None else CROSS_BLOCK
+    return of(weights, config, folder, **({} if source_dim is None else {"source_dim": source_dim}))
+
+
+def of(
+    weights: Iterable[Weight], config: TransformerConfig, folder: str = "", **sizes: int
+) -> list[Weight]:
+    """Those of the weights that a model of this flat config has, with shapes."""
+    return [each.of(config, folder, **sizes) for each in weights if each.is_in(config)]
+
+
+def backbone(config: TransformerConfig) -> list[Weight]:
+    """All weights of a backbone, with the paths and shapes that they have there."""
+    found = of(TOKENS, config.sides[-1])
+    if config.share_embeddings is False:
+        found += of(TOKENS[:1], config.sides[0], "encoder_")
+    for side in sides(config):
+        found += of(STEM, side.config, f"{side.name}/")
+        for i in range(side.groups):
+            found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
+        found += of(FINAL, side.config, f"{side.name}/")
+    return found + of(POOLER, config)
+
+
+def variable_shapes(config: TransformerConfig) -> Shapes:
+    """Names and shapes of all variables that a backbone of this config has.
+
+    A preset is held against its weights with these before the model is built, so that a config
+    that declares absurd sizes costs an error message and not the memory.
+
+    Args:
+        config: The backbone's config.
+
+    Returns:
+        A dict from path, relative to the backbone, to shape.
+
+    Example:
+    ```python
+    import math
+    from keras_transformer import TransformerConfig
+    from keras_transformer.structure import variable_shapes
+
+    gpt2 = TransformerConfig(
+        kind="decoder", vocabulary_size=50_257, hidden_dim=768, num_layers=12, num_heads=12,
+        intermediate_dim=3072, position="learned", max_sequence_length=1024, normalize_first=True,
+    )
+    assert sum(map(math.prod, variable_shapes(gpt2).values())) == 124_439_808
+    ```
+    """
+    return {each.path: each.shape for each in backbone(config)}
+
+
+def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int) -> Shapes:
+    """Names and shapes of weights of a table, such as a head's, in a model of this config."""
+    return {each.path: each.shape for each in of(weights, config, **sizes)}
+
+
+def is_before_blocks(path: str) -> bool:
+    """Whether a variable is of the embeddings, or of what else stands before the blocks."""
+    *folders, name = path.split("/")
+    return name != _BEHIND and not _BEFORE.isdisjoint(folders)
+
+
+def block_of(path: str) -> tuple[str, int] | None:
+    """The path of the stack and the number of the block that a variable is in, None for others."""
+    found = _BLOCK.match(path)
+    return found and (found[1], int(found[2]))
+
+
+def shared_weight(path: str, shape: tuple[int, ...]) -> Weight | None:
+    """The weight that a variable of any model is, if devices share it: told by its path's end."""
+    names = path.split("/")
+    for start in range(len(names)):
+        found = SHARED.get("/".join(names[start:]))
+        if found is not None and len(found.axes) == len(shape):
+            return dataclasses.replace(found, shape=tuple(shape))
+    return None

@@ -1,0 +1,123 @@
+"""Processors: from what a user has, such as strings, to rows of numbers, and back."""
+
+import abc
+import base64
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from keras_transformer.config import TransformerConfig
+
+
+class Processor(abc.ABC):
+    """Turns what a user has into rows, for a task whose `processor_class` it is.
+
+    The task's `make_dataset` makes batches of the rows. `fit`, `evaluate` and `predict` call it
+    for whatever the processor `takes`, with those of its `options` that they are given. The files
+    of a processor are a part of the task's preset and of its `.keras` file.
+
+    Example:
+    ```python
+    import pathlib
+    import keras_transformer as kt
+
+    class Pitches(kt.tasks.Processor):  # tunes, lists of pitches
+        def __init__(self, lowest: int):
+            self.lowest = lowest
+
+        @classmethod
+        def takes(cls, x):
+            return isinstance(x, list)
+
+        def save(self, directory):
+            pathlib.Path(directory, "processor.txt").write_text(str(self.lowest))
+
+        @classmethod
+        def from_files(cls, directory):
+            return cls(int(pathlib.Path(directory, "processor.txt").read_text()))
+
+    class TuneClassifier(kt.TextClassifier):
+        processor_class = Pitches
+
+        def make_dataset(self, x, y=None, sample_weight=None, **options):
+            rows = [[pitch - self.processor.lowest for pitch in tune] for tune in x]
+            return self._bucketed({"rows": rows}, lambda arrays, masks: (
+                {"token_ids": arrays["rows"], "padding_mask": masks["rows"]},
+            ), **options)
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=12, hidden_dim=8, num_layers=1, num_heads=2,
+        intermediate_dim=8,
+    )
+    classifier = TuneClassifier(kt.models.Encoder(config), Pitches(lowest=60), num_classes=2)
+    assert classifier.predict([[62, 65], [60]], verbose=0).shape == (2, 2)
+    ```
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()  # of `make_dataset`, which `fit` takes too
+    kind: ClassVar[str] = "processor"  # what errors call it
+    has_tokenizer: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, given: Any) -> Self | None:
+        """What a task was given as its processor, checked. ValueError for anything else."""
+        if not isinstance(given, cls | None):
+            raise ValueError(
+                f"`processor` must be a {cls.__name__} or None, received {type(given).__name__}."
+            )
+        return given
+
+    @classmethod
+    @abc.abstractmethod
+    def takes(cls, x: Any) -> bool:
+        """Whether `x` is meant as what this processor makes rows of, right or wrong."""
+
+    @abc.abstractmethod
+    def save(self, directory: str) -> None:
+        """Writes its files into a folder, each named `processor.` and something, as `.json`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_files(cls, directory: str) -> Self:
+        """The processor whose files `save` wrote."""
+
+    @classmethod
+    def stream(cls, task, data: Any, batch_size=None, steps=None, **options) -> Any:
+        """A data set of what it takes as batches made as they come; anything else as it is."""
+        return data
+
+    @classmethod
+    def whole(cls, task, data: Any, options: dict[str, Any]) -> Any:
+        """A data set of what it takes as rows in memory; anything else as it is."""
+        return data
+
+    def check(self, config: TransformerConfig) -> None:  # noqa: B027
+        """ValueError unless it belongs to a model of this config."""
+
+    def packed(self) -> dict[str, str]:
+        """Its files by name, in base64."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+            return {path.name: base64.b64encode(path.read_bytes()).decode() for path in files}
+
+    @classmethod
+    def unpacked(cls, files: dict[str, str]) -> Self:
+        """The processor of such files."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                if Path(name).name != name:
+                    raise ValueError(f"The config of the task has a processor's file {name!r}.")
+                Path(folder, name).write_bytes(base64.b64decode(content))
+            return cls.from_files(folder)
+
+
+def check_known(options: Iterable[str], known: Iterable[str], verb: str) -> None:
+    """ValueError for options that a verb does not have, naming those of the processor."""
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(
+            f"`{verb}` has no option {unknown[0]!r}. Beside those of Keras it has "
+            f"{', '.join(sorted(known)) or 'none'}."
+        )

@@ -1,0 +1,223 @@
+"""The processor of texts: a tokenizer, and from texts, in memory or in files, to batches of ids."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.checking import check_int, check_text, describe
+from keras_transformer.config import TransformerConfig
+from keras_transformer.data import BucketedDataset, Records, TokenRows
+from keras_transformer.data.packing import packed_inputs
+from keras_transformer.data.record_objects import is_column, is_frame
+from keras_transformer.data.token_store import Stored, fingerprint, tokenize
+from keras_transformer.tasks import streams
+from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.processor import Processor
+from keras_transformer.tokenizers import Tokenizer
+
+
+class TextProcessor(Processor):
+    """Texts to rows of token ids, and back.
+
+    Args:
+        tokenizer: `Tokenizer`.
+    """
+
+    options = ("max_length", "pack_length")
+    kind = "tokenizer"
+    has_tokenizer = True
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, given: Any) -> "TextProcessor | None":
+        if given is None or isinstance(given, cls):
+            return given
+        if not isinstance(given, Tokenizer):
+            raise ValueError(
+                f"`tokenizer` must be a Tokenizer or None, received {describe(given)}."
+            )
+        return cls(given)
+
+    @classmethod
+    def takes(cls, x: Any) -> bool:
+        """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
+        if isinstance(x, Records) or is_column(x):
+            return True
+        if isinstance(x, np.ndarray):
+            return x.dtype.kind in "OUS"
+        if isinstance(x, tuple):
+            return len(x) > 0 and all(map(cls.takes, x))
+        return isinstance(x, (str, list))
+
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        return streams.held(task, data, batch_size, steps, **options)
+
+    @classmethod
+    def whole(cls, task, data, options):
+        return streams.held_texts(task, data, options)
+
+    def save(self, directory: str) -> None:
+        self.tokenizer.save(directory)
+
+    @classmethod
+    def from_files(cls, directory: str) -> "TextProcessor":
+        return cls(Tokenizer.from_files(directory))
+
+    @classmethod
+    def unpacked(cls, files: dict[str, str]) -> "TextProcessor":
+        processor = super().unpacked(files)
+        processor.tokenizer._name = type(processor.tokenizer)._name  # The folder is gone.
+        return processor
+
+    def check(self, config: TransformerConfig) -> None:
+        tokens, segments = self.tokenizer.vocabulary_size, self.tokenizer.segment_count
+        if tokens > config.vocabulary_size:
+            raise ValueError(
+                f"The tokenizer has {tokens} tokens, but the model's vocabulary only "
+                f"{config.vocabulary_size}. Do they belong together?"
+            )
+        if 1 < config.segment_vocabulary_size < segments:
+            raise ValueError(
+                f"The tokenizer tells {segments} segments apart, and the model has embeddings of "
+                f"{config.segment_vocabulary_size}. Do they belong together?"
+            )
+
+
+def tokenizer_of(task) -> Tokenizer:
+    """The tokenizer of a task. ValueError for a task without one."""
+    return task._require_processor().tokenizer
+
+
+def text_rows(texts, name: str = "x") -> list[str]:
+    """Texts as a list of strings. ValueError for anything else, with its place."""
+    if isinstance(texts, Records):
+        raise ValueError(
+            f"`{name}` must be a list of strings here: what `data.read` makes is for "
+            "TextClassifier, CausalLM, MaskedLM and Seq2SeqLM."
+        )
+    texts = listed(texts, name)
+    if is_frame(texts):
+        raise ValueError(
+            f"`{name}` is a data frame. Name a column, as in x=frame['text'], or for pairs two of "
+            "them in a tuple; or read it: data.read(frame, x='text', y='label')."
+        )
+    if isinstance(texts, str):
+        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise ValueError(f"`{name}` must be a list of strings, received {describe(texts)}.")
+    rows = list(texts)
+    if not rows:
+        raise ValueError(f"`{name}` is empty: there must be at least one text.")
+    for place, text in enumerate(rows):
+        if not (isinstance(text, str) and text.isascii()):
+            check_text(f"{name}[{place}]", text)
+    return rows
+
+
+def pair_rows(first, second, names: tuple[str, str], nouns: tuple[str, str]) -> tuple:
+    """Two lists of texts. ValueError unless there are as many of each."""
+    sides = tuple(text_rows(part, name) for part, name in zip((first, second), names, strict=True))
+    check_equal(*sides, nouns)
+    return sides
+
+
+def check_equal(first: list, second: list, nouns: tuple[str, str]) -> None:
+    """ValueError for lists of different lengths."""
+    if len(first) != len(second):
+        raise ValueError(
+            f"Received {len(first)} {nouns[0]} and {len(second)} {nouns[1]}: give one for each."
+        )
+
+
+def text_columns(x, name: str = "x") -> Records | tuple[list[str]]:
+    """One list of texts in a tuple; or `Records`, which must have one column, and no `y`."""
+    if not isinstance(x, Records):
+        return (text_rows(x, name),)
+    if len(x.columns) > 1:
+        raise ValueError(f"One column of texts is needed, without a `y`: received {x}.")
+    return x
+
+
+def take_max_length(task, options: dict[str, Any], at_least: int = 1, default=None) -> int:
+    """The longest row that a task makes of a text, in tokens: an option, taken out and checked."""
+    config, length = task.backbone.config, options.pop("max_length", None)
+    length = default if length is None else length
+    if length is None:
+        return config.max_sequence_length
+    most = config.max_sequence_length if config.position == "learned" else 2**31 - 1
+    return check_int("max_length", length, at_least=at_least, at_most=most)
+
+
+def encode_rows(
+    task,
+    texts: Records | tuple[list[str], ...],
+    encode: Callable,
+    with_labels: bool = False,
+    check_label: Callable | None = None,
+    **recipe,
+) -> Stored:
+    """Texts as rows of ids, by column: those in memory at once, records through the disk.
+
+    `encode` makes a dict of name to lists of ids of the lists of texts and of `place(row)`, for
+    errors. `with_labels` is whether the `y` of records holds labels and not texts. The ids depend
+    on `recipe`, values for JSON, beside the texts, the tokenizer and the task's class.
+    """
+    if not isinstance(texts, Records):
+        encoded = encode(texts, lambda index: f"`x[{index}]`")
+        return Stored({n: TokenRows.of(rows, n) for n, rows in encoded.items()}, None, None)
+    tokenizer = tokenizer_of(task)
+    size = tokenizer.vocabulary_size
+    dtype = "uint8" if size <= 2**8 else "uint16" if size <= 2**16 else "int32"
+    # What it names is seen from what it gives for no texts.
+    names = encode(([],) * (len(texts.columns) - with_labels), str)
+    dtypes = {name: "uint8" if name == "segment_ids" else dtype for name in names}
+    recipe |= {"task": type(task).__name__, "tokenizer": fingerprint(tokenizer)}
+    return tokenize(texts, encode, recipe, dtypes, with_labels, check_label)
+
+
+def token_columns(task, ids: list, segments: list) -> dict[str, list]:
+    """Rows of ids and of their segments, if the model tells segments apart, by input."""
+    segmented = task.backbone.config.segment_vocabulary_size > 1
+    return {"token_ids": ids, "segment_ids": segments} if segmented else {"token_ids": ids}
+
+
+def segmented_rows(task, max_length: int) -> Callable:
+    """`encode` of `encode_rows` for texts, or pairs of them, with their segments."""
+    tokenizer = tokenizer_of(task)
+
+    def encode(texts, place):
+        rows = tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
+        return token_columns(task, *rows)
+
+    return encode
+
+
+def token_batches(
+    task, columns: dict[str, Any], finish: Callable | None = None, **options
+) -> BucketedDataset:
+    """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
+
+    def make_batch(arrays, masks):
+        inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
+        inputs["padding_mask"] = masks["token_ids"]
+        inputs |= packed_inputs(arrays)
+        return (inputs,) if finish is None else finish(inputs, arrays)
+
+    pad_values = {"token_ids": tokenizer_of(task).pad_id or 0}
+    return task._bucketed(columns, make_batch, pad_values=pad_values, **options)
+
+
+def with_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
+    """The rows, each ended by `end_id`, if there is one, exactly once."""
+    if end_id is None:
+        return rows
+    return [row if row and row[-1] == end_id else [*row, end_id] for row in rows]
+
+
+def without_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
+    """The rows without the end that a tokenizer's template adds."""
+    return [row[:-1] if row and row[-1] == end_id else row for row in rows]

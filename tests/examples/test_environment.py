@@ -1,0 +1,33 @@
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.backend_independent
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if "from runs import" in path.read_text())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_what_backends_read_at_import_is_set_before(path):
+    imports = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    assert imports.index("runs") < imports.index("keras_transformer")
+
+
+@pytest.mark.parametrize("given", [None, "0"])
+def test_what_the_user_set_stays(given):
+    names = ("TF_CPP_MIN_LOG_LEVEL", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    if given is not None:
+        environment |= dict.fromkeys(names, given)
+    program = f"import os, runs; print(*[os.environ[name] for name in {names}])"
+    run = [sys.executable, "-c", program]
+    out = subprocess.run(run, cwd=EXAMPLES, env=environment, capture_output=True, check=True)
+    assert out.stdout.decode().split() == (["2", "PASSIVE"] if given is None else [given] * 2)

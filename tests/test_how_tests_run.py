@@ -1,0 +1,94 @@
+"""Which tests are run where, what touches a change, and what is said of the time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.changed import Imports, chosen
+from tests.thorough import SEED, THOROUGH, many, seeds
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.backend_independent
+
+PROGRAM = """
+import os, pytest
+@pytest.mark.backend_independent
+def test_python(): pass
+@pytest.mark.one_backend
+def test_one(): pass
+@pytest.mark.one_backend("tensorflow")
+def test_tensorflow(): pass
+@pytest.mark.one_backend
+@pytest.mark.each_backend
+def test_each(): pass
+@pytest.mark.thorough
+def test_thorough(): pass
+def test_all(): pass
+"""
+
+
+def ran(tmp_path, backends, **variables):
+    """The tests of PROGRAM that run on JAX."""
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_BACKENDS": backends, **variables}
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", *plugins, str(tmp_path)],
+        env={**environment, "KERAS_BACKEND": "jax"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "processor time, the ten slowest files" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if " PASSED" in line]
+    return {line.partition("::test_")[2].partition(" ")[0] for line in lines}, done.stdout
+
+
+def test_each_test_runs_on_its_backends(tmp_path):
+    pytest.importorskip("jax")
+    always = {"python", "each", "all"}
+    assert ran(tmp_path, "jax tensorflow torch", TEST_SEED="")[0] == always
+    found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="7")
+    assert found == always | {"one", "tensorflow", "thorough"}
+    assert "TEST_SEED=7 repeats it" in printed
+
+
+def test_seeds_are_those_of_the_run():
+    assert seeds(3) == seeds(3) and len(set(seeds(20))) == 20
+    assert many(5) == (50 if THOROUGH else 5)
+    assert (SEED is not None) == THOROUGH
+
+
+def test_the_nearest_tests_come_first(tmp_path):
+    files = {
+        "keras_transformer/__init__.py": "from keras_transformer import layers\n",
+        "keras_transformer/layers/__init__.py": "from keras_transformer.layers.one import One\n"
+        "from keras_transformer.layers.two import Two\n",
+        "keras_transformer/layers/one.py": "class One: pass\n",
+        "keras_transformer/layers/two.py": "from keras_transformer.layers.one import One\n"
+        "class Two(One): pass\n",
+        "tests/conftest.py": "",
+        "tests/test_one.py": "import keras_transformer as kt\nkt.layers.One()\n",
+        "tests/test_first.py": "from keras_transformer.layers import One\n",
+        "tests/test_two.py": "from keras_transformer.layers import Two\n",
+        "tests/test_other.py": "import keras_transformer\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "docs").mkdir()
+    steps = Imports(tmp_path).tests_of(["keras_transformer/layers/one.py"])
+    assert steps == {"tests/test_one.py": 0, "tests/test_first.py": 1, "tests/test_two.py": 2}
+    assert Imports(tmp_path).tests_of(["tests/test_other.py"]) == {"tests/test_other.py": 0}
+    seconds = {"tests/test_one.py": 5.0, "tests/test_first.py": 3.0, "tests/test_two.py": 3.0}
+    assert chosen(steps, seconds, 9) == (
+        ["tests/test_one.py", "tests/test_first.py"], ["tests/test_two.py"]
+    )  # fmt: skip
+    assert chosen(steps, seconds, 1)[0] == ["tests/test_one.py"]
+
+
+def test_the_map_of_the_package():
+    steps = Imports().tests_of(["keras_transformer/layers/dropout.py"])
+    assert steps["tests/layers/test_dropout.py"] == 0
+    assert min(n for path, n in steps.items() if "dropout" not in path) > 0

@@ -1,0 +1,112 @@
+"""Importing changes nothing; memory that steps need is kept, and not asked for anew each time."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_transformer as kt
+
+ROOT = Path(__file__).parents[1]
+# On JAX the first array decides how programs run, so what is asked for comes first.
+STEPS = """
+import logging, resource
+logging.basicConfig(level=logging.INFO, format="LOG %(name)s %(message)s")
+import keras_transformer as kt
+import keras, numpy as np
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def dispatch():
+    if keras.backend.backend() != "jax":
+        return None
+    import jax
+    return jax.config.read("jax_cpu_enable_async_dispatch")
+
+def make():
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=8, hidden_dim=4, num_layers=1, num_heads=1,
+        intermediate_dim=4,
+    )
+    return kt.models.Decoder(config)
+
+imported = dispatch()
+{before}
+print("RESULT", imported, dispatch())
+inputs = keras.Input((128,), dtype="int32")
+hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 256)(inputs))
+model = keras.Model(inputs, keras.layers.Dense(256)(hidden))
+model.compile("sgd", "mse")
+x, y = np.ones((64, 128), "int32"), np.ones((64, 1, 1), "float32")
+for _ in range(10):  # until the memory that is kept has found its pieces
+    model.train_on_batch(x, y)
+taken = []
+for _ in range(4):  # the least, since threads may ask for new memory later where cores are busy
+    before = faults()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    taken.append((faults() - before) / 3)
+print("RESULT", min(taken))
+"""
+kept = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or keras.backend.backend() == "tensorflow",
+    reason="What is kept is glibc's, and TensorFlow keeps memory by itself.",
+)
+
+
+def run(before, **environment):
+    """JAX's dispatch after the import and after `before`, faults of a step, lines of the log.
+
+    A step needs over 100 MB: 25,000 page faults if they are new pages each time.
+    """
+    keep = ("PATH", "HOME", "KERAS_BACKEND", "JAX_COMPILATION_CACHE_DIR")
+    found = {name: os.environ[name] for name in keep if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS.replace("{before}", before)],
+        env={**found, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    logged = [line for line in done.stderr.splitlines() if "LOG keras_transformer" in line]
+    return *lines[0], float(lines[1][0]), logged
+
+
+@kept
+def test_the_first_model_tunes_the_process_and_says_so_once():
+    imported, dispatch, faults, logged = run(
+        "make(); make(); assert kt.tune_process()\n"
+        "try:\n    kt.tune_process(False)\n"
+        "except ValueError as error:\n    assert 'tuned already' in str(error)\n"
+        "else:\n    raise SystemExit('taken back')"
+    )
+    jax = keras.backend.backend() == "jax"
+    assert (imported, dispatch) == (("True", "False") if jax else ("None", "None"))
+    assert faults < 2_500 if not jax else faults < 10_000
+    assert len(logged) == 1 and "tune_process(False)" in logged[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [
+        ("", {}),
+        ("kt.tune_process(False); make()", {}),
+        ("make()", {"MALLOC_TRIM_THRESHOLD_": "131072"}),
+    ],
+    ids=["import", "told", "environment"],
+)
+def test_nothing_is_changed(before, environment):
+    imported, dispatch, faults, logged = run(before, **environment)
+    assert imported == dispatch in ("True", "None") and not logged
+    assert faults > 10_000 or keras.backend.backend() == "tensorflow"
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="`enabled` must be"):
+        kt.tune_process("no")

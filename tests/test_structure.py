@@ -1,0 +1,176 @@
+"""The description of the weights against the variables of models that are really built."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import structure
+from keras_transformer.config import TransformerConfig
+from keras_transformer.planning import count_parameters
+
+ROOT = Path(__file__).parents[1]
+# Sizes that a preset's config is cut to; all different, so that no two axes are taken for another.
+TINY = {
+    "vocabulary_size": 11,
+    "hidden_dim": 24,
+    "num_layers": 2,
+    "intermediate_dim": 14,
+    "max_sequence_length": 7,
+}
+
+
+def tiny_presets():
+    """The configs of all presets, cut down, one of each structure."""
+    found = {}
+    for path in sorted((ROOT / "presets").glob("*/config.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))["backbone"]
+        config = TransformerConfig.from_dict(values)
+        changed = dict(TINY)
+        changed["num_heads"] = 4
+        changed["head_dim"] = 8 if config.head_dim * config.num_heads != config.hidden_dim else 6
+        grouped = config.num_key_value_heads < config.num_heads
+        changed["num_key_value_heads"] = 2 if grouped else 4
+        if config.kind == "seq2seq":
+            changed["num_decoder_layers"] = 1
+        if config.num_layer_groups < config.num_layers:
+            changed["num_layer_groups"] = 1
+        if config.embedding_dim != config.hidden_dim:
+            changed["embedding_dim"] = 10
+        if config.rotary_dim is not None:
+            changed["rotary_dim"] = 4
+        small = TransformerConfig.from_dict({**values, **changed})
+        found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
+    return list(found.values())
+
+
+def random_config(seed):
+    """Options drawn independently, but for those that contradict each other."""
+    random = np.random.default_rng(seed)
+
+    def one_of(*values):
+        return values[random.integers(len(values))]
+
+    kind = one_of("encoder", "decoder", "seq2seq")
+    values = {
+        "kind": kind,
+        "num_heads": 4,
+        "head_dim": one_of(6, 8),
+        "num_key_value_heads": one_of(1, 2, 4),
+        "gated": one_of(True, False),
+        "use_bias": one_of(True, False),
+        "attention_bias": one_of(True, False, None),
+        "attention_output_bias": one_of(True, False, None),
+        "query_key_norm": one_of(True, False),
+        "normalization": one_of("layer_norm", "rms_norm"),
+        "normalize_first": one_of(True, False),
+        "final_normalization": one_of(True, False, None),
+        "embedding_normalization": one_of(True, False),
+        "position": one_of("none", "sinusoidal", "learned", "rotary", "relative", "alibi"),
+        "segment_vocabulary_size": one_of(0, 3),
+        "score": one_of("scaled_dot", "dot", "general", "additive", "cosine", "location"),
+        "tie_embeddings": one_of(True, False),
+        "output_bias": one_of(True, False),
+        **TINY,
+    }
+    if kind == "encoder":
+        values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
+    if kind == "seq2seq":
+        values["num_decoder_layers"] = one_of(1, 3)
+    else:
+        values["num_layer_groups"] = one_of(1, 2)
+    return TransformerConfig(**values)
+
+
+CASES = [*tiny_presets(), *((f"seed {seed}", random_config(seed)) for seed in range(8))]
+
+
+@pytest.mark.parametrize("config", [case[1] for case in CASES], ids=[case[0] for case in CASES])
+def test_the_description_is_that_of_the_model(config):
+    backbone = kt.models.build_backbone(config)
+    real = {v.path.removeprefix(f"{backbone.path}/"): v for v in backbone.variables}
+    real = {path: v for path, v in real.items() if "seed_generator" not in path}
+    described = {weight.path: weight for weight in structure.backbone(config)}
+    assert {p: tuple(v.shape) for p, v in real.items()} == {
+        path: weight.shape for path, weight in described.items()
+    }
+    assert {v.dtype for v in real.values()} == {backbone.variable_dtype}
+    assert backbone.count_params() == count_parameters(config)
+    # What adapters stand beside: of the kernels those that are not of scores.
+    dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
+    kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
+    assert kernels == {p for p in described if p.endswith("/kernel") and "/score/" not in p}
+    # What decays: the matrices.
+    optimizer = kt.training.FineTuningAdamW()
+    optimizer.build(backbone.trainable_variables)
+    decays = {p for p, v in real.items() if optimizer._use_weight_decay(v)}
+    assert decays == {path for path, weight in described.items() if len(weight.axes) > 1}
+    for path, variable in real.items():
+        # What devices share is found by the path, wherever a layer stands.
+        shared = structure.shared_weight(variable.path, tuple(variable.shape))
+        cut = described[path].cut_axis(2)
+        assert (shared and shared.cut_axis(2)) == cut
+        before = path.startswith("token_embedding/embeddings") or (
+            path.split("/")[0] in ("encoder", "decoder")
+            and "layer_" not in path
+            and "final_norm" not in path
+        )
+        assert structure.is_before_blocks(variable.path) == before
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("hidden", [None, "tanh"])
+def test_the_heads_are_those_of_the_tasks(kind, hidden):
+    values = {"embedding_dim": 10} if kind == "encoder" else {}
+    config = TransformerConfig(kind=kind, num_heads=4, **TINY, **values)
+    options = {"num_classes": 3, **({"hidden_activation": hidden} if hidden else {})}
+    tasks = {kt.TextClassifier: options}
+    if kind == "encoder":
+        tasks |= {kt.MaskedLM: {}, kt.QuestionAnswerer: {}, kt.TokenClassifier: {"num_classes": 3}}
+    else:
+        tasks |= {kt.CausalLM: {}}
+    for task_class, given in tasks.items():
+        task = task_class(kt.models.build_backbone(config), **given)
+        real = {path: tuple(variable.shape) for path, variable in task.head.items()}
+        described = task_class.head_shapes(config, given)
+        assert {path.removeprefix(f"{task.path}/"): s for path, s in real.items()} == described
+
+
+def test_the_dtype_is_that_of_the_policy():
+    config = random_config(3)
+    backbone = kt.models.build_backbone(config, dtype="bfloat16")
+    kept = [v for v in backbone.variables if "seed_generator" not in v.path]
+    assert {v.dtype for v in kept} == {"bfloat16"} and len(kept) == len(structure.backbone(config))
+
+
+@pytest.mark.backend_independent
+def test_axes_are_cut_where_they_can_be():
+    weight = structure.Weight("x", ("vocabulary_size", "hidden_dim"), shape=(7, 6))
+    assert [weight.cut_axis(parts) for parts in (1, 7, 2, 5)] == [0, 0, 1, None]
+    assert structure.Weight("x", ("hidden_dim", "head_dim"), shape=(4, 4)).cut_axis(2) is None
+
+
+@pytest.mark.backend_independent
+def test_a_plan_needs_neither_keras_nor_a_backend():
+    """The ground floor by itself: the package's own `__init__` is not run."""
+    code = f"""
+import sys, types
+package = types.ModuleType("keras_transformer")
+package.__path__ = [{str(ROOT / "keras_transformer")!r}]
+sys.modules["keras_transformer"] = package
+from keras_transformer.config import TransformerConfig
+from keras_transformer.planning import make_plan
+config = TransformerConfig(kind="decoder", num_heads=4, **{TINY!r})
+print(make_plan(config, batch_size=2, length=5).parameters)
+print(sorted({{"keras", "jax", "tensorflow", "torch"}} & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    config = TransformerConfig(kind="decoder", num_heads=4, **TINY)
+    expected = sum(map(math.prod, structure.variable_shapes(config).values()))
+    assert run.stdout.split("\n")[:2] == [str(expected), "[]"]

@@ -1,0 +1,22 @@
+"""What `make test-thorough` does more than `make test`: more examples, and seeds drawn anew.
+
+Its seed is in the environment variable `TEST_SEED`; the same seed repeats the run. Without it a
+run is the short one, which does the same each time.
+"""
+
+import os
+
+import numpy as np
+
+SEED = int(os.environ["TEST_SEED"]) if os.environ.get("TEST_SEED") else None
+THOROUGH = SEED is not None
+
+
+def many(count: int) -> int:
+    """How many examples of a property are tried: ten times as many in the thorough run."""
+    return 10 * count if THOROUGH else count
+
+
+def seeds(count: int) -> list[int]:
+    """`count` seeds, the same in a short run, others in each thorough one."""
+    return np.random.default_rng(SEED or 0).integers(2**31, size=count).tolist()
