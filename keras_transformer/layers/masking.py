@@ -1,5 +1,6 @@
 """Who may attend to whom: padding, causality, window and packed documents, composed here only."""
 
+import keras
 from keras import ops
 
 from keras_transformer.layers.arguments import refuse_unused
@@ -77,6 +78,24 @@ def combine_masks(
     for part in parts[1:]:
         mask = ops.logical_and(mask, part)
     return mask
+
+
+def is_on_the_right(padding) -> bool:
+    """Whether each row has its real tokens first, as far as that can be seen.
+
+    On PyTorch it can, where the mask `(batch, length)` has values. Within a program of JAX or
+    TensorFlow it has none yet.
+    """
+    if padding is None or keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    from keras_transformer.layers.torch_products import computes_now
+
+    if type(padding) is not torch.Tensor or padding.device.type == "meta" or not computes_now():
+        return False
+    padding = padding.bool()
+    return not bool((padding[:, 1:] & ~padding[:, :-1]).any())
 
 
 def _pairs(queries, keys, relation):
