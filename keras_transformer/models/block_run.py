@@ -39,8 +39,7 @@ class BlockRun:
         self._causality_suffices = cache is None and not collect and is_on_the_right(mask)
         self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
         # Then no causal block could see padding, and its kernel needs no mask beside causality.
-        # What is collected is to show the mask.
-        self._masks_itself = cache is None and not collect and is_on_the_right(mask)
+        self._masks_itself = cache is None and is_on_the_right(mask)
         if cache is not None:
             length = x.shape[1]
             self.cache = cache.reserve(x, mask)
