@@ -1,13 +1,8 @@
 """Choosing the few lengths that batches are padded to.
 
-Every distinct shape costs a compilation, every padded position costs arithmetic. The
-functions here take the most buckets one is willing to compile and place them where the
-padding is least.
-
-A row may have more than one length (the source and the target of a translation). A bucket
-then has as many, and the buckets form a chain: each is at least as long as the one before
-in every length. So a row that fits one bucket fits all later ones, which is what lets
-`BucketedDataset` pass left-over rows upwards.
+Every distinct shape costs a compilation, every padded position costs arithmetic. A row may have
+several lengths, as source and target. A bucket then has as many, and buckets form a chain: a row
+that fits one fits all later ones, which lets `BucketedDataset` pass left-over rows upwards.
 """
 
 from collections.abc import Iterable, Sequence

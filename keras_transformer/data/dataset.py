@@ -1,8 +1,4 @@
-"""`BucketedDataset`: batches of variable-length rows, padded to few lengths.
-
-NumPy only, so the same (seed, epoch) gives the same batches in the same order whatever the
-backend, and no TensorFlow is needed.
-"""
+"""`BucketedDataset`: batches of variable-length rows, padded to few lengths. NumPy only."""
 
 import concurrent.futures
 import copy

@@ -63,13 +63,7 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
 
 
 class Packs:
-    """Rows in groups that are one row of a batch each.
-
-    Attributes:
-        length: int, positions of a pack.
-        lengths: int array `(packs, sides)`, those that are taken.
-        row_lengths: int array `(rows, sides)`.
-    """
+    """Rows in groups that are one row of a batch each: `lengths` `(packs, sides)` of `row_lengths`."""
 
     def __init__(self, lengths: np.ndarray, length: int):
         # More positions would be a mistake, and take the memory.

@@ -1,8 +1,4 @@
-"""Rows of text, CSV, TSV, JSON lines and Parquet files, one by one, with their line numbers.
-
-Parquet is read by pyarrow. Lines are read here: the readers of `datasets` say no line, let broken
-ones pass, and have no bound (docs/design.md, "Dependencies").
-"""
+"""Rows of text, CSV, TSV, JSON lines and Parquet files, one by one, with their line numbers."""
 
 import contextlib
 import csv

@@ -12,10 +12,7 @@ from keras_transformer.data.buckets import array_of
 def check_weights(
     name: str, weights: Any, rows: int, targets: tuple | None = None, unit: str = "text"
 ) -> np.ndarray | None:
-    """Weights as a float32 array, one a row or, if `targets` (their shape) is given, one a token.
-
-    Args: the name of the argument; what was given; how many rows there are, and what one is.
-    """
+    """Weights as float32, one for each of `rows`, or as `targets`, a shape, one a token."""
     if weights is None:
         return None
     if isinstance(weights, (str, bytes, dict)):

@@ -1,10 +1,4 @@
-"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX.
-
-By `structure`, the projections into the heads and into the width of the feed-forward layer are cut
-by columns, those back from there by rows: a device computes its heads and its columns alone, and
-the devices add up once behind each of the two layers. What has no such axis is small and lies whole
-on each device.
-"""
+"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX."""
 
 import math
 

@@ -1,8 +1,7 @@
 """Replicas of a whole model that each see a part of the batch: PyTorch and TensorFlow.
 
-Both engines combine what the replicas found as if each part counted the same. A mean over tokens
-is another thing where the parts have different numbers of tokens, so each replica learns how many
-there are in all.
+Both engines combine what the replicas found as if each part counted the same. For a mean over
+tokens each replica learns how many there are in all.
 """
 
 import contextvars
@@ -15,18 +14,7 @@ _processes = contextvars.ContextVar("processes", default=1)
 
 
 def part_of_mean(mean, weight):
-    """What a replica's mean over `weight` adds to the mean of all replicas.
-
-    Summed over the replicas on TensorFlow, averaged on PyTorch, as their engines do with
-    gradients, this is the mean over the weights of all.
-
-    Args:
-        mean: float scalar.
-        weight: float scalar, sum of the weights of this replica.
-
-    Returns:
-        Float scalar: `mean` itself without replicas.
-    """
+    """A replica's share of the mean over the weights of all, as the engine sums (TF) or averages (torch)."""
     count, total = _over_replicas(weight)
     if count == 1:
         return mean

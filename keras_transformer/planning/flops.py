@@ -1,8 +1,6 @@
 """Floating point operations of a model: those of its matrix products, counted exactly.
 
-What is no matrix product (normalization, softmax, dropout, the optimizer) is left out, as is usual
-for the utilization of a device: it is bound by the bandwidth of the memory, not by arithmetic. A
-multiplication and an addition are two operations.
+A multiplication and an addition are two. What is bound by memory (norms, softmax) is left out.
 """
 
 import math
@@ -161,11 +159,7 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
 def layer_flops(
     config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
 ) -> int:
-    """Operations of one layer, of its flat config, in one pass forward.
-
-    `attended` has for the attention to itself, and for that to an encoder, how many keys are read,
-    and how many of them are made by projections.
-    """
+    """Of one layer forward; `attended` keys, and those that are projected, of each attention."""
     parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):

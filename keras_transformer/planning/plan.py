@@ -233,11 +233,7 @@ def _operations(
 def _bytes_sent(
     config: TransformerConfig, rows: Rows, memory: Memory, rematerialize: bool, generating: bool
 ) -> float:
-    """Bytes that each device sends in a step, all in rings.
-
-    Along the model axis the states behind each sub-layer are summed, forward and backward; along
-    the data axis the gradients.
-    """
+    """Bytes that each device sends in a step: states along the model axis, gradients along the data's."""
     numbers = 0  # of a row
     for side in sides(config)[-1:] if generating else sides(config):
         tokens = 1 if generating else rows.target if side.source_dim else rows.source

@@ -100,11 +100,7 @@ def naming(argument: str) -> Iterator[None]:
 
 
 def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
-    """What is no text, and its weights, as Keras is to have them.
-
-    A dict has the names of the backbone's inputs; a dataset is not looked into. `learns` is whether
-    targets are needed. ValueError for arrays that the model would take, and compute nonsense of.
-    """
+    """What is no text, and its weights, as Keras is to have them; `learns`: targets are needed."""
     if not isinstance(x, Mapping):
         if not _is_dataset(x):
             raise ValueError(

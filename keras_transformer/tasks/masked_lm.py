@@ -41,14 +41,7 @@ from keras_transformer.training.objectives import generator_of, require_mask_id
 
 
 class Filling(NamedTuple):
-    """What may stand in place of a mask.
-
-    Attributes:
-        token: str, as it is written in a text.
-        token_id: int.
-        score: float, its probability.
-        text: str, the text with it in place of the mask.
-    """
+    """What may stand in place of a mask, its probability, and `text` with it in that place."""
 
     token: str
     token_id: int
@@ -69,13 +62,10 @@ class MaskedLM(TokenPredictor):
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer` with a mask token, or None to take ids only.
+    Args beside those of `Task`, whose tokenizer must have a mask token:
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`;
@@ -92,14 +82,8 @@ class MaskedLM(TokenPredictor):
     ```python
     import keras_transformer as kt
 
-    texts = ["a man rides a bike .", "two dogs run on the grass ."] * 8
-    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
-    lm = kt.MaskedLM(kt.models.Encoder(config), tokenizer)
-    lm.fit(texts, epochs=1, verbose=0)
+    lm = kt.MaskedLM.from_preset("minilm_l6_en")
+    lm.fit(["a man rides a bike .", "two dogs run on the grass ."], epochs=1, verbose=0)
     best, second = lm.fill_mask("a man rides a [MASK] .", top_k=2)
     assert best.score >= second.score and best.text.startswith("a man rides a")
     ```
@@ -168,15 +152,7 @@ class MaskedLM(TokenPredictor):
         return self.transform_norm(self.activation(self.transform_dense(states)))
 
     def make_dataset(
-        self,
-        x,
-        y=None,
-        sample_weight=None,
-        shuffle: bool = False,
-        seed: int = 0,
-        masked: bool = True,
-        objective: MaskedTokens | None = None,
-        **options,
+        self, x, y=None, sample_weight=None, masked: bool = True, objective=None, **options
     ) -> BucketedDataset:
         """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
 
@@ -194,7 +170,6 @@ class MaskedLM(TokenPredictor):
         max_length = take_max_length(self, options)
         encode = segmented_rows(self, max_length)
         columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
-        options |= {"shuffle": shuffle, "seed": seed}
         if not check_bool("masked", masked):
             return token_batches(self, columns, **options)
         hide = objective.bind(tokenizer_of(self))

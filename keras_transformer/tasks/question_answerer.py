@@ -29,13 +29,7 @@ from keras_transformer.tokenizers import Tokenizer
 
 
 class Answer(NamedTuple):
-    """A stretch of a context.
-
-    Attributes:
-        text: str, the characters as they are in the context; empty for no answer.
-        score: float, the probability of its first token times that of its last.
-        start, end: int, their places: `context[start:end]`.
-    """
+    """A stretch `context[start:end]`; its `score` is that of its first token times that of its last."""
 
     text: str
     score: float
@@ -45,12 +39,7 @@ class Answer(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SpanCrossEntropy(keras.losses.Loss):
-    """The mean of two cross-entropies over the positions: of the first and of the last token.
-
-    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`. Computed in float32.
-
-    Args:
-        reduction, name: as in `keras.losses.Loss`.
+    """The mean of two cross-entropies, of int positions `(batch, 2)` and logits `(batch, length, 2)`.
 
     Source: Devlin et al. 2018, "BERT", section 4.2.
     """
@@ -74,13 +63,7 @@ def exact_match(y_true, y_pred):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SpanAccuracy(keras.metrics.MeanMetricWrapper):
-    """The share of rows whose first and last token are both found.
-
-    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`.
-
-    Args:
-        name, dtype: as in `keras.metrics.Metric`.
-    """
+    """The share of rows whose first and last token are both found."""
 
     def __init__(self, name: str = "accuracy", dtype=None):
         super().__init__(exact_match, name=name, dtype=dtype)
@@ -101,11 +84,8 @@ class QuestionAnswerer(Task):
     Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
     share of exact matches; `compile` changes that.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
+    Args beside those of `Task`:
         dropout: float, rate on the states.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -123,12 +103,7 @@ class QuestionAnswerer(Task):
 
     questions = ["who rides a bike ?", "where do dogs run ?"]
     contexts = ["a man rides a bike .", "two dogs run on the grass ."]
-    tokenizer = kt.Tokenizer.train(questions + contexts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64, segment_vocabulary_size=2,
-    )
-    answerer = kt.QuestionAnswerer(kt.models.Encoder(config), tokenizer)
+    answerer = kt.QuestionAnswerer.from_preset("minilm_l6_en")
     answerer.fit((questions, contexts), [(0, 5), (13, "on the grass")], epochs=1, verbose=0)
     answer = answerer.answer(questions[0], contexts[0])
     assert answer.text == contexts[0][answer.start : answer.end]
@@ -164,9 +139,7 @@ class QuestionAnswerer(Task):
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Pairs of question and context as batches. See `Task.make_dataset`.
 
         With `y` a long context gives several rows, without it one row, cut at the end.
@@ -175,7 +148,6 @@ class QuestionAnswerer(Task):
         questions, contexts = _pairs(x)
         encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, max_length)
-        options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             firsts = dict(reversed(chosen))
             chosen = [(i, firsts[i]) for i in range(len(encodings))]
@@ -343,11 +315,7 @@ def _answer_tokens(
 
 
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
-    """The probabilities of no answer, and of each stretch of the context.
-
-    Those of stretches are `(context, max_answer_tokens)`, by the first token and how many more
-    there are; -1 where that is beyond the context.
-    """
+    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 where one is beyond the context."""
     allowed = inside.copy()
     allowed[0] = True
     start, end = softmax(np.where(allowed, logits.T, -np.inf))

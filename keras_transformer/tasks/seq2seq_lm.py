@@ -33,13 +33,10 @@ class Seq2SeqLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args:
-        backbone: a seq2seq backbone.
-        tokenizer: `Tokenizer` of both sides, or None to take and return ids.
+    Args beside those of `Task`:
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
             without one its padding.
         end_ids: list of int, any of which ends a target. Defaults to the tokenizer's end.
-        name: str.
 
     Call arguments:
         inputs: dict, as for `Seq2Seq`.
@@ -83,14 +80,7 @@ class Seq2SeqLM(LanguageModel):
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
 
     def make_dataset(
-        self,
-        x,
-        y=None,
-        sample_weight=None,
-        shuffle: bool = False,
-        seed: int = 0,
-        objective: SpanCorruption | Denoising | None = None,
-        **options,
+        self, x, y=None, sample_weight=None, objective=None, **options
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
@@ -101,7 +91,6 @@ class Seq2SeqLM(LanguageModel):
         tokenizer = tokenizer_of(self)
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
-        options |= {"shuffle": shuffle, "seed": seed}
         if objective is not None and not isinstance(objective, (SpanCorruption, Denoising)):
             raise ValueError(
                 "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "

@@ -23,11 +23,7 @@ class Word(NamedTuple):
 
 
 def character_spans(text: str, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
-    """The characters of each token, from start to before end, without white space around.
-
-    A byte-level or SentencePiece token has the space before its word in its offsets. One of white
-    space alone has an empty span at its end.
-    """
+    """The characters of each token, from start to before end, without the white space in its offsets."""
     spans = []
     for start, end in encoding.offsets:
         piece = text[start:end]
@@ -50,12 +46,7 @@ def words_of(text: str, encoding: tokenizers.Encoding) -> list[Word]:
 
 
 def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[np.ndarray]:
-    """The tokens of a row that is too long, as the places in the encoding of rows that are not.
-
-    Each has all tokens outside of the part (special tokens, a question) and a stretch of it; two
-    neighbours share `OVERLAP` tokens of the part, or half of what a row can hold. `part` is the
-    side of a pair that is cut, 0 for a single text. ValueError if the rest leaves it no room.
-    """
+    """A row that is too long, side `part` of it cut, as places in its encoding of rows that are not."""
     places = np.arange(len(encoding))
     if len(places) <= max_length:
         return [places]
@@ -95,10 +86,7 @@ def window_batches(
     further: dict[str, list] | None = None,
     **options,
 ) -> BucketedDataset:
-    """Batches of windows, each given by its encoding's number and its tokens. See `token_batches`.
-
-    `further` are columns beside the ids.
-    """
+    """Batches of windows: number and tokens of an encoding; `further` are columns beside the ids."""
     ids = [np.asarray(encodings[i].ids)[places].tolist() for i, places in chosen]
     segments = [np.asarray(encodings[i].type_ids)[places].tolist() for i, places in chosen]
     columns = token_columns(task, ids, segments) | (further or {})

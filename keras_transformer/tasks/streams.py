@@ -36,17 +36,8 @@ _TARGETS = ("target",)
 class TextBatches(keras.utils.PyDataset):
     """The batches of a data set of another library; those of texts are tokenized as they come.
 
-    Rows, order and shuffling are those of the data set. A batch is padded to a multiple of 32
-    tokens.
-
-    Args:
-        task: the task that they are for; its `make_dataset` makes the arrays of each batch.
-        begin: function to an iterator of `(x, y, sample_weight)`, each a batch.
-        num_batches: int, or None for a data set without an end.
-        once: bool, whether `begin` may be called once only.
-        shuffle: bool, whether what a model learns from is drawn anew each time.
-        seed: int, of the drawing; None for one drawn from NumPy.
-        **processing: options of `make_dataset`, such as `max_length`.
+    `begin` gives an iterator of `(x, y, sample_weight)`, each a batch, and with `once` only once.
+    `num_batches` is None for a data set without an end. Others are options of `make_dataset`.
     """
 
     def __init__(
@@ -114,23 +105,9 @@ class TextBatches(keras.utils.PyDataset):
 def held(
     task, data: Any, batch_size: int | None = None, steps: int | None = None, **options
 ) -> Any:
-    """Data as the verbs of a task take it: what gives strings as texts or as batches.
+    """Data as the verbs of a task take it: what gives strings as texts, `Records` or `TextBatches`.
 
-    Args:
-        task: the task.
-        data: what a user gave.
-        batch_size: int, rows of a batch of a data set that gives one after the other.
-        steps: int, the batches that are asked for, or None for all.
-        **options: `shuffle`, `seed` and others of `TextBatches`.
-
-    Returns:
-        Of a data frame its column, or a tuple of its columns; of a `datasets.Dataset` `Records`,
-        or its batches for a task that takes none; of other data sets `TextBatches`; anything else
-        as it is.
-
-    Raises:
-        ValueError: for several data sets in one, for rows that are dicts without the usual names,
-            and for a data set that has no end and no `steps`.
+    `batch_size` is for data that gives one row after the other, `steps` the batches that are asked for.
     """
     columns = _columns_of_table(task, data)
     if columns is not None:
@@ -160,10 +137,7 @@ def held(
 
 
 def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
-    """As `held`, but the texts of a data set as a list: a prediction is of all its rows.
-
-    The `steps` of the options are those of the data set, and are taken out of them.
-    """
+    """As `held`, but texts of a data set as a list, of all rows or of the `steps` in the options."""
     columns = _columns_of_table(task, data)
     if columns is not None:
         return read(data, x=columns[0]) if task.takes_records else _in_memory(data, columns[0])
@@ -257,11 +231,7 @@ def _size(data: Any, steps: int | None) -> int | None:
 
 
 def _columns_of_table(task, data: Any) -> tuple[tuple | str, str | None] | None:
-    """The columns of texts and of labels of a `datasets.Dataset`, None for other data.
-
-    Raises:
-        ValueError: for a `DatasetDict`, or columns with other than the usual names.
-    """
+    """The columns of texts and of labels of a `datasets.Dataset`, None for other data."""
     if isinstance(data, Mapping):
         if data and all(hasattr(part, "column_names") for part in data.values()):
             raise ValueError(
@@ -298,10 +268,7 @@ def _in_memory(data: Any, columns: tuple | str) -> Any:
 
 
 def _parts_by_name(task, data: Any, first: Mapping) -> Callable | None:
-    """Function of a dict, such as the first, to x, y and weights; None for other dicts of arrays.
-
-    A dict of arrays is cut in two if it holds the labels that the task learns from.
-    """
+    """Function of a dict, such as the first, to x, y and weights; None for other dicts of arrays."""
     label = next((name for name in _LABELS if name in first), None)
     if _has_text(first):
         columns, y = _usual_columns(task, data, list(first))

@@ -64,7 +64,8 @@ class Task(
 
     Args:
         backbone: a backbone of the kind that the task needs.
-        processor: of `processor_class`, or a `Tokenizer`; None for a task that takes arrays only.
+        processor: of `processor_class`, for tasks of text a `Tokenizer`, by the name `tokenizer`;
+            None for a task that takes arrays only.
         name: str.
     """
 
@@ -121,18 +122,15 @@ class Task(
 
     # What a subclass says of itself.
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """What the processor takes as batches of arrays, ready for `fit`.
 
         Args:
             x: texts, or what else the processor takes, as for `fit`.
             y: labels or target texts, as for `fit`.
             sample_weight: one number a row.
-            shuffle: bool, new batches every epoch.
-            seed: int, of the shuffling.
-            **options: of `data.BucketedDataset`, e.g. `batch_size`, `batch_tokens`, `max_length`.
+            **options: of `data.BucketedDataset`, e.g. `shuffle`, `seed`, `batch_size`,
+                `batch_tokens`, `max_length`.
         """
         raise NotImplementedError
 
@@ -250,10 +248,7 @@ class Task(
         return BucketedDataset(columns, make_batch, **options)
 
     def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
-        """The outputs for each row, without a common length, in the order of the rows.
-
-        `reduce` makes of those for one batch a list with an entry per row, which takes less memory.
-        """
+        """The outputs for each row, or what `reduce` makes of each batch's, in the order of the rows."""
         rows = []
         for place in range(len(dataset)):
             outputs = np.asarray(self.predict_on_batch(dataset[place][0]))

@@ -48,28 +48,20 @@ class TextClassifier(Classifier):
     (RoBERTa, DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens,
     what a model of sentence vectors was trained for, and the pooler is not used either.
 
-    Labels are names or numbers of classes, or a row for each text with the probability of each
-    class: one-hot and soft labels. With `multi_label` several classes of a text may be right, or
-    none: its labels are a list of names or numbers, or a row of 0 and 1. With `num_classes=1` the
-    task is a regression: labels are numbers, and `predict` gives them.
+    Labels are names (with `labels`) or numbers of classes, or a row for each text with the
+    probability of each class: one-hot and soft labels. With `multi_label` several classes of a text
+    may be right, or none: its labels are a list of names or numbers, or a row of 0 and 1. With
+    `num_classes=1` the task is a regression: labels are numbers, and `predict` gives them.
 
     Compiled with AdamW (5e-5), cross-entropy (with `multi_label` the binary one of each class) and
     accuracy, as a regression with the mean squared error; `compile` changes that.
 
-    Args:
-        backbone: an encoder or a decoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
-        num_classes: int, 1 for a regression. Defaults to the number of `labels`.
-        labels: list of class names, in the order of the class numbers. Labels may then be
-            given by name too.
-        dropout: float, rate on the state. Defaults to the backbone's.
+    Args beside those of `Classifier`:
         hidden_activation: str, the activation of a hidden layer of the state's width, see
             `layers.FeedForward`. None for no such layer.
-        pooling: str, the state of a text by those of its tokens: `"first"`, `"last"`, `"mean"`,
-            `"max"` or `"mean_sqrt_len"`, see `TextEmbedder`. Defaults to `"first"` for an encoder
-            and `"last"` for a decoder.
+        pooling: str, the state of a text by those of its tokens, see `TextEmbedder`. Defaults to
+            `"first"` for an encoder and `"last"` for a decoder.
         multi_label: bool, whether several classes of a text may be right.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -155,9 +147,7 @@ class TextClassifier(Classifier):
             state = get_activation(self.hidden_activation)(state)
         return self.output_dense(self.dropout_layer(state, training=training))
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts, or a tuple of two lists for pairs, as batches. See `Task.make_dataset`."""
         max_length = take_max_length(self, options)
         texts = x
@@ -192,14 +182,10 @@ class TextClassifier(Classifier):
         def finish(inputs, arrays):
             return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)
 
-        options |= {"values": values, "shuffle": shuffle, "seed": seed}
-        return token_batches(self, columns, finish, **options)
+        return token_batches(self, columns, finish, values=values, **options)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
-        """Labels as the loss takes them: numbers, or rows of probabilities; of a regression floats.
-
-        `of_file` is whether they are the different labels of a file, whose place is known.
-        """
+        """Labels as the loss takes them; `of_file`: the different labels of a file, whose place is known."""
         if self.num_classes == 1:
             return real_numbers(y, count)
         rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)

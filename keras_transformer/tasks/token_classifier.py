@@ -32,14 +32,7 @@ OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """A stretch of a text.
-
-    Attributes:
-        label: str, without the prefix `B-` or `I-`.
-        text: str, the characters as they are in the text.
-        start, end: int, their places: `text[start:end]`.
-        score: float, the mean of the probabilities of its words' labels.
-    """
+    """A stretch `text[start:end]`, its label without `B-`; its score is the mean over its words."""
 
     label: str
     text: str
@@ -63,14 +56,7 @@ class TokenClassifier(Classifier):
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
-        num_classes: int. Defaults to the number of `labels`.
-        labels: list of class names, in the order of the class numbers. Labels may then be
-            given by name too.
-        dropout: float, rate on the states. Defaults to the backbone's.
-        name: str.
+    Args: as of `Classifier`.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -88,14 +74,8 @@ class TokenClassifier(Classifier):
 
     words = [["Anna", "lives", "in", "New", "York"], ["I", "met", "Anna"]]
     labels = [["B-PER", "O", "O", "B-LOC", "I-LOC"], ["O", "O", "B-PER"]]
-    texts = [" ".join(row) for row in words]
-    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
     names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    classifier = kt.TokenClassifier(kt.models.Encoder(config), tokenizer, labels=names)
+    classifier = kt.TokenClassifier.from_preset("minilm_l6_en", labels=names)
     classifier.fit(words, labels, epochs=1, verbose=0)
     for entity in classifier.recognize("I met Anna in New York"):
         assert entity.text == "I met Anna in New York"[entity.start : entity.end]
@@ -128,9 +108,7 @@ class TokenClassifier(Classifier):
     def head_outputs(self, states, inputs, training: bool):
         return self.output_dense(self.dropout_layer(states, training=training))
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Words with labels, or texts with entities, as batches. See `Task.make_dataset`.
 
         With `y` a long text gives several rows, without it one row, cut at the end.
@@ -141,7 +119,6 @@ class TokenClassifier(Classifier):
         parts = [windows(e, 0, max_length) for e in encodings]
         parts = [part[:1] for part in parts] if y is None else parts
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             return window_batches(self, encodings, chosen, **options)
 
@@ -226,9 +203,7 @@ class TokenClassifier(Classifier):
             batch_size: int, texts or windows computed together. Defaults to 32.
 
         Returns:
-            For each text a list of `Entity`; for a string in place of a list, its own.
-
-        Example: see the class.
+            For each text a list of `Entity`; for a string its own. Example: see the class.
         """
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings = tokenizer_of(self).encode_batch_with_offsets(rows)

@@ -16,12 +16,7 @@ _OF_LOGITS = ("call", "head_outputs", "compute_loss", "compute_metrics")
 
 
 class TokenLoss(TrainingLoss):
-    """Token cross-entropy from the states before the projection, and the metrics beside it.
-
-    Args:
-        model: a `TokenPredictor`.
-        metrics: list of `TokenMean`, those that it was compiled with.
-    """
+    """Token cross-entropy from the states before the projection, and the metrics beside it."""
 
     def __init__(self, model: "TokenPredictor", metrics: list[TokenMean]):
         super().__init__(model)
@@ -60,11 +55,9 @@ class TokenLoss(TrainingLoss):
 class TokenPredictor(Task):
     """A task whose outputs are logits of the vocabulary.
 
-    In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
-    a batch are never there as a whole (`TokenLoss`). So it is with the loss `TokenCrossEntropy`,
-    and of metrics only `Perplexity` and `TokenAccuracy` among the `weighted_metrics`; with others
-    Keras computes from the logits, and so it does for a subclass with a `call`, `compute_loss` or
-    `compute_metrics` of its own.
+    With `TokenCrossEntropy`, and `Perplexity` and `TokenAccuracy` as `weighted_metrics`, the projection
+    is part of the loss, `TokenLoss`. Otherwise Keras computes from the logits, and so it does for a
+    subclass with a `call`, `compute_loss` or `compute_metrics` of its own.
     """
 
     @property

@@ -1,9 +1,7 @@
 """Adam's step of a variable in one pass over the memory, on PyTorch and TensorFlow too.
 
-Adam does a dozen small sums and products to each number of a model, its gradient and its two
-moments. XLA makes one loop of them. Keras's Adam calls them one after the other elsewhere, each a
-pass over memory: on a CPU that is half of the time of a step of PyTorch. Both libraries have the
-whole step as one operation, which is called here.
+XLA makes one loop of Adam's dozen sums and products. Keras calls them one after the other
+elsewhere, on a CPU half of the time of a step; both libraries have the whole step as one operation.
 """
 
 import keras
@@ -11,11 +9,7 @@ from keras import ops
 
 
 class OnePass:
-    """Mixin before `keras.optimizers.Adam` or what derives from it; the numbers are Adam's.
-
-    Whatever the operation does not know goes the way of Keras: AMSGrad, other dtypes than float32,
-    `tf.distribute`; PyTorch on a GPU, where a launch costs more than a pass.
-    """
+    """Mixin before `keras.optimizers.Adam` or what derives from it; the numbers are Adam's."""
 
     def update_step(self, gradient, variable, learning_rate):
         # Of TensorFlow and JAX; PyTorch's come all at once, see below.

@@ -1,9 +1,4 @@
-"""The projection to the vocabulary and its cross-entropy in one, without the whole logits.
-
-The logits of a batch are the largest tensor of a training step: 4,096 tokens and 32,000 words
-make 524 MB, and as much for their gradient. Here a few positions at a time are projected, and what
-the loss needs of them, gradients included, is computed while their logits are at hand.
-"""
+"""The projection to the vocabulary and its cross-entropy in one, a few positions at a time."""
 
 from typing import Any, NamedTuple
 
@@ -18,14 +13,7 @@ from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_t
 
 
 class TokenSums(NamedTuple):
-    """Sums over the tokens of a batch, each token by its weight. All float32 scalars.
-
-    Fields:
-        loss: of the label-smoothed cross-entropy. Only this one has a gradient.
-        cross_entropy: of the cross-entropy without smoothing.
-        correct: of 1 for each token with the largest logit.
-        weight: of the weights.
-    """
+    """Sums over the tokens of a batch, each by its weight: float32 scalars. `loss` has the gradient."""
 
     loss: Any
     cross_entropy: Any

@@ -10,11 +10,7 @@ _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", 
 
 
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
-    """Cross-entropy of each token, float32, in nats, from logits and without one-hot targets.
-
-    With weight `1 - label_smoothing` on the target and `label_smoothing` spread evenly over
-    the whole vocabulary: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`.
-    """
+    """Of each token, float32, in nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`."""
     logits = ops.cast(logits, "float32")
     targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
     if keras.backend.backend() == "tensorflow":

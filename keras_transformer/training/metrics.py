@@ -9,11 +9,7 @@ from keras_transformer.training.losses import token_cross_entropy
 
 
 class TokenMean(keras.metrics.Metric):
-    """Mean over tokens, each weighted by its sample weight.
-
-    Not `keras.metrics.Mean`: that first averages each row over its length, so a token in a
-    batch padded to 64 would count half as much as one in a batch padded to 32.
-    """
+    """Mean over tokens by weight, not over rows: a padded batch does not count less."""
 
     def __init__(self, name=None, dtype=None):
         super().__init__(name=name, dtype=dtype)

@@ -1,7 +1,4 @@
-"""What a model learns from text alone: objects that make batches of padded rows of token ids.
-
-NumPy only, and drawn from a generator that is given: the same on every backend.
-"""
+"""What a model learns from text alone: NumPy functions that make batches of padded rows of ids."""
 
 import dataclasses
 from collections.abc import Callable

@@ -121,10 +121,7 @@ class FineTuningAdamW(OnePass, _AdamW):
 
 
 def _checked_rate(learning_rate, options: dict):
-    """The learning rate; ValueError for one, or for other options of Adam, that are out of range.
-
-    Keras takes NaN for each of them.
-    """
+    """The learning rate, and other options of Adam, of which Keras takes NaN: ValueError."""
     for name in ("beta_1", "beta_2"):
         if name in options:
             check_number(name, options[name], at_least=0, below=1)

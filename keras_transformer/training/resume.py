@@ -261,11 +261,7 @@ def _within_model(variable) -> str:
 
 
 class _TorchGenerators:
-    """PyTorch's own random numbers, which dropout without a seed draws from. Else nothing.
-
-    Others draw from them too, between the epochs. So each epoch begins with a seed of its own, and
-    within one their states are kept.
-    """
+    """PyTorch's own random numbers: each epoch has a seed, and within one their states are kept."""
 
     def __init__(self, seed: int | None = None, tensors: dict | None = None):
         self.seed, self.kept = seed, tensors or {}

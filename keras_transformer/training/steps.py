@@ -4,11 +4,7 @@ import keras
 
 
 class TrainingLoss:
-    """What a step computes in place of Keras's loss and metrics of the outputs of `call`.
-
-    Args:
-        model: the compiled `keras.Model` that the loss is of.
-    """
+    """What a step of `model` computes in place of Keras's loss and metrics of the outputs of `call`."""
 
     def __init__(self, model: keras.Model):
         self.model = model
