@@ -63,7 +63,7 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
 
 
 class Packs:
-    """Rows in groups that are one row of a batch each: `lengths` `(packs, sides)` of `row_lengths`."""
+    """Rows in groups that are one row of a batch each, of `lengths` `(packs, sides)`."""
 
     def __init__(self, lengths: np.ndarray, length: int):
         # More positions would be a mistake, and take the memory.

@@ -14,7 +14,7 @@ _processes = contextvars.ContextVar("processes", default=1)
 
 
 def part_of_mean(mean, weight):
-    """A replica's share of the mean over the weights of all, as the engine sums (TF) or averages (torch)."""
+    """A replica's share of the mean over all weights, as its engine sums or averages."""
     count, total = _over_replicas(weight)
     if count == 1:
         return mean

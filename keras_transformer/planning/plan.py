@@ -233,7 +233,7 @@ def _operations(
 def _bytes_sent(
     config: TransformerConfig, rows: Rows, memory: Memory, rematerialize: bool, generating: bool
 ) -> float:
-    """Bytes that each device sends in a step: states along the model axis, gradients along the data's."""
+    """Bytes that a device sends in a step: states along the model axis, gradients along data."""
     numbers = 0  # of a row
     for side in sides(config)[-1:] if generating else sides(config):
         tokens = 1 if generating else rows.target if side.source_dim else rows.source

@@ -13,7 +13,7 @@ from keras_transformer.data.record_objects import is_column, is_frame, plain
 def class_numbers(
     y: Any, count: int, num_classes: int, labels: list[str] | None, unit: str, name: str = "y"
 ) -> np.ndarray:
-    """Labels by number or name, or of two classes True and False, each of a `unit`, as int32 `(count,)`."""
+    """Labels by number or name, of two classes also as bool, as int32 `(count,)`."""
     rows = _rows(y, count, unit, name)
     if rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and (rows == np.floor(rows)).all()):
         numbers = rows
@@ -43,7 +43,7 @@ def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
 def class_rows(
     y: Any, count: int, num_classes: int, labels: list[str] | None, multi_label: bool
 ) -> np.ndarray | None:
-    """Labels that are a row for each text, as float32 `(count, num_classes)`; None for one a text."""
+    """Labels that are a row for each text, float32 `(count, num_classes)`; None for one a text."""
     array = _matrix(y, count, num_classes)
     if array is not None and not np.isfinite(array).all():
         raise ValueError(f"`y[{np.argwhere(~np.isfinite(array))[0][0]}]` holds no finite numbers.")

@@ -15,7 +15,7 @@ def check_pooling(pooling: str) -> str:
 
 
 def pool(states, padding_mask, pooling: str):
-    """The states `(batch, length, hidden_dim)` of the real tokens, made one, `(batch, hidden_dim)`."""
+    """The states `(batch, length, hidden_dim)` of real tokens made one, `(batch, hidden_dim)`."""
     if pooling == "first":
         return states[:, 0]
     mask = as_mask(states[..., 0], padding_mask)

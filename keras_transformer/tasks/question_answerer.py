@@ -29,7 +29,7 @@ from keras_transformer.tokenizers import Tokenizer
 
 
 class Answer(NamedTuple):
-    """A stretch `context[start:end]`; its `score` is that of its first token times that of its last."""
+    """A stretch `context[start:end]`; its score is that of its first token times its last's."""
 
     text: str
     score: float
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SpanCrossEntropy(keras.losses.Loss):
-    """The mean of two cross-entropies, of int positions `(batch, 2)` and logits `(batch, length, 2)`.
+    """The mean of two cross-entropies: int positions `(batch, 2)`, logits `(batch, length, 2)`.
 
     Source: Devlin et al. 2018, "BERT", section 4.2.
     """
@@ -315,7 +315,7 @@ def _answer_tokens(
 
 
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
-    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 where one is beyond the context."""
+    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 beyond the context."""
     allowed = inside.copy()
     allowed[0] = True
     start, end = softmax(np.where(allowed, logits.T, -np.inf))

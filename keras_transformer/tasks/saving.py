@@ -19,8 +19,8 @@ _SAMPLER = "sampler.json"
 class Serializable:
     """What of a task goes through Keras's serialization: all but what `task_values` says.
 
-    So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`, deep copies and
-    pickle work. A processor goes along as its files. Of a task with adapters the files have the weights
+    So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`, deep copies
+    and pickle work. A processor goes along as its files. With adapters the files have the weights
     as after `merge_lora`, which a task without adapters takes, and the adapters beside them.
     """
 

@@ -23,7 +23,7 @@ class Word(NamedTuple):
 
 
 def character_spans(text: str, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
-    """The characters of each token, from start to before end, without the white space in its offsets."""
+    """The characters of each token, from start to before end, without the white space around."""
     spans = []
     for start, end in encoding.offsets:
         piece = text[start:end]
@@ -46,7 +46,7 @@ def words_of(text: str, encoding: tokenizers.Encoding) -> list[Word]:
 
 
 def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[np.ndarray]:
-    """A row that is too long, side `part` of it cut, as places in its encoding of rows that are not."""
+    """A row that is too long, its side `part` cut, as places in its encoding."""
     places = np.arange(len(encoding))
     if len(places) <= max_length:
         return [places]
@@ -86,7 +86,7 @@ def window_batches(
     further: dict[str, list] | None = None,
     **options,
 ) -> BucketedDataset:
-    """Batches of windows: number and tokens of an encoding; `further` are columns beside the ids."""
+    """Batches of windows, each an encoding's number and tokens; `further` are more columns."""
     ids = [np.asarray(encodings[i].ids)[places].tolist() for i, places in chosen]
     segments = [np.asarray(encodings[i].type_ids)[places].tolist() for i, places in chosen]
     columns = token_columns(task, ids, segments) | (further or {})

@@ -107,7 +107,7 @@ def held(
 ) -> Any:
     """Data as the verbs of a task take it: what gives strings as texts, `Records` or `TextBatches`.
 
-    `batch_size` is for data that gives one row after the other, `steps` the batches that are asked for.
+    `batch_size` is for data that gives one row after the other, `steps` the batches asked for.
     """
     columns = _columns_of_table(task, data)
     if columns is not None:
@@ -137,7 +137,7 @@ def held(
 
 
 def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
-    """As `held`, but texts of a data set as a list, of all rows or of the `steps` in the options."""
+    """As `held`, but texts as a list, of all rows or of the `steps` in the options."""
     columns = _columns_of_table(task, data)
     if columns is not None:
         return read(data, x=columns[0]) if task.takes_records else _in_memory(data, columns[0])
@@ -268,7 +268,7 @@ def _in_memory(data: Any, columns: tuple | str) -> Any:
 
 
 def _parts_by_name(task, data: Any, first: Mapping) -> Callable | None:
-    """Function of a dict, such as the first, to x, y and weights; None for other dicts of arrays."""
+    """Function of a dict such as the first to x, y, weights; None for other dicts of arrays."""
     label = next((name for name in _LABELS if name in first), None)
     if _has_text(first):
         columns, y = _usual_columns(task, data, list(first))

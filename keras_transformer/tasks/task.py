@@ -248,7 +248,7 @@ class Task(
         return BucketedDataset(columns, make_batch, **options)
 
     def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
-        """The outputs for each row, or what `reduce` makes of each batch's, in the order of the rows."""
+        """The outputs for each row, or what `reduce` makes of a batch's, in the rows' order."""
         rows = []
         for place in range(len(dataset)):
             outputs = np.asarray(self.predict_on_batch(dataset[place][0]))

@@ -163,7 +163,7 @@ def encode_rows(
     """Texts as rows of ids, by column: those in memory at once, records through the disk.
 
     `encode` makes a dict of name to lists of ids of the lists of texts and of `place(row)`, for
-    errors. The ids depend on `recipe`, values for JSON, the texts, the tokenizer and the task's class.
+    errors. The ids depend on `recipe`, values for JSON, texts, tokenizer and the task's class.
     """
     if not isinstance(texts, Records):
         encoded = encode(texts, lambda index: f"`x[{index}]`")

@@ -185,7 +185,7 @@ class TextClassifier(Classifier):
         return token_batches(self, columns, finish, values=values, **options)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
-        """Labels as the loss takes them; `of_file`: the different labels of a file, whose place is known."""
+        """Labels as the loss takes them; `of_file`: the different ones of a file."""
         if self.num_classes == 1:
             return real_numbers(y, count)
         rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)

@@ -55,9 +55,9 @@ class TokenLoss(TrainingLoss):
 class TokenPredictor(Task):
     """A task whose outputs are logits of the vocabulary.
 
-    With `TokenCrossEntropy`, and `Perplexity` and `TokenAccuracy` as `weighted_metrics`, the projection
-    is part of the loss, `TokenLoss`. Otherwise Keras computes from the logits, and so it does for a
-    subclass with a `call`, `compute_loss` or `compute_metrics` of its own.
+    With `TokenCrossEntropy`, and `Perplexity` and `TokenAccuracy` as `weighted_metrics`, the
+    projection is part of the loss, `TokenLoss`. Otherwise Keras computes from the logits, and so it
+    does for a subclass with a `call`, `compute_loss` or `compute_metrics` of its own.
     """
 
     @property

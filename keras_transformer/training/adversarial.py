@@ -7,10 +7,11 @@ from keras import ops
 
 
 def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, norm: float):
-    """The loss of a batch whose token embeddings move by `norm` times their length to where it rises most.
+    """The loss with token embeddings moved, by `norm` of their length, to where it rises most.
 
-    Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text Classification",
-    section 3, equations 4 and 5. There embeddings are scaled to one size first; here the step is.
+    Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
+    Classification", section 3, equations 4 and 5. There embeddings are scaled to one size first;
+    here the step is.
     """
     mask = inputs["padding_mask"]
     real = ops.cast(ops.expand_dims(mask, -1), "float32")

@@ -65,7 +65,7 @@ class CompilesAhead(KeepsState):
 
 
 class AheadOfTime(StepPrograms):
-    """Programs that are compiled before they are needed: each call traces one shape more, in its thread."""
+    """Programs of a step compiled before they are needed: a call traces one shape more."""
 
     def __init__(self, function, **options):
         super().__init__(function, **options)

@@ -13,7 +13,7 @@ from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_t
 
 
 class TokenSums(NamedTuple):
-    """Sums over the tokens of a batch, each by its weight: float32 scalars. `loss` has the gradient."""
+    """Sums over the tokens of a batch by weight: float32 scalars. `loss` has the gradient."""
 
     loss: Any
     cross_entropy: Any

@@ -4,7 +4,7 @@ import keras
 
 
 class TrainingLoss:
-    """What a step of `model` computes in place of Keras's loss and metrics of the outputs of `call`."""
+    """What a step computes in place of Keras's loss and metrics of the outputs of `call`."""
 
     def __init__(self, model: keras.Model):
         self.model = model
