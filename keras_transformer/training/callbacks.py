@@ -17,14 +17,13 @@ class StopAtNaN(keras.callbacks.Callback):
     are. So it is looked at every few steps only, since looking at it waits for the step.
 
     Args:
-        every: int, steps between two looks. With 1 the step is exact, and the run slower.
+        every: int, steps between two looks.
         checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
 
     Raises:
         FloatingPointError: from `fit`, once the loss is NaN or infinite.
 
     Example:
-
     ```python
     from keras_transformer.training import StopAtNaN
     import keras, numpy as np
@@ -91,20 +90,14 @@ class BLEUCallback(keras.callbacks.Callback):
         ImportError: sacrebleu is not installed.
 
     Example:
-
     ```python
-    from keras_transformer.training import BLEUCallback
-    import keras, numpy as np
+    import keras_transformer as kt
 
-    class Echo(keras.Sequential):
-        def generate(self, texts):
-            return texts
-
-    model = Echo([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    bleu = BLEUCallback(["ein mann mit hut ."], ["ein mann mit hut ."], tokenize="none")
-    history = model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[bleu]).history
-    assert round(history["val_bleu"][0]) == 100
+    translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+    pair = (["a man rides a bike ."], ["ein mann fährt fahrrad ."])
+    bleu = kt.training.BLEUCallback(*pair, tokenize="none")
+    history = translator.fit(*pair, verbose=0, callbacks=[bleu]).history
+    assert 0 <= history["val_bleu"][0] <= 100
     ```
     """
 

@@ -77,12 +77,11 @@ class MaskedTokens:
         check_number("rate", self.rate, above=0, below=1)
 
     def bind(self, tokenizer: Tokenizer) -> Callable:
-        """The function that makes a batch of this tokenizer's ids.
+        """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
 
         It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
         and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
         hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
-        ValueError for a tokenizer without a mask token.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
@@ -153,11 +152,7 @@ class SpanCorruption:
         check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """The function that makes a batch, as of `MaskedTokens`, the inputs of a `Seq2SeqLM`.
-
-        Its ids are without the special tokens of the template. ValueError for a tokenizer without
-        sentinels.
-        """
+        """As of `MaskedTokens`, of ids without the template's, for a `Seq2SeqLM`."""
         sentinels = _sentinels(tokenizer)
         finish = _seq2seq_batch(tokenizer, start_id)
 
@@ -218,19 +213,16 @@ class Denoising:
 
     Source: Lewis et al. 2020, "BART", section 2.2 and 5 (text infilling, sentence permutation).
 
-    Example:
+    Example, which makes a batch as `make_dataset(texts, objective=Denoising())` does:
     ```python
+    import numpy as np
     import keras_transformer as kt
 
-    texts = ["two dogs run . a man rides a bike ."] * 8
-    words = kt.Tokenizer.train(texts, vocabulary_size=300, special_tokens=["<mask>"])
-    config = kt.TransformerConfig(
-        kind="seq2seq", vocabulary_size=words.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
-    lm = kt.Seq2SeqLM(kt.models.Seq2Seq(config), words)
-    dataset = lm.make_dataset(texts, objective=kt.training.Denoising(), shuffle=True)
-    lm.fit(dataset, epochs=1, verbose=0)
+    words = kt.Tokenizer.train(["two dogs run . a man rides ."], special_tokens=["<mask>"])
+    ids = np.array([words.encode("two dogs run . a man rides .")])
+    make_batch = kt.training.Denoising().bind(words, start_id=0)
+    inputs, targets, weights = make_batch(ids, np.ones_like(ids, bool), np.random.default_rng(0))
+    assert inputs["decoder_token_ids"].shape == targets.shape == weights.shape
     ```
     """
 

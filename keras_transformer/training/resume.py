@@ -22,11 +22,10 @@ _FILE = "state.safetensors"
 class ResumableRun(keras.callbacks.Callback):
     """Keeps all that a run needs to go on, and goes on with it when the program starts again.
 
-    One file holds the weights, the optimizer, the states of all random numbers, the metrics of
-    the running epoch and the place in the data. It is written beside the last one and renamed: a
-    run that is killed, while saving too, goes on from a whole file. Started again with the same
-    program, `fit` then has the losses of an unbroken run: bit for bit, or as exact as the backend
-    repeats itself.
+    One file holds the weights, the optimizer, the states of all random numbers, the metrics of the
+    running epoch and the place in the data. It is renamed when whole: a run that is killed, while
+    saving too, goes on from a whole file. Started again with the same program, `fit` then has the
+    losses of an unbroken run, as exact as the backend repeats itself.
 
     Call `keras.utils.set_random_seed` before the model is made, and put this last among the
     callbacks: what those before it did with an epoch then belongs to it.
@@ -46,26 +45,17 @@ class ResumableRun(keras.callbacks.Callback):
             this process has begun there since.
 
     Example:
-
     ```python
-    import tempfile
-    from keras_transformer.data import BucketedDataset
-    from keras_transformer.training import ResumableRun
+    import keras_transformer as kt
     import keras
 
     keras.utils.set_random_seed(1)
-    dataset = BucketedDataset(
-        {"ids": [[1, 2, 3]] * 8},
-        lambda arrays, masks: (arrays["ids"][:, :3], arrays["ids"][:, 0]),
-        batch_size=4, shuffle=True,
-    )
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        for epochs in (1, 3):  # As if the program was started twice: the second adds two epochs.
-            run = ResumableRun(folder, dataset, every=1)
-            history = model.fit(dataset, epochs=epochs, shuffle=False, verbose=0, callbacks=[run])
-        assert history.epoch == [1, 2]
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    dataset = classifier.make_dataset(["a warm film", "dull"] * 4, [1, 0] * 4, shuffle=True)
+    for epochs in (1, 3):  # As if the program was started twice: the second adds two epochs.
+        run = kt.training.ResumableRun("run", dataset, every=1)
+        history = classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[run])
+    assert history.epoch == [1, 2]
     ```
     """
 
