@@ -260,7 +260,11 @@ class BucketedDataset(keras.utils.PyDataset):
     @property
     def description(self) -> dict:
         """Values that differ when the batches differ."""
+        checksum = 0
         columns = [column for side in self._sides for column in side.values()]
+        arrays = [array for column in columns for array in (column.lengths, *column.blocks)]
+        for array in [*arrays, *self._values.values()]:
+            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
         return {
             "rows": self.num_rows,
             "batches": self._num_batches,
@@ -268,10 +272,7 @@ class BucketedDataset(keras.utils.PyDataset):
             "batch_rows": self._batch_rows,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "content": _checksum(
-                *(array for column in columns for array in (column.lengths, *column.blocks)),
-                *self._values.values(),
-            ),
+            "content": checksum,
         }
 
     def __len__(self):
@@ -358,14 +359,6 @@ class BucketedDataset(keras.utils.PyDataset):
                 batches = padded_to_sizes(batches, self._sizes, self._limits)
             self._composed = (epoch, batches)
         return batches
-
-
-def _checksum(*arrays: np.ndarray) -> int:
-    """CRC-32 of the arrays, one after the other."""
-    value = 0
-    for array in arrays:
-        value = zlib.crc32(np.ascontiguousarray(array), value)
-    return value
 
 
 def _token_rows(name, rows) -> TokenRows:

@@ -51,7 +51,12 @@ def tokenize(
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
     made = _digest({**made, "dtypes": dtypes, "version": _VERSION})
     fingerprint = records.fingerprint()
-    content = fingerprint or _rows_digest(records)
+    content = fingerprint
+    if content is None:
+        rows = hashlib.sha256()
+        for part in records.chunks():
+            _add_rows(rows, part)
+        content = rows.hexdigest()
     found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
     if found is None:
         with _scratch(cache, made) as scratch:
@@ -252,13 +257,6 @@ def _plain_label(value):
     if is_number(value):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, str) else None
-
-
-def _rows_digest(records: Records) -> str:
-    digest = hashlib.sha256()
-    for part in records.chunks():
-        _add_rows(digest, part)
-    return digest.hexdigest()
 
 
 def _add_rows(digest, part: Chunk) -> None:

@@ -102,7 +102,8 @@ def naming(argument: str) -> Iterator[None]:
 def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
     """What is no text, and its weights, as Keras is to have them; `learns`: targets are needed."""
     if not isinstance(x, Mapping):
-        if not _is_dataset(x):
+        known = x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray))
+        if known or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
             raise ValueError(
                 f"{type(task).__name__} takes strings, a dict of arrays or a dataset, received "
                 f"{describe(x)}."
@@ -126,13 +127,6 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     if weights is not None and weights.ndim < len(shape) and loss_name(task) == _OF_TOKENS:
         weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
     return x, weights
-
-
-def _is_dataset(x) -> bool:
-    """Whether Keras might take batches from it."""
-    if x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray)):
-        return False
-    return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
 
 
 def _on_host(array):

@@ -84,22 +84,14 @@ class TextBatches(keras.utils.PyDataset):
         if isinstance(batch[0], Mapping):
             made = tuple(part for part in batch if part is not None)
         else:
-            made = self._tokenized(batch, index)
+            check_labels_given(self._task, *batch[:2])
+            drawn = self._seed + (self._served if self._shuffle else index)
+            options = {"seed": drawn, "multiple": self._multiple, **self._processing}
+            options |= {"shuffle": self._shuffle, "batch_size": _ALL, "max_buckets": 1}
+            made = self._task.make_dataset(*batch, **options)[0]
         if self._once and index < _LOOKED_AT:
             self._looked_at[index] = made
         return made
-
-    def _tokenized(self, batch: tuple, index: int) -> tuple:
-        check_labels_given(self._task, *batch[:2])
-        return self._task.make_dataset(
-            *batch,
-            shuffle=self._shuffle,
-            seed=self._seed + (self._served if self._shuffle else index),
-            batch_size=_ALL,
-            max_buckets=1,
-            multiple=self._multiple,
-            **self._processing,
-        )[0]
 
 
 def held(

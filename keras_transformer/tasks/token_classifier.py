@@ -173,22 +173,18 @@ class TokenClassifier(Classifier):
                     f"The entity {shorten(span)} of `{place}` is not within its text, which has "
                     f"{len(text)} characters."
                 )
-            self._label_of_entity(label, place)
+            if f"B-{label}" not in self.labels:  # whether or not it has a word
+                kinds = [known[2:] for known in self.labels if known.startswith("B-")]
+                raise ValueError(
+                    f"The label {shorten(label)} of `{place}` is not known: there is none "
+                    f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
+                )
             inside = [i for i, word in enumerate(words) if word.start < end and start < word.end]
             if any(names[i] != OUTSIDE for i in inside):
                 raise ValueError(f"The entity {shorten(span)} of `{place}` overlaps another one.")
             for number, i in enumerate(inside):
                 names[i] = f"I-{label}" if number else f"B-{label}"
         return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
-
-    def _label_of_entity(self, label: str, place: str) -> None:
-        """ValueError for an entity of a label that is not known, whether or not it has a word."""
-        if f"B-{label}" not in self.labels:
-            kinds = [known[2:] for known in self.labels if known.startswith("B-")]
-            raise ValueError(
-                f"The label {shorten(label)} of `{place}` is not known: there is none "
-                f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
-            )
 
     @reads
     def recognize(self, texts, batch_size: int | None = None) -> list:

@@ -29,11 +29,13 @@ class TokenLoss(TrainingLoss):
 
     def loss(self, states, x, y, sample_weight, training):
         task = self.model
+        biases = (task.backbone.output_bias, task.vocabulary_bias)
+        biases = [layer.bias for layer in biases if layer is not None]
         sums = linear_cross_entropy(
             *task.backbone.output_projection(states),
             y,
             sample_weight,
-            task._whole_bias(),
+            sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None,
             task.loss.label_smoothing,
             gradient=training,
         )
@@ -104,8 +106,3 @@ class TokenPredictor(Task):
             or not self.backbone.logits_are_a_product
         )
         return None if from_logits else self._token_loss
-
-    def _whole_bias(self):
-        biases = (self.backbone.output_bias, self.vocabulary_bias)
-        biases = [layer.bias for layer in biases if layer is not None]
-        return sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None

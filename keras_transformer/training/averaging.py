@@ -170,9 +170,10 @@ class LastCheckpoints(keras.callbacks.Callback):
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         step = self._current_step()
-        steps = {path: _step_of(path) for path in self.directory.iterdir()}
-        mine = [path for path, its_step in steps.items() if 0 < its_step <= step]
-        self.paths = sorted(mine, key=steps.get)
+        named = re.compile(r"step-(\d+)\.safetensors")
+        found = {path: named.fullmatch(path.name) for path in self.directory.iterdir()}
+        steps = {path: int(match[1]) for path, match in found.items() if match}
+        self.paths = sorted((p for p, its in steps.items() if 0 < its <= step), key=steps.get)
         self._prune()
 
     def _current_step(self):
@@ -207,9 +208,3 @@ def to_numpy(variable) -> np.ndarray:
     array = ops.convert_to_numpy(variable)
     # NumPy has no bfloat16 or float8 of its own, and not every reader of the file has them.
     return array.astype("float32") if array.dtype.kind == "V" else np.asarray(array, order="C")
-
-
-def _step_of(path):
-    """The step in the name of a checkpoint, or 0 for any other file."""
-    match = re.fullmatch(r"step-(\d+)\.safetensors", path.name)
-    return int(match[1]) if match else 0

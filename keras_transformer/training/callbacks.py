@@ -58,17 +58,15 @@ class StopAtNaN(keras.callbacks.Callback):
             self._good = step or self._good
             return
         until = "the end" if step is None else f"step {step}"
-        kept = self._newest()
+        kept = None
+        if self.checkpoints is not None and Path(self.checkpoints).is_dir():
+            files = Path(self.checkpoints).iterdir()
+            kept = max(files, key=lambda path: path.stat().st_mtime, default=None)
         raise FloatingPointError(
             f"The loss became {loss} in epoch {self._epoch + 1}, after step {self._good} and by "
             f"{until}. A lower learning rate, clipping (`clipnorm`) or float32 may help. "
             + (f"The last checkpoint is {kept}." if kept else "No checkpoint was kept.")
         )
-
-    def _newest(self) -> Path | None:
-        if self.checkpoints is None or not Path(self.checkpoints).is_dir():
-            return None
-        return max(Path(self.checkpoints).iterdir(), key=lambda p: p.stat().st_mtime, default=None)
 
 
 class BLEUCallback(keras.callbacks.Callback):
@@ -138,23 +136,20 @@ class BLEUCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every == 0:
-            self._measure(epoch)
+            hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
+            self.bleu.reset_state()
+            self.bleu.update_state(self.references, hypotheses)
+            self._last = self.bleu.result()
+            if self.samples:
+                self._print(epoch, hypotheses)
         if logs is not None:
             logs["val_bleu"] = self._last
 
-    def _measure(self, epoch):
-        hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
-        self.bleu.reset_state()
-        self.bleu.update_state(self.references, hypotheses)
-        self._last = self.bleu.result()
-        if self.samples:
-            print(self._report(epoch, self._last, hypotheses), flush=True)
-
-    def _report(self, epoch, score, hypotheses):
-        lines = ["", f"Epoch {epoch + 1}: BLEU {score:.2f} ({self.bleu.signature})"]
+    def _print(self, epoch, hypotheses):
+        lines = ["", f"Epoch {epoch + 1}: BLEU {self._last:.2f} ({self.bleu.signature})"]
         texts = zip(self.sources, self.references, hypotheses, strict=True)
         for source, reference, hypothesis in list(texts)[: self.samples]:
             reference = reference if isinstance(reference, str) else " | ".join(reference)
             lines += [f"  source     {source}", f"  reference  {reference}"]
             lines += [f"  model      {hypothesis}", ""]
-        return "\n".join(lines)
+        print("\n".join(lines), flush=True)

@@ -185,22 +185,14 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
         return self.student.turns
 
     # The teacher is state that a step reads. `trainable = False` would change it for others.
-
-    @property
-    def trainable_variables(self):
-        return self.student.trainable_variables
-
-    @property
-    def trainable_weights(self):
-        return self.student.trainable_weights
-
-    @property
-    def non_trainable_variables(self):
-        return [*self.student.non_trainable_variables, *self.teacher.variables]
-
-    @property
-    def non_trainable_weights(self):
-        return [*self.student.non_trainable_weights, *self.teacher.weights]
+    trainable_variables = property(lambda self: self.student.trainable_variables)
+    trainable_weights = property(lambda self: self.student.trainable_weights)
+    non_trainable_variables = property(
+        lambda self: [*self.student.non_trainable_variables, *self.teacher.variables]
+    )
+    non_trainable_weights = property(
+        lambda self: [*self.student.non_trainable_weights, *self.teacher.weights]
+    )
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # As in the tasks: their blocks are recomputed one by one.
@@ -238,7 +230,9 @@ class _DistillationLoss(TrainingLoss):
         if model.loss_parts["cosine"]:
             ids = model.student.backbone.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
-            parts["cosine"] = _cosine_distance(states["states"], states["teacher_states"], mask)
+            pair = (states["states"], states["teacher_states"])
+            pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in pair]
+            parts["cosine"] = _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
         loss = 0.0
         for name, part in parts.items():
             getattr(model, f"{name}_loss").update_state(part)
@@ -269,12 +263,6 @@ def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=
     )
     divergence = ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
     return temperature**2 * _mean(divergence, weights)
-
-
-def _cosine_distance(states, teacher_states, mask):
-    """1 less the cosine of the states, averaged over the tokens that are real."""
-    pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (states, teacher_states)]
-    return _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
 
 
 def _mean(values, weights):

@@ -32,9 +32,9 @@ def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
 class TokenCrossEntropy(keras.losses.Loss):
     """Label-smoothed cross-entropy, averaged over the real tokens of a batch.
 
-    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` of any float dtype and,
-    as sample weight, the mask `(batch, length)` of the real tokens, over which the mean is. Computed
-    in float32.
+    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` of any float dtype
+    and, as sample weight, the mask `(batch, length)` of the real tokens, over which the mean is.
+    Computed in float32.
 
     Args:
         label_smoothing: float in [0, 1), the probability that is spread evenly over the

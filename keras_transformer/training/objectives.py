@@ -237,7 +237,8 @@ class Denoising:
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
         """As of `SpanCorruption`. ValueError for a tokenizer without a mask token."""
         mask_id = require_mask_id(tokenizer)
-        ends = _sentence_ends(tokenizer)
+        texts = tokenizer.decode_batch([[id] for id in range(tokenizer.vocabulary_size)])
+        ends = np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
         finish = _seq2seq_batch(tokenizer, start_id)
 
         def make_batch(ids, mask, random):
@@ -371,12 +372,6 @@ def _sentinels(tokenizer: Tokenizer) -> np.ndarray:
             "T5's, or train one with special_tokens=[f'<extra_id_{i}>' for i in range(100)]."
         )
     return np.asarray(ids)
-
-
-def _sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
-    """Of each id, whether a sentence ends with it."""
-    texts = tokenizer.decode_batch([[number] for number in range(tokenizer.vocabulary_size)])
-    return np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
 
 
 def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
