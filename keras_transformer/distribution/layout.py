@@ -23,7 +23,7 @@ def device_mesh(
             by `model`.
         model: int, parts that the weights are cut into. Neighbouring devices hold one model:
             give the fast connections to this axis.
-        devices: the devices, as of `keras.distribution.list_devices`, which is the default.
+        devices: the devices. Defaults to `keras.distribution.list_devices`.
 
     Returns:
         The mesh, of shape `(data, model)`.
@@ -32,14 +32,7 @@ def device_mesh(
         ValueError: on a backend that is not JAX, for numbers below 1, for more devices than
             there are, and for fewer than all of several processes.
 
-    Example:
-    ```python
-    import keras_transformer as kt
-    import keras
-
-    if keras.backend.backend() == "jax":
-        assert kt.distribution.device_mesh(data=1, model=1).shape == (1, 1)
-    ```
+    Example: see `ModelParallel`.
     """
     _require_jax()
     data = check_int("data", data, at_least=1, none=True)
@@ -75,8 +68,7 @@ def layout_map(
     """The layout of every backbone and every task of this library.
 
     Over the axis `"model"` go the heads of attention, the width of the feed-forward layer and the
-    vocabulary. Anything else lies whole on each device. Optimizer states lie where their weights
-    do: Keras's optimizers see to that.
+    vocabulary. Anything else, but the optimizer's states of these, lies whole on each device.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.

@@ -16,8 +16,7 @@ from keras_transformer.checking import (
 )
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import is_column, plain
-from keras_transformer.data.weights import check_weights
-from keras_transformer.tasks.labels import check_probabilities
+from keras_transformer.tasks.labels import check_probabilities, check_weights
 
 # The least that counts among the options of Keras's verbs can be.
 _LEAST = {
@@ -39,17 +38,6 @@ def listed(values: Any, name: str = "y") -> Any:
     if is_column(values):
         return list(plain(values, f"`{name}`"))
     return values.tolist() if isinstance(values, np.ndarray) else values
-
-
-def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict[str, int | None]:
-    """The options of `BucketedDataset` for those of Keras's verbs. ValueError for wrong ones."""
-    if batch_size is not None and batch_tokens is not None:
-        raise ValueError(
-            f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
-            f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
-        )
-    options = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    return {n: check_int(n, v, at_least=1, at_most=_MOST, none=True) for n, v in options.items()}
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.normalization import make_normalization
@@ -15,7 +16,6 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import MASKED_LM_HEAD, shapes_of
-from keras_transformer.tasks.inputs import batching
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import PER_TOKEN, softmax
@@ -220,7 +220,7 @@ class MaskedLM(TokenPredictor):
             finish,
             values={"mask_positions": positions},
             sizes=self._sizes,
-            **batching(batch_size),
+            **check_batch(batch_size),
         )
         results = []
         for i, (ids, scores) in enumerate(self._row_outputs(dataset, best)):

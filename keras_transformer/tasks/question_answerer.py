@@ -16,12 +16,12 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.data.weights import check_weights
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
-from keras_transformer.tasks.inputs import batching
+from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.spans import character_spans, target_rows, window_batches, windows
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import pair_rows, take_max_length, text_rows, tokenizer_of
@@ -217,7 +217,7 @@ class QuestionAnswerer(Task):
         questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
         encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, self.backbone.config.max_sequence_length)
-        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        sizes = {"sizes": self._sizes, **check_batch(batch_size)}
         dataset = window_batches(self, encodings, chosen, **sizes)
         found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
         no_answer = np.ones(len(encodings))

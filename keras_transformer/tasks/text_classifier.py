@@ -10,7 +10,6 @@ from keras_transformer.checking import check_bool, check_int, check_number
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
@@ -18,6 +17,7 @@ from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
 from keras_transformer.tasks.labels import (
     check_probabilities,
+    check_weights,
     class_number,
     class_rows,
     real_numbers,

@@ -9,11 +9,12 @@ import tokenizers
 from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
-from keras_transformer.data.weights import check_weights
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.inputs import batching, listed
+from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.spans import (
     Word,
     character_spans,
@@ -206,7 +207,7 @@ class TokenClassifier(Classifier):
         limit = self.backbone.config.max_sequence_length
         parts = [windows(e, 0, limit) for e in encodings]
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        sizes = {"sizes": self._sizes, **check_batch(batch_size)}
         dataset = window_batches(self, encodings, chosen, **sizes)
         probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
         masks = [mask for part in parts for mask in counted(part)]

@@ -7,10 +7,10 @@ import numpy as np
 
 from keras_transformer.checking import check_seed
 from keras_transformer.data import BucketedDataset
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.tasks.inputs import (
-    batching,
     check_arrays,
     check_labels_given,
     checked_options,
@@ -76,7 +76,7 @@ class Verbs:
                 f"`fit` has no option {unknown[0]!r}. Beside those of Keras it has "
                 f"{', '.join(sorted(known)) or 'none'}."
             )
-        sizes = batching(batch_size, batch_tokens)
+        sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
         x = self._stream(x, batch_size, steps_per_epoch, **drawn, **processing)
         if self._takes(x):
@@ -119,7 +119,7 @@ class Verbs:
         processing = {n: kwargs.pop(n) for n in self.processor_class.options if n in kwargs}
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
-        sizes = batching(batch_size)
+        sizes = check_batch(batch_size)
         x = self._stream(x, sizes["batch_size"], steps, **processing)
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes)
         batch_size = None if isinstance(x, BucketedDataset) else sizes["batch_size"]
@@ -141,7 +141,7 @@ class Verbs:
         which ends before the last, and for packed texts.
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
-        sizes = batching(batch_size)
+        sizes = check_batch(batch_size)
         x = self.processor_class.whole(self, x, options)
         if self._takes(x):
             if isinstance(x, str):
@@ -192,7 +192,7 @@ class Verbs:
             made, _, weights = self._batches(x, y, sample_weight, {})
             return data if made is data else (made, y, weights)
         size = options.pop("validation_batch_size") or batch_size
-        return self._batches(x, y, sample_weight, processing, **batching(size))[0]
+        return self._batches(x, y, sample_weight, processing, **check_batch(size))[0]
 
     def _check_precision(self) -> None:
         """ValueError for weights and an optimizer that would not change them."""
