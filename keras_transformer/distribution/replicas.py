@@ -48,22 +48,6 @@ def _over_replicas(weight):
     return count, total
 
 
-class Mirrored:
-    """What a task needs to be trained in a `tf.distribute` strategy."""
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Keras 3.15 learns the shapes from the mean of the replicas' batches, but masks are boolean
-        # and have no mean. The batch of one replica does as well. Read outside of an epoch, it does
-        # not count as a pass over a dataset of few batches.
-        if iterator is not None and self._distribute_strategy is not None:
-            data_batch = keras.tree.map_structure(
-                lambda value: self._distribute_strategy.experimental_local_results(value)[0],
-                next(iter(iterator._get_iterator())),
-            )
-            iterator = None
-        super()._maybe_symbolic_build(iterator, data_batch)
-
-
 def data_parallel(task: keras.Model, **options) -> keras.Model:
     """Makes `fit` on PyTorch average the gradients of all processes.
 

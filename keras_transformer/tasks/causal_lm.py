@@ -143,18 +143,3 @@ class CausalLM(LanguageModel):
         first = [len(prompt) - 1 for prompt in prompts]
         ids, mask = pad_rows([row[:-1] for row in rows], self.pad_id)
         return {"token_ids": ids, "padding_mask": mask}, np.asarray(first)
-
-    def _length_of(self, prompt):
-        return len(prompt)
-
-    def _check_room(self, rows, limits):
-        config = self.backbone.config
-        if config.position != "learned":
-            return
-        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            if len(row) + limit > config.max_sequence_length:
-                raise ValueError(
-                    f"`prompts[{place}]` has {len(row)} tokens, and with {limit} new ones needs "
-                    f"more positions than the model has, {config.max_sequence_length}. Shorten "
-                    "the prompt, or lower `max_new_tokens`."
-                )

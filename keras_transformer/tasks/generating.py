@@ -112,17 +112,29 @@ class GenerationCall:
 
     def _limits(self, max_new_tokens: int, max_length: int | None) -> list[int]:
         """The most new tokens of each prompt."""
-        limits = [max_new_tokens] * len(self.prompts)
-        if max_length is not None:
-            lengths = map(self.task._length_of, self.prompts)
-            limits = [min(max_new_tokens, max_length - length) for length in lengths]
-            for place, limit in enumerate(limits):
-                if limit < 1:
+        config, continues = self.task.backbone.config, self.task.continues_prompts
+        room = config.max_sequence_length if config.position == "learned" else float("inf")
+        limits = []
+        for place, row in enumerate(self.prompts):
+            before, limit = len(row) if continues else 0, max_new_tokens
+            if max_length is not None:
+                limit = min(limit, max_length - before)
+            if limit < 1:
+                raise ValueError(
+                    f"`prompts[{place}]` has {len(row)} tokens: max_length="
+                    f"{max_length} leaves no room for a new one."
+                )
+            if before + limit > room:
+                if not continues:
                     raise ValueError(
-                        f"`prompts[{place}]` has {len(self.prompts[place])} tokens: max_length="
-                        f"{max_length} leaves no room for a new one."
+                        f"max_new_tokens={limit} needs more positions than the model has, {room}."
                     )
-        self.task._check_room(self.prompts, limits)
+                raise ValueError(
+                    f"`prompts[{place}]` has {before} tokens, and with {limit} new ones needs "
+                    f"more positions than the model has, {room}. Shorten "
+                    "the prompt, or lower `max_new_tokens`."
+                )
+            limits.append(limit)
         return limits
 
     def completions(self, details: bool = False) -> list[list[Completion]]:

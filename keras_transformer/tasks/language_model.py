@@ -33,8 +33,7 @@ class LanguageModel(TokenPredictor):
     """A decoder with the vocabulary's logits as output, and `generate`.
 
     A subclass says, of prompts as ids: `_encode_prompts` of texts, `_to_texts` of prompts and what
-    was generated, `_engine_inputs` and `_scoring_inputs` (arrays, and where scores begin),
-    `_length_of` what is generated counts on from, and `_check_room` for so many new tokens.
+    was generated, `_engine_inputs` and `_scoring_inputs` (arrays, and where scores begin).
     """
 
     predict_options: ClassVar = PER_TOKEN

@@ -32,6 +32,7 @@ from keras_transformer.tasks.text import (
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (
+    FineTuningAdamW,
     MaskedTokens,
     Perplexity,
     TokenAccuracy,
@@ -137,9 +138,8 @@ class MaskedLM(TokenPredictor):
         self.transform_norm.build((None, None, config.embedding_dim))
         self.output_bias.build((None, None, config.vocabulary_size))
         self.built = True
-        self._compile_for_fine_tuning(
-            TokenCrossEntropy(), weighted_metrics=[Perplexity(), TokenAccuracy()]
-        )
+        metrics = [Perplexity(), TokenAccuracy()]
+        self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=metrics)
 
     @property
     def vocabulary_bias(self) -> VocabularyBias:

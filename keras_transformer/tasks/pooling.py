@@ -2,16 +2,10 @@
 
 from keras import ops
 
-from keras_transformer.checking import check_choice
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import as_mask
 
 POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len")
-
-
-def check_pooling(pooling: str) -> str:
-    """`pooling` as it is. ValueError if it is none."""
-    return check_choice("pooling", pooling, POOLINGS)
 
 
 def pool(states, padding_mask, pooling: str):

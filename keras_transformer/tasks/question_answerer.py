@@ -26,6 +26,7 @@ from keras_transformer.tasks.spans import character_spans, target_rows, window_b
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import pair_rows, take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import FineTuningAdamW
 
 
 class Answer(NamedTuple):
@@ -132,7 +133,7 @@ class QuestionAnswerer(Task):
         self.dropout_layer = self._dropout(self.dropout)
         self.output_dense = self._dense(2, "output")
         self.built = True
-        self._compile_for_fine_tuning(SpanCrossEntropy(), metrics=[SpanAccuracy()])
+        self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
         logits = self.output_dense(self.dropout_layer(states, training=training))

@@ -218,17 +218,6 @@ class Seq2SeqLM(LanguageModel):
         }
         return inputs, np.zeros((len(prompts),), "int64")
 
-    def _length_of(self, prompt):
-        return 0
-
-    def _check_room(self, rows, limits):
-        config = self.backbone.config
-        if config.position == "learned" and max(limits) > config.max_sequence_length:
-            raise ValueError(
-                f"max_new_tokens={max(limits)} needs more positions than the model has, "
-                f"{config.max_sequence_length}."
-            )
-
 
 def _sources_and_targets(x, y) -> Records | tuple[list[str], list[str]]:
     """Records with two columns, or two lists of texts."""

@@ -13,7 +13,6 @@ from keras_transformer.checkpoints import load_task, save_preset
 from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
-from keras_transformer.distribution.replicas import Mirrored
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
@@ -31,7 +30,6 @@ from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
-from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.steps import OwnLoss
 
 # Of MiniLM a shape takes 2.4 s to compile, in which it trains on 5,800 positions: 2,000 in each of
@@ -47,9 +45,7 @@ warnings.filterwarnings(
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(
-    Serializable, Verbs, Adaptable, Mirrored, TakesTurns, OwnLoss, CompilesAhead, keras.Model
-):
+class Task(Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, keras.Model):
     """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
@@ -231,9 +227,6 @@ class Task(
     def _dropout(self, rate: float) -> Dropout:
         with one_piece():
             return Dropout(rate, dtype=self.dtype_policy)
-
-    def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
-        self.compile(optimizer=FineTuningAdamW(), loss=loss, **metrics)
 
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options

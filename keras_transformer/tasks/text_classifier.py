@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_int, check_number
+from keras_transformer.checking import check_bool, check_choice, check_int, check_number
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
@@ -22,7 +22,7 @@ from keras_transformer.tasks.labels import (
     class_rows,
     real_numbers,
 )
-from keras_transformer.tasks.pooling import check_pooling, pool
+from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import sigmoid, softmax
 from keras_transformer.tasks.text import (
     encode_rows,
@@ -32,7 +32,7 @@ from keras_transformer.tasks.text import (
     token_batches,
 )
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import ClassAccuracy, ClassCrossEntropy
+from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
 
 # Losses that take rows of probabilities alone.
 _BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
@@ -116,7 +116,8 @@ class TextClassifier(Classifier):
         self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
         is_encoder = backbone.config.kind == "encoder"
         given = {"hidden_activation": hidden_activation, "pooling": pooling}
-        self.pooling = check_pooling(self.head_values(backbone.config, given)["pooling"])
+        pooling = self.head_values(backbone.config, given)["pooling"]
+        self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = is_encoder and self.pooling == "first"
         self.hidden_activation = hidden_activation
         self.hidden_dense = None
@@ -131,7 +132,7 @@ class TextClassifier(Classifier):
         elif self.num_classes == 1:
             loss = keras.losses.MeanSquaredError()
             metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
-        self._compile_for_fine_tuning(loss, metrics=[metric])
+        self.compile(FineTuningAdamW(), loss, metrics=[metric])
 
     @property
     def number_of_targets(self) -> int | None:

@@ -5,11 +5,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_int
+from keras_transformer.checking import check_bool, check_choice, check_int
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.pooling import check_pooling, pool
+from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import take_max_length, text_rows, token_batches, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
@@ -69,7 +69,7 @@ class TextEmbedder(Task):
             "max_length", max_length, at_least=1, at_most=limit, none=True,
             hint="The model's `max_sequence_length` is the longest.",
         )  # fmt: skip
-        self.pooling = check_pooling(pooling)
+        self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = self.pooling == "first" and backbone.config.kind == "encoder"
         self.normalize = check_bool("normalize", normalize)
         self.max_length = max_length

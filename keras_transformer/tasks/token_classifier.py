@@ -27,7 +27,7 @@ from keras_transformer.tasks.spans import (
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
+from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 
 OUTSIDE = "O"
 
@@ -104,7 +104,7 @@ class TokenClassifier(Classifier):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
         self.output_dense = self._dense(self.num_classes, "output")
         self.built = True
-        self._compile_for_fine_tuning(TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
+        self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
         return self.output_dense(self.dropout_layer(states, training=training))

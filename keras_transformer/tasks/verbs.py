@@ -78,7 +78,7 @@ class Verbs:
             )
         sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
-        x = self._stream(x, batch_size, steps_per_epoch, **drawn, **processing)
+        x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
         if self._takes(x):
             share = options.pop("validation_split")
             if share and validation_data is None:
@@ -120,7 +120,7 @@ class Verbs:
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
         sizes = check_batch(batch_size)
-        x = self._stream(x, sizes["batch_size"], steps, **processing)
+        x = self.processor_class.stream(self, x, sizes["batch_size"], steps, **processing)
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes)
         batch_size = None if isinstance(x, BucketedDataset) else sizes["batch_size"]
         self._expect("test", x)
@@ -161,9 +161,6 @@ class Verbs:
         """Whether `x` is for the processor."""
         return self.processor_class.takes(x)
 
-    def _stream(self, x, *args, **options):
-        return self.processor_class.stream(self, x, *args, **options)
-
     def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
         """What Keras is given: batches of what the processor takes, anything else checked."""
         if self._takes(x):
@@ -179,9 +176,9 @@ class Verbs:
         """`validation_data` with strings made a dataset."""
         given = (options.get("validation_batch_size"), options.get("validation_steps"))
         if isinstance(data, tuple) and data:
-            data = (self._stream(data[0], *given, **processing), *data[1:])
+            data = (self.processor_class.stream(self, data[0], *given, **processing), *data[1:])
         else:
-            data = self._stream(data, *given, **processing)
+            data = self.processor_class.stream(self, data, *given, **processing)
         if self._takes(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
         if data is None:

@@ -59,6 +59,18 @@ class CompilesAhead(KeepsState):
             finally:
                 self.jit_compile = True
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Keras 3.15 learns the shapes from the mean of the replicas' batches, but masks are boolean
+        # and have no mean. The batch of one replica does as well. Read outside of an epoch, it does
+        # not count as a pass over a dataset of few batches.
+        if iterator is not None and self._distribute_strategy is not None:
+            data_batch = keras.tree.map_structure(
+                lambda value: self._distribute_strategy.experimental_local_results(value)[0],
+                next(iter(iterator._get_iterator())),
+            )
+            iterator = None
+        super()._maybe_symbolic_build(iterator, data_batch)
+
     def _step_programs(self, function, **options):
         make = AheadOfTime if _is_served() else StepPrograms
         return make(function, **options)
