@@ -50,7 +50,6 @@ class CausalLM(LanguageModel):
     backbone_kinds = ("decoder",)
     alias = "causal_lm"
     published_as = ("ForCausalLM",)
-    predicts_tokens = generates = True
     published_options = (END_IDS,)
     continues_prompts = True
 

@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import (
-    check_choice,
-    check_int,
-    check_number,
-    describe,
-    shorten,
-)
+from keras_transformer.checking import check_choice, check_int, check_number, describe, shorten
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import is_column, plain
 from keras_transformer.tasks.labels import check_probabilities, check_weights

@@ -17,9 +17,9 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import MASKED_LM_HEAD, shapes_of
 from keras_transformer.tasks.pooling import states_at
-from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import (
+    character_spans,
     encode_rows,
     segmented_rows,
     take_max_length,
@@ -95,7 +95,6 @@ class MaskedLM(TokenPredictor):
     backbone_kinds = ("encoder",)
     alias = "masked_lm"
     published_as = ("ForMaskedLM",)
-    predicts_tokens = True
     task_options = ("hidden_activation", "normalization_epsilon", "mask_rate")
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
@@ -118,11 +117,7 @@ class MaskedLM(TokenPredictor):
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
-        given = {
-            "hidden_activation": hidden_activation,
-            "normalization_epsilon": normalization_epsilon,
-        }
-        used = self.head_values(config, given)
+        used = self.head_values(config, self.task_values())
         self.activation = get_activation(used["hidden_activation"])
         self.transform_dense = self._dense(config.embedding_dim, "transform")
         with one_piece():

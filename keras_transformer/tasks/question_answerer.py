@@ -22,9 +22,17 @@ from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
 from keras_transformer.tasks.labels import check_weights
-from keras_transformer.tasks.spans import character_spans, target_rows, window_batches, windows
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
-from keras_transformer.tasks.text import pair_rows, take_max_length, text_rows, tokenizer_of
+from keras_transformer.tasks.text import (
+    character_spans,
+    pair_rows,
+    take_max_length,
+    target_rows,
+    text_rows,
+    tokenizer_of,
+    window_batches,
+    windows,
+)
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW
 

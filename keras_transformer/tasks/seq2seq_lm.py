@@ -59,7 +59,6 @@ class Seq2SeqLM(LanguageModel):
     backbone_kinds = ("seq2seq",)
     alias = "seq2seq_lm"
     published_as = ("ForConditionalGeneration",)
-    predicts_tokens = generates = True
     published_options = (END_IDS, START_ID)
     continues_prompts = False
     task_options = ("end_ids", "start_id")

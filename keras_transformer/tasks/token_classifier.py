@@ -15,17 +15,19 @@ from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import listed
 from keras_transformer.tasks.labels import check_weights
-from keras_transformer.tasks.spans import (
+from keras_transformer.tasks.task import PER_TOKEN, softmax
+from keras_transformer.tasks.text import (
     Word,
     character_spans,
     counted,
+    take_max_length,
     target_rows,
+    text_rows,
+    tokenizer_of,
     window_batches,
     windows,
     words_of,
 )
-from keras_transformer.tasks.task import PER_TOKEN, softmax
-from keras_transformer.tasks.text import take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 

@@ -62,6 +62,8 @@ class TokenPredictor(Task):
     does for a subclass with a `call`, `compute_loss` or `compute_metrics` of its own.
     """
 
+    predicts_tokens = True
+
     @property
     def number_of_targets(self) -> int:
         return self.backbone.config.vocabulary_size
