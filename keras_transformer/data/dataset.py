@@ -204,11 +204,7 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def order(self) -> np.ndarray:
-        """Which row each row of this epoch's batches is: int array `(rows,)`.
-
-        Raises:
-            ValueError: rows were packed, so that one of a batch is several.
-        """
+        """Which row each row of this epoch's batches is, int `(rows,)`; ValueError if packed."""
         if self._packs is not None:
             raise ValueError("Packed rows have no order: make the dataset without `pack_length`.")
         return np.concatenate([rows for _, rows in self._batches()])
@@ -216,11 +212,8 @@ class BucketedDataset(keras.utils.PyDataset):
     def restore_order(self, outputs):
         """Outputs for this epoch's batches, in the order in which the rows were given.
 
-        Args:
-            outputs: array `(rows, ...)` as from `predict`, or a list with an entry per row.
-
-        Raises:
-            ValueError: a number of outputs that is not the number of rows.
+        They are an array `(rows, ...)`, as from `predict`, or a list with an entry for each row;
+        ValueError for another number.
         """
         if len(outputs) != len(self.order):
             raise ValueError(f"Expected {len(self.order)} outputs, one a row, got {len(outputs)}.")

@@ -28,8 +28,8 @@ class Completion(NamedTuple):
         token_ids: list of int, without the end. A stop string's tokens are among them.
         finish_reason: `"end"` for an end id, `"stop"` for a stop string, `"length"`.
         score: float, what beam search ranks by; else None.
-        log_probabilities: float array `(tokens,)`, natural logarithms of what the model gives each
-            of `token_ids`, before rules and samplers change it; None unless asked for.
+        log_probabilities: float array `(tokens,)`, what the model gives each of `token_ids`,
+            before rules and samplers change it; None unless asked for.
     """
 
     text: str | None

@@ -69,15 +69,13 @@ class LanguageModel(TokenPredictor):
         )
 
     def compile(self, *args, sampler=None, pack_weights: bool | None = None, **kwargs):
-        """As `keras.Model.compile`, and how `generate` works.
+        """As `keras.Model.compile`, and how `generate` works. What is not given stays as it is.
 
         Args:
             *args: as of `keras.Model.compile`.
-            sampler: name or object, the default of `generate`. Defaults to what it is, at first
-                `"greedy"`.
-            pack_weights: on PyTorch and a CPU, keep the weights once more in the order in which
-                they are read: faster, for the memory of the model once more. Defaults to what
-                it is, at first False.
+            sampler: name or object, the default of `generate`, at first `"greedy"`.
+            pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in the
+                order in which they are read. Faster, for the memory of the model once more.
             **kwargs: as of `keras.Model.compile`.
         """
         sampler = self.sampler if sampler is None else samplers.get(sampler)
@@ -129,11 +127,9 @@ class LanguageModel(TokenPredictor):
             rules: `Rules`, what the text must or must not contain.
             constraint: a JSON Schema, as a dict, against which the text validates; or what
                 `constraint` returns. The text is complete within its limit.
-            num_samples: int, texts for each prompt: the best ones of beam search, else one drawn
-                after the other.
-            seed: int from 0 to 2**64 - 1, for samplers that draw. What a row draws depends on it
-                and on the row's place among the prompts alone. Defaults to a number from
-                `keras.random`.
+            num_samples: int, texts for each prompt: the best of beam search, else drawn ones.
+            seed: int from 0 to 2**64 - 1, on which, and on a row's place among the prompts, what
+                samplers draw depends. Defaults to a number from `keras.random`.
             stream: bool, return an iterator of pieces of text as they come; for a list of prompts
                 of pairs of the prompt's place and a piece.
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
@@ -147,9 +143,8 @@ class LanguageModel(TokenPredictor):
             above 1 a list in the place of each.
 
         Raises:
-            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a
-                length that the model does not have, an unknown sampler, options that contradict
-                each other.
+            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a length that
+                the model does not have, unknown samplers, options that contradict each other.
             FloatingPointError: if logits are not numbers.
         """
         refuse(f"{type(self).__name__}.generate", theirs)

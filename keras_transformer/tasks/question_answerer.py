@@ -197,8 +197,7 @@ class QuestionAnswerer(Task):
 
         The score of a stretch is the probability of its first token as start times that of its
         last as end, among the tokens of the context and the first of the row, which stands for
-        no answer. A context too long for the model is read in overlapping windows, and the best
-        of all windows counts.
+        no answer. Of a context in several windows the best of all counts.
 
         Args:
             questions: a string, or a list of strings.

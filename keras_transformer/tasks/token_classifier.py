@@ -59,7 +59,10 @@ class TokenClassifier(Classifier):
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
-    Args: as of `Classifier`.
+    Args beside those of `Task`:
+        num_classes: int. Defaults to the number of `labels`, which may be assigned later too.
+        labels: list of class names, in the order of the class numbers.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.

@@ -254,19 +254,18 @@ class _TorchGenerators:
     """PyTorch's own random numbers: each epoch has a seed, and within one their states are kept."""
 
     def __init__(self, seed: int | None = None, tensors: dict | None = None):
-        self.seed, self.kept = seed, tensors or {}
-        if keras.backend.backend() == "torch" and seed is None:
+        self.seed, self.kept, self.torch = seed, tensors or {}, None
+        if keras.backend.backend() == "torch":
             import torch
 
-            self.seed = torch.initial_seed() % 2**31
+            self.torch = torch
+            self.seed = torch.initial_seed() % 2**31 if seed is None else seed
 
     def begin(self, epoch: int, resumed: bool) -> None:
-        if keras.backend.backend() != "torch":
-            return
-        import torch
-
-        torch.manual_seed(self.seed + epoch)
-        if not resumed:
+        torch = self.torch
+        if torch is not None:
+            torch.manual_seed(self.seed + epoch)
+        if torch is None or not resumed:
             return
         torch.set_rng_state(torch.from_numpy(self.kept["torch/cpu"]))
         for i in range(torch.cuda.device_count()):
@@ -274,10 +273,9 @@ class _TorchGenerators:
                 torch.cuda.set_rng_state(torch.from_numpy(self.kept[f"torch/cuda/{i}"]), i)
 
     def states(self) -> dict[str, np.ndarray]:
-        if keras.backend.backend() != "torch":
+        torch = self.torch
+        if torch is None:
             return {}
-        import torch
-
         states = {"torch/cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
