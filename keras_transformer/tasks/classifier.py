@@ -53,10 +53,10 @@ class Classifier(Task):
 
         Args:
             *args: as of `keras.Model.compile`.
-            adversarial_norm: float, at first 0. Above 0, each step also learns from its texts with the
-                token embeddings moved to where the loss rises most, by this share of their length. The
-                loss is the mean of both. A step takes nearly three times as long, and few labels go
-                further.
+            adversarial_norm: float, at first 0. Above 0, each step also learns from its texts with
+                the token embeddings moved to where the loss rises most, by this share of their
+                length. The loss is the mean of both. A step takes nearly three times as long, and
+                few labels go further.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:

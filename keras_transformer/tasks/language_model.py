@@ -74,8 +74,8 @@ class LanguageModel(TokenPredictor):
         Args:
             *args: as of `keras.Model.compile`.
             sampler: name or object, the default of `generate`, at first `"greedy"`.
-            pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in the
-                order in which they are read. Faster, for the memory of the model once more.
+            pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in
+                the order in which they are read. Faster, for the memory of the model once more.
             **kwargs: as of `keras.Model.compile`.
         """
         sampler = self.sampler if sampler is None else samplers.get(sampler)
@@ -143,8 +143,8 @@ class LanguageModel(TokenPredictor):
             above 1 a list in the place of each.
 
         Raises:
-            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a length that
-                the model does not have, unknown samplers, options that contradict each other.
+            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a length
+                that the model does not have, unknown samplers, options that contradict each other.
             FloatingPointError: if logits are not numbers.
         """
         refuse(f"{type(self).__name__}.generate", theirs)
