@@ -1,5 +1,6 @@
 """`read`: texts and labels of files and of other libraries' data sets, however many."""
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -26,6 +27,7 @@ class Chunk(NamedTuple):
     done: int
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Records:
     """Rows of texts, with labels or target texts or without, that need not fit in memory.
 
@@ -33,11 +35,10 @@ class Records:
     task take them in the place of lists of strings.
     """
 
-    def __init__(self, sources: Sequence, x: tuple, y, cache: Path):
-        self.sources = sources
-        self.x = x
-        self.y = y
-        self.cache = cache
+    sources: Sequence  # of `FileSource` or `ObjectSource`
+    x: tuple
+    y: Any
+    cache: Path  # folder of what is tokenized
 
     @property
     def columns(self) -> tuple:

@@ -56,6 +56,16 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def check_known(processing: dict[str, Any], known: tuple[str, ...]) -> None:
+    """ValueError for options of `fit` that are neither Keras's nor `known` to the processor."""
+    unknown = sorted(processing.keys() - set(known))
+    if unknown:
+        raise ValueError(
+            f"`fit` has no option {unknown[0]!r}. Beside those of Keras it has "
+            f"{', '.join(sorted(known)) or 'none'}."
+        )
+
+
 def check_labels_given(task, x, y) -> None:
     """ValueError for a task that learns from labels and is given none, or those of files twice."""
     if isinstance(x, Records):

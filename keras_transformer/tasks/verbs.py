@@ -12,6 +12,7 @@ from keras_transformer.distribution import DatasetShard
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.tasks.inputs import (
     check_arrays,
+    check_known,
     check_labels_given,
     checked_options,
     naming,
@@ -69,13 +70,7 @@ class Verbs:
                 "validation_batch_size": validation_batch_size,
             }
         )  # fmt: skip
-        known = self.processor_class.options
-        unknown = sorted(processing.keys() - set(known))
-        if unknown:
-            raise ValueError(
-                f"`fit` has no option {unknown[0]!r}. Beside those of Keras it has "
-                f"{', '.join(sorted(known)) or 'none'}."
-            )
+        check_known(processing, self.processor_class.options)
         sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
         x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
