@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from keras import ops
 
 from keras_transformer.checking import check_choice, check_int, check_number, describe, shorten
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import is_column, plain
-from keras_transformer.tasks.labels import check_probabilities, check_weights
+from keras_transformer.tasks.labels import check_probabilities, check_weights, on_host
 
 # The least that counts among the options of Keras's verbs can be.
 _LEAST = {
@@ -102,7 +101,7 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
             )
         return x, sample_weight
     x = task._named(x)
-    held = {name: _on_host(array) for name, array in x.items()}
+    held = {name: on_host(array) for name, array in x.items()}
     if any(held[name] is not x[name] for name in x):
         task._named(held)  # Values of tensors; Keras takes them from where they are.
     for name in task.backbone.id_inputs:
@@ -110,7 +109,7 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
             raise ValueError(f"`{name}` is empty: it has shape {tuple(x[name].shape)}.")
     ids = x.get("mask_positions", x[task.backbone.id_inputs[-1]])
     rows = ids.shape[0]
-    y = _on_host(y)
+    y = on_host(y)
     if y is None and learns and task.loss is not None:
         raise ValueError("`y` is missing: give the targets of the arrays.")
     _check_targets(task, y, tuple(ids.shape))
@@ -119,11 +118,6 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     if weights is not None and weights.ndim < len(shape) and loss_name(task) == _OF_TOKENS:
         weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
     return x, weights
-
-
-def _on_host(array):
-    """A tensor of the backend in the memory of the host; others as they are."""
-    return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
 
 
 def loss_name(task) -> str:

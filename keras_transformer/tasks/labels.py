@@ -11,6 +11,11 @@ from keras_transformer.data.buckets import array_of
 from keras_transformer.data.record_objects import is_column, is_frame, plain
 
 
+def on_host(array):
+    """A tensor of the backend in the memory of the host; others as they are."""
+    return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
+
+
 def class_numbers(
     y: Any, count: int, num_classes: int, labels: list[str] | None, unit: str, name: str = "y"
 ) -> np.ndarray:
@@ -109,7 +114,7 @@ def check_weights(
         return None
     if isinstance(weights, (str, bytes, dict)):
         raise ValueError(f"`{name}` must be an array of numbers, received {describe(weights)}.")
-    array = array_of(ops.convert_to_numpy(weights) if ops.is_tensor(weights) else weights)
+    array = array_of(on_host(weights))
     if array.dtype.kind == "O" and array.ndim == 1:
         for place, weight in enumerate(array):
             if not isinstance(weight, (int, float, np.number)):
@@ -146,7 +151,7 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
         if {np.shape(row)[:1] for row in y} != {(num_classes,)}:
             return None
         y = list(map(np.asarray, y))
-    array = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)
+    array = np.asarray(on_host(y))
     if array.shape != (count, num_classes) or array.dtype.kind not in "iufb":
         return None
     return array.astype("float32")
@@ -163,7 +168,7 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
         if set(map(type, y)) <= {int} and all(abs(label) < 2**31 for label in y):
             rows = rows.astype("int64")
     else:
-        rows = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)
+        rows = np.asarray(on_host(y))
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows

@@ -17,7 +17,6 @@ from keras_transformer.checking import (
 )
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.dataset import check_batch
-from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
@@ -35,6 +34,7 @@ from keras_transformer.tasks.text import (
 )
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW
+from keras_transformer.training.losses import token_cross_entropy
 
 
 class Answer(NamedTuple):
@@ -57,11 +57,8 @@ class SpanCrossEntropy(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype="float32")
 
     def call(self, y_true, y_pred):
-        logits = ops.cast(y_pred, "float32")
-        targets = ops.expand_dims(ops.cast(y_true, "int32"), 1)
-        is_target = ops.equal(ops.expand_dims(sequence_positions(logits), -1), targets)
-        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=1)
-        return ops.mean(ops.logsumexp(logits, axis=1) - picked, axis=-1)
+        losses = token_cross_entropy(y_true, ops.transpose(y_pred, (0, 2, 1)))
+        return ops.mean(losses, axis=-1)
 
 
 def exact_match(y_true, y_pred):
@@ -178,10 +175,7 @@ class QuestionAnswerer(Task):
             weights = check_weights("sample_weight", sample_weight, len(contexts), unit="pair")
             values["weights"] = weights[[i for i, _ in chosen]]
 
-        def finish(inputs, arrays):
-            return inputs, *(arrays[name] for name in values)
-
-        return window_batches(self, encodings, chosen, finish, values=values, **options)
+        return window_batches(self, encodings, chosen, values=values, **options)
 
     @reads
     def answer(

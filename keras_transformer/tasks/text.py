@@ -202,13 +202,16 @@ def segmented_rows(task, max_length: int) -> Callable:
 def token_batches(
     task, columns: dict[str, Any], finish: Callable | None = None, **options
 ) -> BucketedDataset:
-    """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
+    """Batches of `columns` and then of `values`; or what `finish(inputs, arrays)` makes of them."""
+    values = options.get("values") or ()
 
     def make_batch(arrays, masks):
         inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
         inputs["padding_mask"] = masks["token_ids"]
         inputs |= packed_inputs(arrays)
-        return (inputs,) if finish is None else finish(inputs, arrays)
+        if finish is not None:
+            return finish(inputs, arrays)
+        return inputs, *(arrays[name] for name in values)
 
     pad_values = {"token_ids": tokenizer_of(task).pad_id or 0}
     return task._bucketed(columns, make_batch, pad_values=pad_values, **options)

@@ -178,15 +178,10 @@ class TextClassifier(Classifier):
             values["labels"] = self._targets(names, len(names), of_file=True)[labels]
         elif y is not None:
             values["labels"] = self._targets(y, len(columns["token_ids"]))
-        has_labels = "labels" in values
-        if sample_weight is not None:
-            rows = len(columns["token_ids"])
-            values["sample_weight"] = check_weights("sample_weight", sample_weight, rows)
-
-        def finish(inputs, arrays):
-            return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)
-
-        return token_batches(self, columns, finish, values=values, **options)
+        weights = check_weights("sample_weight", sample_weight, len(columns["token_ids"]))
+        if weights is not None and values:
+            values["sample_weight"] = weights
+        return token_batches(self, columns, values=values, **options)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
         """Labels as the loss takes them; `of_file`: the different ones of a file."""
