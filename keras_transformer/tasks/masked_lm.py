@@ -147,7 +147,7 @@ class MaskedLM(TokenPredictor):
         return self.transform_norm(self.activation(self.transform_dense(states)))
 
     def make_dataset(
-        self, x, y=None, sample_weight=None, masked: bool = True, objective=None, **options
+        self, x, y=None, sample_weight=None, *, masked: bool = True, objective=None, **options
     ) -> BucketedDataset:
         """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
 

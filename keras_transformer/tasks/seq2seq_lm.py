@@ -79,7 +79,7 @@ class Seq2SeqLM(LanguageModel):
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
 
     def make_dataset(
-        self, x, y=None, sample_weight=None, objective=None, **options
+        self, x, y=None, sample_weight=None, *, objective=None, **options
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
