@@ -95,7 +95,7 @@ class BLEUCallback(keras.callbacks.Callback):
     pair = (["a man rides a bike ."], ["ein mann fährt fahrrad ."])
     bleu = kt.training.BLEUCallback(*pair, tokenize="none")
     history = translator.fit(*pair, verbose=0, callbacks=[bleu]).history
-    assert 0 <= history["val_bleu"][0] <= 100
+    assert history["val_bleu"][0] > 0
     ```
     """
 
