@@ -121,10 +121,9 @@ class ModelParallel(keras.distribution.ModelParallel):
     A mesh of `model=1` is data parallelism alone, one of `data=1` tensor parallelism alone. Make
     the model within its scope, or after `keras.distribution.set_distribution`.
 
-    Two things are other than with Keras's class and `layout_map`. A vocabulary that the axis
-    `"model"` does not divide is no error: the embedding is then cut along its width, and if that
-    does not go either, it lies whole on each device. And a batch of one process may have any
-    number of rows: token ids are small and go to all devices, and what is made of them is cut.
+    Unlike Keras's class with `layout_map`, a vocabulary that the axis `"model"` does not divide is
+    cut along the width of its embedding, or lies whole on each device; and a batch of one process
+    may have any number of rows.
 
     Args:
         mesh: a mesh with the axes `"batch"` and `"model"`, as `device_mesh` makes.

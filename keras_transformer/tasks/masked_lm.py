@@ -188,8 +188,7 @@ class MaskedLM(TokenPredictor):
 
         Returns:
             For each text a list of `Filling`, the likeliest first; for a text with several masks
-            a list of such lists, where other masks stay masks in `Filling.text`. For a string
-            in place of a list, what belongs to it alone.
+            a list of such lists, where other masks stay masks. For a string its own alone.
 
         Raises:
             ValueError: for a text without a mask, or longer than the model's longest sequence.

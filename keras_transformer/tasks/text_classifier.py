@@ -240,9 +240,8 @@ class TextClassifier(Classifier):
                 `multi_label` and without `top_k`, to 0.5.
 
         Returns:
-            One `(label, probability)` a text. With `top_k` or `threshold`, and with `multi_label`,
-            a list of them, the likeliest first. For a string in place of a list what belongs to
-            it alone. Without `labels` the label is the class number as a string.
+            One `(label, probability)` a text, or, with `top_k`, `threshold` or `multi_label`, a
+            list of them, the likeliest first; for a string its own alone.
 
         Raises:
             ValueError: for a regression, which has no classes.

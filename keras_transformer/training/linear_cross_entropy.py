@@ -50,7 +50,6 @@ def linear_cross_entropy(
     section 3.2.
 
     Example:
-
     ```python
     import numpy as np
     from keras_transformer.training import linear_cross_entropy

@@ -66,8 +66,7 @@ class MaskedTokens:
     hide = kt.training.MaskedTokens(rate=0.3).bind(tokenizer)
     inputs, targets, weights = hide(ids, np.ones_like(ids, bool), np.random.default_rng(0))
     assert weights.sum() == 2
-    hidden = np.take_along_axis(ids, inputs["mask_positions"], axis=1)
-    assert (targets == hidden).all()
+    assert (targets == np.take_along_axis(ids, inputs["mask_positions"], axis=1)).all()
     ```
     """
 

@@ -114,10 +114,10 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
 class FineTuningAdamW(OnePass, _AdamW):
     """AdamW that spares biases and norms from weight decay, and lets lower layers learn slower.
 
-    With `layer_decay` d the last block learns with d times the learning rate, the one before it
-    with d squared, and so on; the embeddings, tied to the output or not, with the next power. A
-    head and what else follows the last block have the whole rate. The encoder and the decoder of a
-    model each count their own blocks. Weight decay falls with the learning rate.
+    With `layer_decay` d the last block of encoder and of decoder learns with d times the learning
+    rate, the one before it with d squared, and so on; the embeddings, tied to the output or not,
+    with the next power. What else follows the last block has the whole rate. Weight decay falls
+    with the learning rate.
 
     Args:
         learning_rate: float or schedule.
