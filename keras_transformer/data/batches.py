@@ -37,14 +37,7 @@ def check_columns(sides: list[dict], values: dict, pad_values: dict) -> None:
 
 
 def compose(shapes: list, members: list, sizes: list[int], rng=None) -> list[tuple]:
-    """The batches of an epoch, `(shape, rows)`: rows that are left over go to the next bucket.
-
-    Args:
-        shapes: of the buckets, from the shortest.
-        members: for each the int array of its rows.
-        sizes: for each the number of rows of a batch.
-        rng: `numpy.random.Generator` to shuffle with, or None.
-    """
+    """The batches of an epoch, `(shape, rows)`: rows that are left over go to the next bucket."""
     batches = []
     waiting = np.empty(0, "int64")
     for bucket, (shape, rows) in enumerate(zip(shapes, members, strict=True)):
@@ -65,12 +58,9 @@ def in_order(outputs, order: np.ndarray):
 
 
 def longest_second(batches: list, rng=None) -> list:
-    """Shortest shape first, longest (or the one smaller batch) second, then the others.
-
-    On TensorFlow Keras derives the tensor signature of all batches from the first two; any
-    dimension that is equal in these two would be taken as fixed. The longest shape being early
-    also shows at once whether it fits the memory.
-    """
+    """Shortest shape first, longest (or the one smaller batch) second, then the others."""
+    # On TensorFlow Keras derives the tensor signature of all batches from the first two; a
+    # dimension that is equal in these would be taken as fixed.
     if len(batches) < 3:
         return batches
     first, *middle, last = batches

@@ -1,8 +1,4 @@
-"""`BucketedDataset`: batches of variable-length rows, padded to few lengths.
-
-NumPy only, so the same (seed, epoch) gives the same batches in the same order whatever the
-backend, and no TensorFlow is needed.
-"""
+"""`BucketedDataset`: batches of variable-length rows, padded to few lengths. NumPy only."""
 
 import concurrent.futures
 import copy
@@ -20,6 +16,8 @@ from keras_transformer.data.packing import Packs
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.sizes import Sizes
 
+_MOST = 2**31 - 1  # rows or tokens of a batch
+
 
 class BucketedDataset(keras.utils.PyDataset):
     """Rows of token ids as batches that are padded to a few bucket lengths.
@@ -30,13 +28,10 @@ class BucketedDataset(keras.utils.PyDataset):
     never change, only which rows they hold. In a pass over the data a thread makes the next batch
     while the model computes.
 
-    The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances
-    `epoch`, as `fit` calls it after each pass over the data; set `epoch` to see the order of
-    any other, and `first_batch` to pass over the first of the next epoch's batches
-    (`keras_transformer.training.ResumableRun` does both, in a resumed run).
-
-    Pass `shuffle=False` to `fit`: Keras's default shuffles the batches of any `PyDataset`
-    again, by Python's `random`, which no resumed run and no other backend repeats.
+    The batches of an epoch depend on `(seed, epoch)` alone. `on_epoch_end` advances `epoch`, as
+    `fit` calls it; set `epoch` to see the order of any other, and `first_batch` to pass over the
+    first of the next epoch's batches, as `ResumableRun` does. Pass `shuffle=False` to the `fit` of
+    a model of your own: Keras's default shuffles the batches again, which cannot be repeated.
 
     Args:
         columns: dict of name to rows; a row is a list (or 1-D array) of ints. The columns
@@ -62,10 +57,10 @@ class BucketedDataset(keras.utils.PyDataset):
         max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
             row is truncated. `num_truncated` says how many were.
         pack_length: int, puts several rows in one of this length, on either side (see
-            `pack_rows`). `arrays` then also holds `"pack_ids"`, which of the rows in its place a
-            token is of, -1 for padding, and `"position_ids"`, its place in that row; for paired
-            columns also `"paired_pack_ids"` and `"paired_position_ids"`. All int32
-            `(batch, pack_length)`. Rows stay together in all epochs.
+            `pack_rows`), in all epochs the same. `arrays` then also holds `"pack_ids"`, which of
+            the rows in its place a token is of, -1 for padding, and `"position_ids"`, its place
+            in that row; for paired columns also `"paired_pack_ids"` and `"paired_position_ids"`.
+            All int32 `(batch, pack_length)`.
         sizes: `Sizes`, to predict with: batches are padded to those at hand, the last row of a
             batch again and again until it has the rows. `restore_order` drops what is too much.
         shuffle: new batches in a new order each epoch. If not, rows come sorted by length;
@@ -78,7 +73,6 @@ class BucketedDataset(keras.utils.PyDataset):
             or `buckets` with `pack_length`, or options out of range.
 
     Example:
-
     ```python
     from keras_transformer.data import BucketedDataset
 
@@ -94,10 +88,6 @@ class BucketedDataset(keras.utils.PyDataset):
     assert x["token_ids"].tolist() == [[8, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 0, 0, 0, 0, 0]]
     assert y.tolist() == [1, 0]
     ```
-
-    A causal language model gives `{"inputs": [ids[:-1] ...], "targets": [ids[1:] ...]}` and
-    returns `masks["targets"]` as sample weight; a sequence-to-sequence model gives the source
-    as `columns` and the target's inputs and targets as `paired_columns`.
     """
 
     def __init__(
@@ -121,7 +111,7 @@ class BucketedDataset(keras.utils.PyDataset):
         seed: int = 0,
     ):
         super().__init__()
-        batch_size, batch_tokens = _check_batch(batch_size, batch_tokens)
+        batch_size, batch_tokens = check_batch(batch_size, batch_tokens).values()
         _check_kinds(make_batch, columns=columns, paired_columns=paired_columns, values=values,
                      pad_values=pad_values)  # fmt: skip
         if pack_length is not None and (values or buckets is not None):
@@ -174,7 +164,7 @@ class BucketedDataset(keras.utils.PyDataset):
         occupied = np.unique(places)
         self._shapes = [tuple(buckets[place]) for place in occupied]
         self._batch_rows = [
-            batch_size if batch_tokens is None else max(1, batch_tokens // max(shape))
+            (batch_size or 32) if batch_tokens is None else max(1, batch_tokens // max(shape))
             for shape in self._shapes
         ]
         by_length = np.lexsort(self._lengths.T)  # the last column counts most, ties keep order
@@ -214,11 +204,7 @@ class BucketedDataset(keras.utils.PyDataset):
 
     @property
     def order(self) -> np.ndarray:
-        """Which row each row of this epoch's batches is: int array `(rows,)`.
-
-        Raises:
-            ValueError: rows were packed, so that one of a batch is several.
-        """
+        """Which row each row of this epoch's batches is, int `(rows,)`; ValueError if packed."""
         if self._packs is not None:
             raise ValueError("Packed rows have no order: make the dataset without `pack_length`.")
         return np.concatenate([rows for _, rows in self._batches()])
@@ -226,11 +212,8 @@ class BucketedDataset(keras.utils.PyDataset):
     def restore_order(self, outputs):
         """Outputs for this epoch's batches, in the order in which the rows were given.
 
-        Args:
-            outputs: array `(rows, ...)` as from `predict`, or a list with an entry per row.
-
-        Raises:
-            ValueError: a number of outputs that is not the number of rows.
+        They are an array `(rows, ...)`, as from `predict`, or a list with an entry for each row;
+        ValueError for another number.
         """
         if len(outputs) != len(self.order):
             raise ValueError(f"Expected {len(self.order)} outputs, one a row, got {len(outputs)}.")
@@ -264,7 +247,11 @@ class BucketedDataset(keras.utils.PyDataset):
     @property
     def description(self) -> dict:
         """Values that differ when the batches differ."""
+        checksum = 0
         columns = [column for side in self._sides for column in side.values()]
+        arrays = [array for column in columns for array in (column.lengths, *column.blocks)]
+        for array in [*arrays, *self._values.values()]:
+            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
         return {
             "rows": self.num_rows,
             "batches": self._num_batches,
@@ -272,10 +259,7 @@ class BucketedDataset(keras.utils.PyDataset):
             "batch_rows": self._batch_rows,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "content": _checksum(
-                *(array for column in columns for array in (column.lengths, *column.blocks)),
-                *self._values.values(),
-            ),
+            "content": checksum,
         }
 
     def __len__(self):
@@ -364,14 +348,6 @@ class BucketedDataset(keras.utils.PyDataset):
         return batches
 
 
-def _checksum(*arrays: np.ndarray) -> int:
-    """CRC-32 of the arrays, one after the other."""
-    value = 0
-    for array in arrays:
-        value = zlib.crc32(np.ascontiguousarray(array), value)
-    return value
-
-
 def _token_rows(name, rows) -> TokenRows:
     if not isinstance(rows, TokenRows):
         rows = TokenRows.of(rows, name)
@@ -380,14 +356,15 @@ def _token_rows(name, rows) -> TokenRows:
     return rows
 
 
-def _check_batch(batch_size, batch_tokens) -> tuple[int, int | None]:
+def check_batch(batch_size, batch_tokens=None) -> dict[str, int | None]:
+    """The two by name. ValueError for wrong ones."""
     if batch_size is not None and batch_tokens is not None:
         raise ValueError(
             f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
             f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
         )
-    batch_size = 32 if batch_size is None else check_int("batch_size", batch_size, at_least=1)
-    return batch_size, check_int("batch_tokens", batch_tokens, at_least=1, none=True)
+    options = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    return {n: check_int(n, v, at_least=1, at_most=_MOST, none=True) for n, v in options.items()}
 
 
 def _check_kinds(make_batch, **dicts) -> None:

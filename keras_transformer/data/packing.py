@@ -8,10 +8,7 @@ from keras_transformer.data.buckets import check_lengths
 
 
 def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
-    """Groups of rows that fit into `capacity` positions together, few and full.
-
-    Best fit, the longest rows first: each goes where it leaves the least room. The cost grows with
-    the number of rows, hardly with `capacity`.
+    """Groups of rows that fit into `capacity` positions together: best fit, the longest rows first.
 
     Args:
         lengths: int array `(rows,)`, each at least 1.
@@ -27,7 +24,6 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
     section 3.1.
 
     Example:
-
     ```python
     from keras_transformer.data import pack_rows
 
@@ -63,13 +59,7 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
 
 
 class Packs:
-    """Rows in groups that are one row of a batch each.
-
-    Attributes:
-        length: int, positions of a pack.
-        lengths: int array `(packs, sides)`, those that are taken.
-        row_lengths: int array `(rows, sides)`.
-    """
+    """Rows in groups that are one row of a batch each, of `lengths` `(packs, sides)`."""
 
     def __init__(self, lengths: np.ndarray, length: int):
         # More positions would be a mistake, and take the memory.

@@ -1,8 +1,4 @@
-"""Rows of text, CSV, TSV, JSON lines and Parquet files, one by one, with their line numbers.
-
-Parquet is read by pyarrow. Lines are read here: the readers of `datasets` say no line, let broken
-ones pass, and have no bound (docs/design.md, "Dependencies").
-"""
+"""Rows of text, CSV, TSV, JSON lines and Parquet files, one by one, with their line numbers."""
 
 import contextlib
 import csv
@@ -124,7 +120,11 @@ class FileSource:
         return self._table(((n, line.split("\t") if line else []) for n, line in lines), columns)
 
     def _table(self, rows, columns):
-        numbered = _are_numbers(columns)
+        numbered = all(isinstance(column, int) for column in columns)
+        if not numbered and any(isinstance(column, int) for column in columns):
+            raise ValueError(
+                f"Columns are all names, or all numbers for a file without a header: got {columns}."
+            )
         width = places = None
         for number, row in rows:
             if not row:
@@ -265,16 +265,6 @@ def place_columns(place, columns, there) -> list[int]:
         if names.count(column) > 1:
             raise ValueError(f"{place} has {names.count(column)} columns {column!r}.")
     return [names.index(column) for column in columns]
-
-
-def _are_numbers(columns) -> bool:
-    """Whether columns are named by numbers, as those of files without a header are."""
-    numbers = [isinstance(column, int) for column in columns]
-    if any(numbers) != all(numbers):
-        raise ValueError(
-            f"Columns are all names, or all numbers for a file without a header: got {columns}."
-        )
-    return all(numbers)
 
 
 def _check_encoding(encoding: str) -> None:

@@ -1,5 +1,6 @@
 """`read`: texts and labels of files and of other libraries' data sets, however many."""
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -26,24 +27,18 @@ class Chunk(NamedTuple):
     done: int
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Records:
     """Rows of texts, with labels or target texts or without, that need not fit in memory.
 
-    Made by `read`. `fit`, `evaluate`, `predict` and `make_dataset` of a task take them in the
-    place of lists of strings.
-
-    Args:
-        sources: list of `FileSource` or `ObjectSource`.
-        x: tuple of one or two columns: the texts, or pairs of texts.
-        y: the column of labels or target texts, or None.
-        cache: folder of what is tokenized.
+    Made by `read`, of sources and columns. `fit`, `evaluate`, `predict` and `make_dataset` of a
+    task take them in the place of lists of strings.
     """
 
-    def __init__(self, sources: Sequence, x: tuple, y, cache: Path):
-        self.sources = sources
-        self.x = x
-        self.y = y
-        self.cache = cache
+    sources: Sequence  # of `FileSource` or `ObjectSource`
+    x: tuple
+    y: Any
+    cache: Path  # folder of what is tokenized
 
     @property
     def columns(self) -> tuple:
@@ -93,10 +88,10 @@ def read(
 ) -> Records:
     """Texts and labels of files or of another library's data set, for `fit` and its like.
 
-    They may be larger than memory. They are tokenized once, a few at a time, into an Arrow file of
-    the cache, which is found again by their content, the tokenizer and its options. Training reads
-    the tokens from there, by memory map: batches, shuffling and resuming are those of texts in
-    memory. It needs `pip install "keras_transformer[data]"`.
+    They may be larger than memory: they are tokenized once, a few at a time, into an Arrow file of
+    the cache, which is found again by their content, the tokenizer and its options. Training maps
+    it into memory; batches, shuffling and resuming are those of texts in memory. It needs
+    `pip install "keras_transformer[data]"`.
 
     Args:
         source: the path of a file, a pattern such as `"train-*.parquet"`, or a list of these. Or a
@@ -110,8 +105,8 @@ def read(
             quotes), `"jsonl"` (an object a line) or `"parquet"`. Defaults to what a file's suffix
             says; but for Parquet, `.gz` may follow it.
         encoding: of the files, but for Parquet.
-        cache: folder of what is tokenized. Defaults to `keras_transformer/tokens` in
-            `$XDG_CACHE_HOME` or `~/.cache`. It may be removed at any time.
+        cache: folder of what is tokenized, which may be removed at any time. Defaults to
+            `keras_transformer/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
         FileNotFoundError: for a file that is not there.
@@ -120,7 +115,6 @@ def read(
             number.
 
     Example:
-
     ```python
     import keras_transformer as kt
 

@@ -7,9 +7,7 @@ import numpy as np
 
 
 class TokenRows:
-    """Rows of token ids of different lengths, one behind the other in one array.
-
-    The array may be a memory map: rows are then read from disk when a batch needs them.
+    """Rows of token ids of different lengths, one behind the other in one array, or a memory map.
 
     Args:
         ids: int array `(tokens,)`.
@@ -19,13 +17,11 @@ class TokenRows:
         blocks: arrays that together hold the ids of all rows and nothing else. Defaults to `ids`.
 
     Example:
-
     ```python
     from keras_transformer.data import TokenRows
 
     rows = TokenRows.of([[5, 6, 7], [8, 9]])
     assert [row.tolist() for row in rows.without_last()] == [[5, 6], [8]]
-    assert [row.tolist() for row in rows.without_first()] == [[6, 7], [9]]
     ```
     """
 
@@ -43,15 +39,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, rows: Sequence, name: str = "rows") -> "TokenRows":
-        """The rows of a list of lists of ints.
-
-        Args:
-            rows: list of lists, or of 1-D arrays.
-            name: str, what errors call them.
-
-        Raises:
-            ValueError: for what is no list of ids, or ids that need more than 32 bits.
-        """
+        """The rows of a list of lists, or arrays, of ints. ValueError with `name` for others."""
         try:
             lengths = np.fromiter((len(row) for row in rows), "int64")
             ids = np.fromiter(chain.from_iterable(rows), "int32", count=int(lengths.sum()))
@@ -77,14 +65,6 @@ class TokenRows:
         return TokenRows(self.ids, self.lengths - 1, self.starts, self.blocks)
 
     def ids_at(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Ids by row and place, any ids for a place that a row does not have.
-
-        Args:
-            rows: int array, which rows.
-            places: int array that broadcasts with it, from 0.
-
-        Returns:
-            int32 array of their common shape.
-        """
+        """Ids, int32, by row and place, int arrays that broadcast; any id beyond the row."""
         ids = self.ids.take(self.starts[rows] + places, mode="clip")
         return ids.astype("int32", copy=False)

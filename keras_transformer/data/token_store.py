@@ -1,9 +1,7 @@
 """Token ids on disk: what `Records` are tokenized into, once.
 
-A store is one Arrow stream, the kind of file that `datasets` keeps its data in: a column of lists
-for each name of ids, and one of the numbers of labels. A batch without rows ends it, which says how
-many rows there are and what the labels are. It is written beside its place and renamed when it is
-whole. Its name is a hash of how the ids were made, and one of what they were made of.
+A store is one Arrow stream: a column of lists for each name of ids, and one of the numbers of
+labels. A batch without rows ends it, with the number of rows and the labels.
 """
 
 import contextlib
@@ -48,24 +46,17 @@ def tokenize(
     with_labels: bool = False,
     check_label: Callable | None = None,
 ) -> Stored:
-    """The token ids of records: those of the cache, or made now, in constant memory.
-
-    Several processes may do this at once: each writes a file of its own, and they are the same.
-
-    Args:
-        records: `Records`.
-        encode: function of the lists of texts, one a column, and a function `place(row)` for
-            errors, to a dict of name to lists of ids.
-        recipe: values for JSON on which the ids depend beside the texts.
-        dtypes: dict of name to the dtype of the ids, one for each that `encode` gives.
-        with_labels: bool, whether the last column is that of labels and not of texts.
-        check_label: function that raises ValueError for a label that is not known.
-    """
+    """The token ids of records, those of the cache or made now; arguments as of `encode_rows`."""
     cache = records.cache
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
     made = _digest({**made, "dtypes": dtypes, "version": _VERSION})
     fingerprint = records.fingerprint()
-    content = fingerprint or _rows_digest(records)
+    content = fingerprint
+    if content is None:
+        rows = hashlib.sha256()
+        for part in records.chunks():
+            _add_rows(rows, part)
+        content = rows.hexdigest()
     found = _load(cache / f"{made}-{content[:24]}.arrow", dtypes, with_labels)
     if found is None:
         with _scratch(cache, made) as scratch:
@@ -266,13 +257,6 @@ def _plain_label(value):
     if is_number(value):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, str) else None
-
-
-def _rows_digest(records: Records) -> str:
-    digest = hashlib.sha256()
-    for part in records.chunks():
-        _add_rows(digest, part)
-    return digest.hexdigest()
 
 
 def _add_rows(digest, part: Chunk) -> None:

@@ -1,10 +1,4 @@
-"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX.
-
-By `structure`, the projections into the heads and into the width of the feed-forward layer are cut
-by columns, those back from there by rows: a device computes its heads and its columns alone, and
-the devices add up once behind each of the two layers. What has no such axis is small and lies whole
-on each device.
-"""
+"""Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX."""
 
 import math
 
@@ -29,7 +23,7 @@ def device_mesh(
             by `model`.
         model: int, parts that the weights are cut into. Neighbouring devices hold one model:
             give the fast connections to this axis.
-        devices: the devices, as of `keras.distribution.list_devices`, which is the default.
+        devices: the devices. Defaults to `keras.distribution.list_devices`.
 
     Returns:
         The mesh, of shape `(data, model)`.
@@ -38,14 +32,7 @@ def device_mesh(
         ValueError: on a backend that is not JAX, for numbers below 1, for more devices than
             there are, and for fewer than all of several processes.
 
-    Example:
-    ```python
-    import keras_transformer as kt
-    import keras
-
-    if keras.backend.backend() == "jax":
-        assert kt.distribution.device_mesh(data=1, model=1).shape == (1, 1)
-    ```
+    Example: see `ModelParallel`.
     """
     _require_jax()
     data = check_int("data", data, at_least=1, none=True)
@@ -81,8 +68,7 @@ def layout_map(
     """The layout of every backbone and every task of this library.
 
     Over the axis `"model"` go the heads of attention, the width of the feed-forward layer and the
-    vocabulary. Anything else lies whole on each device. Optimizer states lie where their weights
-    do: Keras's optimizers see to that.
+    vocabulary. Anything else, but the optimizer's states of these, lies whole on each device.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.
@@ -135,10 +121,9 @@ class ModelParallel(keras.distribution.ModelParallel):
     A mesh of `model=1` is data parallelism alone, one of `data=1` tensor parallelism alone. Make
     the model within its scope, or after `keras.distribution.set_distribution`.
 
-    Two things are other than with Keras's class and `layout_map`. A vocabulary that the axis
-    `"model"` does not divide is no error: the embedding is then cut along its width, and if that
-    does not go either, it lies whole on each device. And a batch of one process may have any
-    number of rows: token ids are small and go to all devices, and what is made of them is cut.
+    Unlike Keras's class with `layout_map`, a vocabulary that the axis `"model"` does not divide is
+    cut along the width of its embedding, or lies whole on each device; and a batch of one process
+    may have any number of rows.
 
     Args:
         mesh: a mesh with the axes `"batch"` and `"model"`, as `device_mesh` makes.

@@ -1,8 +1,7 @@
 """Replicas of a whole model that each see a part of the batch: PyTorch and TensorFlow.
 
-Both engines combine what the replicas found as if each part counted the same. A mean over tokens
-is another thing where the parts have different numbers of tokens, so each replica learns how many
-there are in all.
+Both engines combine what the replicas found as if each part counted the same. For a mean over
+tokens each replica learns how many there are in all.
 """
 
 import contextvars
@@ -15,18 +14,7 @@ _processes = contextvars.ContextVar("processes", default=1)
 
 
 def part_of_mean(mean, weight):
-    """What a replica's mean over `weight` adds to the mean of all replicas.
-
-    Summed over the replicas on TensorFlow, averaged on PyTorch, as their engines do with
-    gradients, this is the mean over the weights of all.
-
-    Args:
-        mean: float scalar.
-        weight: float scalar, sum of the weights of this replica.
-
-    Returns:
-        Float scalar: `mean` itself without replicas.
-    """
+    """A replica's share of the mean over all weights, as its engine sums or averages."""
     count, total = _over_replicas(weight)
     if count == 1:
         return mean
@@ -60,34 +48,16 @@ def _over_replicas(weight):
     return count, total
 
 
-class Mirrored:
-    """What a task needs to be trained in a `tf.distribute` strategy."""
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Keras 3.15 learns the shapes from the mean of the replicas' batches, but masks are boolean
-        # and have no mean. The batch of one replica does as well. Read outside of an epoch, it does
-        # not count as a pass over a dataset of few batches.
-        if iterator is not None and self._distribute_strategy is not None:
-            data_batch = keras.tree.map_structure(
-                lambda value: self._distribute_strategy.experimental_local_results(value)[0],
-                next(iter(iterator._get_iterator())),
-            )
-            iterator = None
-        super()._maybe_symbolic_build(iterator, data_batch)
-
-
 def data_parallel(task: keras.Model, **options) -> keras.Model:
     """Makes `fit` on PyTorch average the gradients of all processes.
 
     Each process calls `torch.distributed.init_process_group`, makes the same task and fits it on
-    its share of each batch (`shard_of`). The backward pass goes through
-    `torch.nn.parallel.DistributedDataParallel`, which sends gradients while others are computed,
-    and gives all processes the weights of the first. The losses are those of one process that
-    sees whole batches. Metrics are of the process's own rows.
+    its share of each batch (`shard_of`). The losses are those of one process that sees whole
+    batches; metrics are of the process's own rows.
 
     Args:
         task: a compiled task, or another `keras.Model`.
-        **options: of `DistributedDataParallel`, e.g. `device_ids`, `gradient_as_bucket_view`.
+        **options: of `torch.nn.parallel.DistributedDataParallel`, e.g. `device_ids`.
 
     Returns:
         `task`.
@@ -121,7 +91,6 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
             "JAX use `keras_transformer.distribution.ModelParallel`, on TensorFlow make the model "
             "in the scope of a tf.distribute.MirroredStrategy."
         )
-    import torch
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -129,53 +98,58 @@ def data_parallel(task: keras.Model, **options) -> keras.Model:
             "`data_parallel` needs the processes to know each other: call "
             "torch.distributed.init_process_group first, in each of them."
         )
-    count = distributed.get_world_size()
+    # A model may have weights that a task does without, such as a pooler.
+    options = {"find_unused_parameters": True, **options}
+    task.train_step = _averaged_step(task, options)
+    task.train_function = None
+    return task
+
+
+def _averaged_step(task: keras.Model, options: dict):
+    """Keras's step, its forward pass and loss through a wrapper that awaits all gradients."""
+    import torch
+    from torch import distributed
 
     own_loss = getattr(task, "training_loss", lambda: None)
+    count = distributed.get_world_size()
 
     class Loss(torch.nn.Module):
-        """Forward pass and loss: gradients are awaited of what is called through the wrapper."""
-
         def __init__(self):
             super().__init__()
             self.task = task
 
-        def forward(self, x, y, sample_weight):
+        def forward(self, x, y, weights):
             own = own_loss()
-            states = task(x, training=True) if own is None else own.states(x, training=True)
-            if own is not None:
-                return own.loss(states, x, y, sample_weight, training=True), states
-            loss = task._compute_loss(
-                x=x, y=y, y_pred=states, sample_weight=sample_weight, training=True
-            )
+            if own is None:
+                states = task(x, training=True)
+                loss = task._compute_loss(
+                    x=x, y=y, y_pred=states, sample_weight=weights, training=True
+                )
+            else:
+                states = own.states(x, training=True)
+                loss = own.loss(states, x, y, weights, training=True)
             return loss, states
 
-    # A model may have weights that a task does without, such as a pooler.
-    options = {"find_unused_parameters": True, **options}
     wrapped = torch.nn.parallel.DistributedDataParallel(Loss(), **options)
 
     def train_step(data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         token = _processes.set(count)
         try:
-            loss, states = wrapped(x, y, sample_weight)
+            loss, states = wrapped(x, y, weights)
         finally:
             _processes.reset(token)
         task.zero_grad()
         task.optimizer.scale_loss(loss).backward()
-        weights = task.trainable_weights[:]
-        gradients = [weight.value.grad for weight in weights]
+        trained = task.trainable_weights[:]
         with torch.no_grad():
-            task.optimizer.apply(gradients, weights)
+            task.optimizer.apply([variable.value.grad for variable in trained], trained)
         whole = loss.detach().clone()
         distributed.all_reduce(whole)
-        rows = len(keras.tree.flatten(x)[0])
-        task._loss_tracker.update_state(whole / count, sample_weight=rows)
+        task._loss_tracker.update_state(whole / count, sample_weight=len(keras.tree.flatten(x)[0]))
         own = own_loss()
         if own is not None:
-            return own.logs(states, x, y, sample_weight)
-        return task.compute_metrics(x, y, states, sample_weight=sample_weight)
+            return own.logs(states, x, y, weights)
+        return task.compute_metrics(x, y, states, sample_weight=weights)
 
-    task.train_step = train_step
-    task.train_function = None
-    return task
+    return train_step

@@ -89,11 +89,9 @@ def shard_of(
     from keras_transformer.data import BucketedDataset
     from keras_transformer.distribution import shard_of
 
-    dataset = BucketedDataset(
-        {"ids": [[1], [2], [3], [4]]}, lambda arrays, masks: (arrays["ids"],), batch_size=4
-    )
-    (first,), (second,) = (shard_of(dataset, index, 2)[0] for index in range(2))
-    assert [row[0] for row in first] == [1, 2] and [row[0] for row in second] == [3, 4]
+    rows = {"ids": [[1], [2], [3], [4]]}
+    dataset = BucketedDataset(rows, lambda arrays, masks: (arrays["ids"],), batch_size=4)
+    assert [row[0] for row in shard_of(dataset, 1, 2)[0][0]] == [3, 4]
     ```
     """
     if not isinstance(dataset, keras.utils.PyDataset):

@@ -1,12 +1,8 @@
 """What a step of training keeps between its pass forward and its pass backward.
 
 The tensors are those that XLA keeps of the blocks of this library, counted in its compiled
-programs. They differ from the paper's: XLA copies the factors of a normalization for each number
-rather than to broadcast them twice, and computes masks again, those of dropout too (a hash of
-places, see `layers.Dropout`).
-
-Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-section 4.
+programs. They differ from those of Korthikanti et al. 2022, "Reducing Activation Recomputation in
+Large Transformer Models", section 4: factors of a normalization are copied, masks computed again.
 """
 
 import dataclasses
@@ -41,17 +37,7 @@ _FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a batch that one device has, and what it holds of each.
-
-    Fields:
-        count: int, of the device.
-        batch: int, of all devices.
-        devices: int, all that there are.
-        source, target: int, lengths; the same but for an encoder-decoder.
-        predicted: int, tokens of a row that are projected to the vocabulary.
-        itemsize: int, bytes of a number of the compute dtype.
-        model_parallel: int, devices that share the heads and the inner width.
-    """
+    """The rows of a batch that one device has (`count`), lengths, and bytes of a number."""
 
     count: int
     batch: int
@@ -64,12 +50,7 @@ class Rows:
 
 
 def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
-    """Bytes on a device that one step of training needs for its activations: fields of `Memory`.
-
-    `activations` is what all layers keep, and the loss, or the gradient by a layer's largest
-    tensor; `rematerialized` the inputs of all layers, and the loss, or `layer`; `layer` what one
-    layer keeps while it is computed again, and that gradient.
-    """
+    """Bytes on a device that one step of training needs for its activations: fields of `Memory`."""
     kept = inputs = largest = gradients = 0
     for side in sides(config):
         length = rows.target if side.source_dim else rows.source
@@ -153,10 +134,7 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
 
 
 def _loss(config: TransformerConfig, rows: Rows) -> int:
-    """Logits of some positions and their gradients, by the bias once more; the kernel's gradient.
-
-    In a loop over chunks a kernel that is not the embedding takes two more of its size.
-    """
+    """Logits of some positions, their gradients and the kernel's, with two more of it in a loop."""
     if not rows.predicted:
         return 0
     vocabulary = config.vocabulary_size

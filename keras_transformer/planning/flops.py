@@ -1,8 +1,6 @@
 """Floating point operations of a model: those of its matrix products, counted exactly.
 
-What is no matrix product (normalization, softmax, dropout, the optimizer) is left out, as is usual
-for the utilization of a device: it is bound by the bandwidth of the memory, not by arithmetic. A
-multiplication and an addition are two operations.
+A multiplication and an addition are two. What is bound by memory (norms, softmax) is left out.
 """
 
 import math
@@ -24,12 +22,10 @@ def flops_per_token(
     target_length: int | None = None,
     **options,
 ) -> float:
-    """Operations for each token of full rows, those of the products of matrices.
+    """`flops_per_sequence`, whose arguments and errors these are, by the tokens of the row.
 
-    `flops_per_sequence` by the number of tokens: of the row, or for an encoder-decoder of the
-    target, so that a source of the same length gives the operations of a pair of tokens.
-
-    Args and errors are those of `flops_per_sequence`.
+    For an encoder-decoder by those of the target, so that a source of the same length gives the
+    operations of a pair of tokens.
 
     Returns:
         Float.
@@ -42,13 +38,10 @@ def flops_per_token(
     gpt3 = TransformerConfig(
         kind="decoder", vocabulary_size=50_257, hidden_dim=12_288, num_layers=96, num_heads=96,
         intermediate_dim=49_152, position="learned", max_sequence_length=2048,
-        normalize_first=True,
     )
     # Three times two for each of 175 billion parameters, and the attention to 2,048 tokens.
     assert 1.0 < flops_per_token(gpt3, 2048) / (6 * 175e9) < 1.06
     ```
-
-    Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
     total = flops_per_sequence(config, length, training, target_length=target_length, **options)
     return total / (length if config.kind != "seq2seq" else target_length or length)
@@ -66,9 +59,8 @@ def flops_per_sequence(
 ) -> int:
     """Operations for one row of a batch, those of the products of matrices.
 
-    Attention counts every pair of tokens, also those that a causal mask or a window hides: they
-    are computed, and so they are counted in the published figures of utilization. Training is
-    three times the pass forward, since each product has two more for its gradients.
+    Attention counts every pair of tokens, also those that a mask hides, as published figures of
+    utilization do. Training is three times the pass forward.
 
     Args:
         config: `TransformerConfig`.
@@ -76,13 +68,11 @@ def flops_per_sequence(
         training: bool, False for one pass forward.
         target_length: int, tokens of the target, for an encoder-decoder. Defaults to `length`.
         predicted_tokens: int, tokens of a row that are projected to the vocabulary. Defaults to
-            all that a decoder gives out, and for an encoder to none: what a classifier does. For
-            a masked language model it is the number of masked tokens, and counts its head.
-        first_only: bool, the state of an encoder's first token alone, see `Encoder`: what
-            `TextClassifier` computes.
+            all that a decoder gives out, and for an encoder to none; of a masked language model
+            the masked ones, with its head.
+        first_only: bool, the state of an encoder's first token alone, see `Encoder`.
         rematerialized: bool, count the pass forward of the blocks once more, as
-            `keras.RematScope(mode="full")` makes it. For what a device does, not for its
-            utilization.
+            `keras.RematScope(mode="full")` makes it.
 
     Returns:
         Int.
@@ -107,9 +97,7 @@ def flops_per_sequence(
 
     Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    length = check_int("length", length, at_least=1)
-    target_length = check_int("target_length", target_length, at_least=1, none=True)
-    target = check_lengths(config, length, target_length)
+    length, target = check_lengths(config, length, target_length)
     if first_only and config.kind != "encoder":
         raise ValueError(f"`first_only` is of an encoder, received kind={config.kind!r}.")
     if predicted_tokens is None:
@@ -130,24 +118,24 @@ def flops_per_sequence(
     return passes * (blocks + others) + (blocks if training and rematerialized else 0)
 
 
-def check_lengths(config: TransformerConfig, length: int, target_length: int | None) -> int:
-    """The tokens of a row that a model gives out states for. ValueError for none."""
+def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int, int]:
+    """The tokens of a row, and those that a model gives out states for. ValueError for none."""
     if not isinstance(config, TransformerConfig):
         raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
     if target_length is not None and config.kind != "seq2seq":
         raise ValueError(
             f"`target_length` needs a model of kind 'seq2seq', received kind={config.kind!r}."
         )
-    target = length if target_length is None else target_length
+    length = check_int("length", length, at_least=1, at_most=2**31 - 1)
+    target = check_int("target_length", target_length, 1, 2**31 - 1, none=True) or length
     for name, value in (("length", length), ("target_length", target)):
-        check_int(name, value, at_least=1, at_most=2**31 - 1)
         longest = config.max_sequence_length
         if config.position == "learned" and value > longest:
             raise ValueError(
                 f"`{name}` is {value} tokens, but the model has learned positions for {longest} "
                 "only."
             )
-    return target
+    return length, target
 
 
 def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
@@ -161,11 +149,7 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
 def layer_flops(
     config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
 ) -> int:
-    """Operations of one layer, of its flat config, in one pass forward.
-
-    `attended` has for the attention to itself, and for that to an encoder, how many keys are read,
-    and how many of them are made by projections.
-    """
+    """Of one layer forward; `attended` keys, and those that are projected, of each attention."""
     parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):

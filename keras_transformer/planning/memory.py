@@ -51,14 +51,11 @@ class Memory:
     summed: bool = False
 
     def peak(self, rematerialize: bool = False) -> int:
-        """The most that is there at a time.
+        """The most that is there at a time, with activations rematerialized or not.
 
         Gradients come to be where activations cease. On one device a weight is updated as soon as
         its gradient is there, so that only those of the embedding are kept. With several copies of
         the model gradients are kept to be summed all at once, into as many numbers again.
-
-        Args:
-            rematerialize: bool, whether activations are.
         """
         gradients = self.gradients if self.summed else 0
         activations = self.activations

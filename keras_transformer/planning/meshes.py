@@ -24,10 +24,7 @@ def cut_sizes(config: TransformerConfig) -> dict[str, int]:
 def model_axes(
     config: TransformerConfig, devices: int, batch_size: int, model_parallel: int | None = None
 ) -> list[int]:
-    """Sizes that the model axis can have, small ones first; or the only one that is wanted.
-
-    ValueError if there is none, which says what is not divided.
-    """
+    """Sizes that the model axis can have, small ones first; or the only one that is wanted."""
     sizes = cut_sizes(config)
     if model_parallel is not None:
         if model_parallel > devices or devices % model_parallel:

@@ -105,15 +105,12 @@ def make_plan(
     flops: float | None = None,
     bandwidth: float | None = None,
 ) -> Plan:
-    """Plans the training or the generation of a model, from its config alone.
+    """Plans the training or the generation of a model, from its config alone; nothing is built.
 
-    Nothing is built and nothing allocated: the shapes of the variables follow from the config.
-    An encoder is planned as a masked language model that predicts 15 % of the tokens.
-
-    The layout is that of `kt.distribution`: the batch is cut over the data axis, weights and
-    states of the optimizer over the model axis. The model axis is the shortest with which the
-    memory suffices, since the devices along it wait for each other in every layer. Activations
-    are kept if that fits, else rematerialized.
+    An encoder is planned as a masked language model that predicts 15 % of the tokens. The layout is
+    that of `kt.distribution`; the model axis is the shortest with which the memory suffices, since
+    the devices along it wait for each other in every layer. Activations are kept if that fits, else
+    rematerialized.
 
     Args:
         config: `TransformerConfig`.
@@ -125,8 +122,7 @@ def make_plan(
             `"mixed_float16"`, `"bfloat16"` (weights too) or `"float16"`.
         optimizer: `"adamw"`, `"adam"`, `"lion"`, `"rmsprop"` or `"sgd"`.
         generating: bool, plan the generation of rows of `length` tokens with a cache.
-        model_parallel: int, the model axis. Defaults to the shortest with which the memory
-            suffices.
+        model_parallel: int, the model axis, in place of the shortest.
         device_memory: number of bytes that a device has.
         flops: operations a second that a device reaches in products of matrices.
         bandwidth: bytes a second that a device sends to others.
@@ -146,14 +142,12 @@ def make_plan(
     config = TransformerConfig(
         kind="decoder", vocabulary_size=50_257, hidden_dim=12_288, num_layers=96, num_heads=96,
         intermediate_dim=49_152, position="learned", max_sequence_length=2048,
-        normalize_first=True,
     )
     plan = make_plan(
         config, batch_size=64, length=2048, devices=1024, dtype="mixed_bfloat16",
         device_memory=141e9,
     )
-    assert plan.fits and plan.rematerialize
-    assert (plan.data_parallel, plan.model_parallel) == (32, 32)
+    assert plan.fits and (plan.data_parallel, plan.model_parallel) == (32, 32)
     ```
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
@@ -161,27 +155,16 @@ def make_plan(
     """
     batch_size = check_int("batch_size", batch_size, at_least=1, at_most=_MOST)
     devices = check_int("devices", devices, at_least=1, at_most=_MOST)
-    model_parallel = check_int(
-        "model_parallel", model_parallel, at_least=1, at_most=devices, none=True
-    )
+    model_parallel = check_int("model_parallel", model_parallel, 1, devices, none=True)
     _check(config, dtype, optimizer, generating, device_memory, flops, bandwidth)
-    length = check_int("length", length, at_least=1)
-    target_length = check_int("target_length", target_length, at_least=1, none=True)
-    target = check_lengths(config, length, target_length)
-
+    length, target = check_lengths(config, length, target_length)
     room = float("inf") if device_memory is None else device_memory
     found = {}
     for model in model_axes(config, devices, batch_size, model_parallel):
         rows = Rows(
-            count=batch_size * model // devices,
-            batch=batch_size,
-            devices=devices,
-            source=length,
-            target=target,
-            predicted=predicted_tokens(config, target),
-            itemsize=DTYPES[dtype][1],
-            model_parallel=model,
-        )
+            batch_size * model // devices, batch_size, devices, length, target,
+            predicted_tokens(config, target), DTYPES[dtype][1], model,
+        )  # fmt: skip
         held = (dtype,) if generating else (dtype, optimizer)
         found[rows] = (generation_memory if generating else training_memory)(config, rows, *held)
     # The shortest axis that fits; if none does, what comes nearest.
@@ -191,17 +174,8 @@ def make_plan(
     per_token, per_step, done = _operations(config, rows, generating, rematerialize)
     sent = _bytes_sent(config, rows, memory, rematerialize, generating)
     return Plan(
-        config=config,
-        devices=devices,
-        batch_size=batch_size,
-        length=length,
-        target_length=target if config.kind == "seq2seq" else None,
-        dtype=dtype,
-        optimizer=optimizer,
-        generating=generating,
-        parameters=count_parameters(config),
-        flops_per_token=per_token,
-        flops_per_step=per_step,
+        config, devices, batch_size, length, target if config.kind == "seq2seq" else None,
+        dtype, optimizer, generating, count_parameters(config), per_token, per_step,
         data_parallel=devices // rows.model_parallel,
         model_parallel=rows.model_parallel,
         memory=memory,
@@ -209,7 +183,7 @@ def make_plan(
         rematerialize=rematerialize,
         compute_seconds=None if flops is None else done / devices / flops,
         transfer_seconds=None if bandwidth is None else sent / bandwidth,
-    )
+    )  # fmt: skip
 
 
 def _operations(
@@ -233,11 +207,7 @@ def _operations(
 def _bytes_sent(
     config: TransformerConfig, rows: Rows, memory: Memory, rematerialize: bool, generating: bool
 ) -> float:
-    """Bytes that each device sends in a step, all in rings.
-
-    Along the model axis the states behind each sub-layer are summed, forward and backward; along
-    the data axis the gradients.
-    """
+    """Bytes that a device sends in a step: states along the model axis, gradients along data."""
     numbers = 0  # of a row
     for side in sides(config)[-1:] if generating else sides(config):
         tokens = 1 if generating else rows.target if side.source_dim else rows.source

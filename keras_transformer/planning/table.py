@@ -20,11 +20,15 @@ def table(plan) -> str:
     tokens = f"{plan.length:,}"
     if plan.target_length is not None:
         tokens += f" and {plan.target_length:,}"
+    of = "of the target: " if plan.target_length is not None else ""
+    counted = f"{of}products of matrices, forward and backward; all pairs in attention"
+    if plan.generating:
+        counted = "for the last token of a row: products of matrices, with a cache"
     section(
         f"{done} a model of kind {config.kind!r}, {plan.dtype}",
         ("parameters", human(plan.parameters), f"{plan.parameters:,} of the backbone"),
         ("batch", f"{plan.batch_size:,}", f"rows of {tokens} tokens"),
-        ("a token", f"{human(plan.flops_per_token)}FLOP", _counted(plan)),
+        ("a token", f"{human(plan.flops_per_token)}FLOP", counted),
         ("a step", f"{human(plan.flops_per_step)}FLOP", f"{plan.tokens_per_step:,} tokens"),
     )
     rows = plan.batch_size // plan.data_parallel
@@ -37,13 +41,6 @@ def table(plan) -> str:
     section("memory of a device", *_memory_rows(plan, memory, states))
     section("time of a step", *_time_rows(plan))
     return "\n".join(lines)
-
-
-def _counted(plan) -> str:
-    if plan.generating:
-        return "for the last token of a row: products of matrices, with a cache"
-    of = "of the target: " if plan.target_length is not None else ""
-    return f"{of}products of matrices, forward and backward; all pairs in attention"
 
 
 def _shares(plan) -> str:
@@ -65,25 +62,17 @@ def _memory_rows(plan, memory, states):
         yield "cache", size(memory.cache), "keys and values"
     else:
         yield "optimizer", size(memory.optimizer), f"{plan.optimizer}, {states} a weight"
-        yield "gradients", size(memory.gradients), _held(plan)
-        yield "activations", size(memory.activations), "all kept" + _chosen(not plan.rematerialize)
-        yield (
-            "", size(memory.rematerialized), "rematerialized" + _chosen(plan.rematerialize),
-        )  # fmt: skip
+        held = "each used up at once, but for the embedding's"
+        if plan.data_parallel > 1:
+            held = "own and summed over the copies, in the place of activations"
+        yield "gradients", size(memory.gradients), held
+        again, kept = (" (counted)", "") if plan.rematerialize else ("", " (counted)")
+        yield "activations", size(memory.activations), f"all kept{kept}"
+        yield "", size(memory.rematerialized), f"rematerialized{again}"
     verdict = "at the peak"
     if plan.fits is not None:
         verdict += f": {'fits' if plan.fits else 'DOES NOT FIT'} in {size(plan.device_memory)}"
     yield "together", size(plan.peak_memory), verdict
-
-
-def _held(plan) -> str:
-    if plan.data_parallel > 1:
-        return "own and summed over the copies, in the place of activations"
-    return "each used up at once, but for the embedding's"
-
-
-def _chosen(chosen: bool) -> str:
-    return " (counted)" if chosen else ""
 
 
 def _time_rows(plan):

@@ -26,11 +26,8 @@ class CausalLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args:
-        backbone: a decoder.
-        tokenizer: `Tokenizer`, or None to take and return ids.
+    Args beside those of `Task`:
         end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids` and `padding_mask`, as for `Decoder`.
@@ -42,14 +39,8 @@ class CausalLM(LanguageModel):
     ```python
     import keras_transformer as kt
 
-    texts = ["to be or not to be", "the rest is silence"] * 8
-    tokenizer = kt.Tokenizer.train(texts, vocabulary_size=300, template="start_end")
-    config = kt.TransformerConfig(
-        kind="decoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64, normalize_first=True,
-    )
-    lm = kt.CausalLM(kt.models.Decoder(config), tokenizer)
-    lm.fit(texts, epochs=1, verbose=0)
+    lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    lm.fit(["to be or not to be", "the rest is silence"], epochs=1, verbose=0)
     assert isinstance(lm.generate("to be", max_new_tokens=4), str)
     ```
 
@@ -59,13 +50,10 @@ class CausalLM(LanguageModel):
     backbone_kinds = ("decoder",)
     alias = "causal_lm"
     published_as = ("ForCausalLM",)
-    predicts_tokens = generates = True
     published_options = (END_IDS,)
     continues_prompts = True
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
         self._refuse_targets(y, sample_weight)
         tokenizer = tokenizer_of(self)
@@ -87,8 +75,6 @@ class CausalLM(LanguageModel):
             objective.columns(rows),
             objective,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},
-            shuffle=shuffle,
-            seed=seed,
             **options,
         )
 
@@ -156,18 +142,3 @@ class CausalLM(LanguageModel):
         first = [len(prompt) - 1 for prompt in prompts]
         ids, mask = pad_rows([row[:-1] for row in rows], self.pad_id)
         return {"token_ids": ids, "padding_mask": mask}, np.asarray(first)
-
-    def _length_of(self, prompt):
-        return len(prompt)
-
-    def _check_room(self, rows, limits):
-        config = self.backbone.config
-        if config.position != "learned":
-            return
-        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            if len(row) + limit > config.max_sequence_length:
-                raise ValueError(
-                    f"`prompts[{place}]` has {len(row)} tokens, and with {limit} new ones needs "
-                    f"more positions than the model has, {config.max_sequence_length}. Shorten "
-                    "the prompt, or lower `max_new_tokens`."
-                )

@@ -19,21 +19,7 @@ _MOST_CLASSES = 2**24  # More would be a mistake, and take the memory.
 
 
 class Classifier(Task):
-    """A backbone with a linear layer to classes.
-
-    `labels` may be assigned too, to rename the classes of a head that was loaded.
-
-    Args:
-        backbone: a backbone.
-        tokenizer: `Tokenizer`, or None to take ids only.
-        num_classes: int. Defaults to the number of `labels`.
-        labels: list of class names, in the order of the class numbers.
-        dropout: float, rate before the linear layer. Defaults to the backbone's.
-        name: str.
-
-    Raises:
-        ValueError: for fewer than two classes, or labels that disagree with `num_classes`.
-    """
+    """A backbone with a linear layer to classes; `labels` may be assigned too, to rename them."""
 
     needs_labels = True
     task_options = ("num_classes", "labels", "dropout")
@@ -67,10 +53,10 @@ class Classifier(Task):
 
         Args:
             *args: as of `keras.Model.compile`.
-            adversarial_norm: float. Above 0, each step also learns from its texts with the token
-                embeddings moved to where the loss rises most, by this share of their length. The
-                loss is the mean of both. A step takes nearly three times as long, and few labels
-                go further. Defaults to what it is, at first 0.
+            adversarial_norm: float, at first 0. Above 0, each step also learns from its texts with
+                the token embeddings moved to where the loss rises most, by this share of their
+                length. The loss is the mean of both. A step takes nearly three times as long, and
+                few labels go further.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:

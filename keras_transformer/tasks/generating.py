@@ -1,17 +1,20 @@
 """One call of `generate`: from checked options through the scheduler to texts, or to pieces."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
-from keras_transformer.checking import shorten
+from keras_transformer.checking import MOST_TOKENS, check_flag, check_int, check_seed, shorten
+from keras_transformer.generation import samplers
 from keras_transformer.generation.constraints import TokenAutomaton
+from keras_transformer.generation.decoding import check_cache_dtype
 from keras_transformer.generation.engine import Settings
 from keras_transformer.generation.rules import Rules
-from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
-from keras_transformer.generation.streaming import TextStream, without_stop
+from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
 
 # Steps between two looks at the text so far: for stop strings, and for a reader.
 _STEPS_TO_STOP, _STEPS_TO_SHOW = 16, 4
@@ -25,8 +28,8 @@ class Completion(NamedTuple):
         token_ids: list of int, without the end. A stop string's tokens are among them.
         finish_reason: `"end"` for an end id, `"stop"` for a stop string, `"length"`.
         score: float, what beam search ranks by; else None.
-        log_probabilities: float array `(tokens,)`, natural logarithms of what the model gives each
-            of `token_ids`, before rules and samplers change it; None unless asked for.
+        log_probabilities: float array `(tokens,)`, what the model gives each of `token_ids`,
+            before rules and samplers change it; None unless asked for.
     """
 
     text: str | None
@@ -36,74 +39,121 @@ class Completion(NamedTuple):
     log_probabilities: Any = None
 
 
-class Options(NamedTuple):
-    """The checked arguments of `generate`."""
-
-    limits: list[int]  # new tokens of each prompt
-    sampler: Sampler
-    rules: Any
-    stop: tuple[str, ...]
-    end_ids: tuple[int, ...]
-    num_samples: int
-    batch_size: int
-    seed: int
-    cache_dtype: str | None
-    verbose: bool
-
-
-def constrained(task, rules: Rules | None, constraint) -> Rules | None:
-    """The rules of a call of `task.generate` with the automaton of its constraint."""
-    if constraint is None or not isinstance(rules, Rules | None):
-        return rules  # which is checked with the other arguments
-    if rules is not None and rules.automaton is not None:
-        raise ValueError("Give either `constraint` or rules with an `automaton`, not both.")
-    if isinstance(constraint, (dict, bool)):
-        constraint = task.constraint(json_schema=constraint)
-    if not isinstance(constraint, TokenAutomaton):
-        raise ValueError(
-            "`constraint` must be a JSON Schema as a dict, or what the method `constraint` "
-            f"returns, received {shorten(constraint)}."
-        )
-    return (rules or Rules()).with_automaton(constraint)
-
-
 class GenerationCall:
-    """Generates for `prompts`, lists of ids, with a `LanguageModel` and its checked `Options`."""
+    """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as of `generate`."""
 
-    def __init__(self, task, prompts: list[list[int]], options: Options):
+    def __init__(
+        self, task, prompts: list[list[int]], *, max_new_tokens, sampler, batch_size, max_length,
+        stop, rules, constraint, num_samples, seed, cache_dtype, verbose,
+    ):  # fmt: skip
         self.task = task
         self.prompts = prompts
-        self.options = options
+        self.sampler = sampler = task.sampler if sampler is None else samplers.get(sampler)
+        rules = _with_constraint(task, rules, constraint)
+        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+        batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
+        self.num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
+        max_length = check_int("max_length", max_length, 1, MOST_TOKENS, none=True)
+        self.verbose = check_flag("verbose", verbose)
+        for place, row in enumerate(prompts):
+            if not row:
+                raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
+            task.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
+        self._check_sampler()
+        check_cache_dtype(cache_dtype)
+        if seed is not None:
+            seed = check_seed("seed", seed, bits=64)
+        elif sampler.draws:
+            seed = int(keras.random.randint((), 0, 2**31 - 1))
+        self.stop, stop_ids = ((), ()) if stop is None else check_stop(stop)
+        if self.stop and task.tokenizer is None:
+            raise ValueError("A model without a tokenizer stops at token ids, not at strings.")
+        if stop_ids:
+            task.backbone.check_ids(stop=np.asarray(stop_ids))
+        self.end_ids = (*task.end_ids, *stop_ids)
+        self.limits = self._limits(max_new_tokens, max_length)
+        if constraint is not None and min(self.limits) < rules.automaton.shortest:
+            raise ValueError(
+                f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
+                f"limit is {min(self.limits)}: raise `max_new_tokens` or `max_length`."
+            )
         config = task.backbone.config
         # Beam search has several results of one row; others take a row for each.
-        ranked = not options.sampler.streams
-        self.copies = 1 if ranked else options.num_samples
+        self.copies = self.num_samples if sampler.streams else 1
         self.rows: dict[tuple[int, int], _Row] = {}
         self.scheduler = Scheduler(
             task.engine,
-            Settings(
-                options.sampler,
-                options.rules,
-                options.end_ids,
-                task.pad_id,
-                options.cache_dtype,
-                task.pack_weights,
-            ),
+            Settings(sampler, rules, self.end_ids, task.pad_id, cache_dtype, task.pack_weights),
             task._engine_inputs,
-            options.batch_size,
+            batch_size,
             copies=self.copies,
-            seed=options.seed,
+            seed=seed or 0,
             share_prefix=config.kind == "decoder",
             longest=config.max_sequence_length if config.position == "learned" else None,
         )
 
-    def completions(self) -> list[list[Completion]]:
+    def _check_sampler(self) -> None:
+        sampler, number = self.sampler, self.num_samples
+        vocabulary = self.task.backbone.config.vocabulary_size
+        if sampler.branches > vocabulary:
+            raise ValueError(
+                f"{sampler} follows {sampler.branches} continuations, but the vocabulary has "
+                f"{vocabulary} tokens only."
+            )
+        if number > 1 and sampler.streams and not sampler.draws:
+            raise ValueError(
+                f"num_samples={number} of {sampler} would all be the same. Use a sampler "
+                'that draws, such as "top_p", or beam search for the best few.'
+            )
+        if not sampler.streams and number > sampler.branches:
+            raise ValueError(
+                f"num_samples={number} needs at least as many beams, received {sampler}."
+            )
+
+    def _limits(self, max_new_tokens: int, max_length: int | None) -> list[int]:
+        """The most new tokens of each prompt."""
+        config, continues = self.task.backbone.config, self.task.continues_prompts
+        room = config.max_sequence_length if config.position == "learned" else float("inf")
+        limits = []
+        for place, row in enumerate(self.prompts):
+            before, limit = len(row) if continues else 0, max_new_tokens
+            if max_length is not None:
+                limit = min(limit, max_length - before)
+            if limit < 1:
+                raise ValueError(
+                    f"`prompts[{place}]` has {len(row)} tokens: max_length="
+                    f"{max_length} leaves no room for a new one."
+                )
+            if before + limit > room:
+                if not continues:
+                    raise ValueError(
+                        f"max_new_tokens={limit} needs more positions than the model has, {room}."
+                    )
+                raise ValueError(
+                    f"`prompts[{place}]` has {before} tokens, and with {limit} new ones needs "
+                    f"more positions than the model has, {room}. Shorten "
+                    "the prompt, or lower `max_new_tokens`."
+                )
+            limits.append(limit)
+        return limits
+
+    def completions(self, details: bool = False) -> list[list[Completion]]:
         """All results, `num_samples` for each prompt."""
         found: dict[int, list] = {}
-        for event in self._events(_STEPS_TO_STOP if self.options.stop else None):
+        for event in self._events(_STEPS_TO_STOP if self.stop else None):
             if isinstance(event, Finished):
                 found.setdefault(event.index, []).append(event)
-        return [self._complete(sorted(found[i])) for i in range(len(self.prompts))]
+        completions = [self._complete(sorted(found[i])) for i in range(len(self.prompts))]
+        if not details:
+            return completions
+        # What the model gives each token: one pass over all of them.
+        pairs = [
+            (prompt, completion.token_ids)
+            for prompt, several in zip(self.prompts, completions, strict=True)
+            for completion in several
+        ]
+        scores = iter(self.task._log_probabilities(pairs))
+        return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in completions]
 
     def pieces(self) -> Iterator[tuple[int, str]]:
         """Prompt and piece of text, as it comes; the rest of a prompt's text when it is done."""
@@ -115,9 +165,9 @@ class GenerationCall:
     def _events(self, steps: int | None) -> Iterator[Progress | Finished]:
         """What the scheduler tells, with rows stopped that came to a stop string."""
         bar = None
-        if self.options.verbose:
+        if self.verbose:
             bar = keras.utils.Progbar(len(self.prompts) * self.copies, unit_name="text")
-        for event in self.scheduler.run(self.prompts, self.options.limits, steps):
+        for event in self.scheduler.run(self.prompts, self.limits, steps):
             if bar is not None and isinstance(event, Finished):
                 bar.add(1)
             if steps is not None:
@@ -138,25 +188,25 @@ class GenerationCall:
 
     def _new_row(self, index: int) -> "_Row":
         prompt = self.prompts[index] if self.task.continues_prompts else ()
-        return _Row(TextStream(self.task.tokenizer, prompt, self.options.stop))
+        return _Row(TextStream(self.task.tokenizer, prompt, self.stop))
 
     def _until_end(self, ids: list[int]) -> list[int]:
-        ends = self.options.end_ids
+        ends = self.end_ids
         return next((ids[:i] for i, token in enumerate(ids) if token in ends), ids)
 
     def _complete(self, found: list[Finished]) -> list[Completion]:
         """The results of one prompt."""
         index = found[0].index
-        if self.options.sampler.streams:
+        if self.sampler.streams:
             results = [(event.tokens[0] if event.tokens else [], None) for event in found]
         else:
             scores = found[0].scores or [None] * len(found[0].tokens)
-            results = list(zip(found[0].tokens, scores, strict=True))[: self.options.num_samples]
+            results = list(zip(found[0].tokens, scores, strict=True))[: self.num_samples]
         completions = []
         for tokens, score in results:
             ids = self._until_end(tokens)
             reason = "end" if len(ids) < len(tokens) else "length"
-            if self.options.stop:
+            if self.stop:
                 row = self._new_row(index)
                 row.push(ids)
                 if row.stopped:
@@ -167,7 +217,7 @@ class GenerationCall:
         ids = [completion.token_ids for completion in completions]
         texts = self.task._to_texts([self.prompts[index]] * len(ids), ids)
         return [
-            completion._replace(text=without_stop(text, self.options.stop))
+            completion._replace(text=without_stop(text, self.stop))
             for completion, text in zip(completions, texts, strict=True)
         ]
 
@@ -196,3 +246,27 @@ class _Row:
         """The text that was not taken yet."""
         pieces, self._pieces = self._pieces, []
         return "".join(pieces) + (self.stream.finish() if last else "")
+
+
+def _with_constraint(task, rules: Rules | None, constraint) -> Rules | None:
+    """The rules with the automaton of a constraint, and the end that the checkpoint forces."""
+    if not isinstance(rules, Rules | None):
+        raise ValueError(
+            "`rules` must be a keras_transformer.generation.Rules, received "
+            f"{type(rules).__name__}."
+        )
+    if constraint is not None:
+        if rules is not None and rules.automaton is not None:
+            raise ValueError("Give either `constraint` or rules with an `automaton`, not both.")
+        if isinstance(constraint, (dict, bool)):
+            constraint = task.constraint(json_schema=constraint)
+        if not isinstance(constraint, TokenAutomaton):
+            raise ValueError(
+                "`constraint` must be a JSON Schema as a dict, or what the method `constraint` "
+                f"returns, received {shorten(constraint)}."
+            )
+        rules = (rules or Rules()).with_automaton(constraint)
+    known = rules is not None and (rules.forced_end, rules.automaton) != (None, None)
+    if task.forced_end_id is None or known:
+        return rules
+    return dataclasses.replace(rules or Rules(), forced_end=task.forced_end_id)

@@ -5,19 +5,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from keras import ops
 
-from keras_transformer.checking import (
-    check_choice,
-    check_int,
-    check_number,
-    describe,
-    shorten,
-)
+from keras_transformer.checking import check_choice, check_int, check_number, describe, shorten
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import is_column, plain
-from keras_transformer.data.weights import check_weights
-from keras_transformer.tasks.labels import check_probabilities
+from keras_transformer.tasks.labels import check_probabilities, check_weights, on_host
 
 # The least that counts among the options of Keras's verbs can be.
 _LEAST = {
@@ -41,17 +33,6 @@ def listed(values: Any, name: str = "y") -> Any:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-def batching(batch_size: int | None, batch_tokens: int | None = None) -> dict[str, int | None]:
-    """The options of `BucketedDataset` for those of Keras's verbs. ValueError for wrong ones."""
-    if batch_size is not None and batch_tokens is not None:
-        raise ValueError(
-            f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "
-            f"({shorten(batch_tokens)}) one of tokens in its place: give one of them."
-        )
-    options = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    return {n: check_int(n, v, at_least=1, at_most=_MOST, none=True) for n, v in options.items()}
-
-
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """Options of Keras's verbs, numbers as Python's. ValueError for those that are out of range."""
     checked = dict(options)
@@ -72,6 +53,16 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
         check_int("class_weight", number, at_least=0, hint="Its keys are numbers of classes.")
         check_number(f"class_weight[{number}]", weight, at_least=0)
     return checked
+
+
+def check_known(processing: dict[str, Any], known: tuple[str, ...]) -> None:
+    """ValueError for options of `fit` that are neither Keras's nor `known` to the processor."""
+    unknown = sorted(processing.keys() - set(known))
+    if unknown:
+        raise ValueError(
+            f"`fit` has no option {unknown[0]!r}. Beside those of Keras it has "
+            f"{', '.join(sorted(known)) or 'none'}."
+        )
 
 
 def check_labels_given(task, x, y) -> None:
@@ -100,20 +91,17 @@ def naming(argument: str) -> Iterator[None]:
 
 
 def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
-    """What is no text, and its weights, as Keras is to have them.
-
-    A dict has the names of the backbone's inputs; a dataset is not looked into. `learns` is whether
-    targets are needed. ValueError for arrays that the model would take, and compute nonsense of.
-    """
+    """What is no text, and its weights, as Keras is to have them; `learns`: targets are needed."""
     if not isinstance(x, Mapping):
-        if not _is_dataset(x):
+        known = x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray))
+        if known or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
             raise ValueError(
                 f"{type(task).__name__} takes strings, a dict of arrays or a dataset, received "
                 f"{describe(x)}."
             )
         return x, sample_weight
     x = task._named(x)
-    held = {name: _on_host(array) for name, array in x.items()}
+    held = {name: on_host(array) for name, array in x.items()}
     if any(held[name] is not x[name] for name in x):
         task._named(held)  # Values of tensors; Keras takes them from where they are.
     for name in task.backbone.id_inputs:
@@ -121,7 +109,7 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
             raise ValueError(f"`{name}` is empty: it has shape {tuple(x[name].shape)}.")
     ids = x.get("mask_positions", x[task.backbone.id_inputs[-1]])
     rows = ids.shape[0]
-    y = _on_host(y)
+    y = on_host(y)
     if y is None and learns and task.loss is not None:
         raise ValueError("`y` is missing: give the targets of the arrays.")
     _check_targets(task, y, tuple(ids.shape))
@@ -130,18 +118,6 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     if weights is not None and weights.ndim < len(shape) and loss_name(task) == _OF_TOKENS:
         weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
     return x, weights
-
-
-def _is_dataset(x) -> bool:
-    """Whether Keras might take batches from it."""
-    if x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray)):
-        return False
-    return hasattr(x, "__iter__") or hasattr(x, "__getitem__")
-
-
-def _on_host(array):
-    """A tensor of the backend in the memory of the host; others as they are."""
-    return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
 
 
 def loss_name(task) -> str:

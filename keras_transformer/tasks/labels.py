@@ -1,4 +1,4 @@
-"""Labels as users give them, to what a loss takes: numbers or probabilities of classes."""
+"""Labels and weights as users give them, to what a loss takes: numbers or probabilities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,19 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.data.buckets import array_of
 from keras_transformer.data.record_objects import is_column, is_frame, plain
+
+
+def on_host(array):
+    """A tensor of the backend in the memory of the host; others as they are."""
+    return ops.convert_to_numpy(array) if ops.is_tensor(array) else array
 
 
 def class_numbers(
     y: Any, count: int, num_classes: int, labels: list[str] | None, unit: str, name: str = "y"
 ) -> np.ndarray:
-    """Labels by number or by name, as int32 `(count,)`; of two classes also True and False.
-
-    `unit` is what each label is of, and `name` what errors call `y`. ValueError for another number
-    of labels, or the first that is none, with its place.
-    """
+    """Labels by number or name, of two classes also as bool, as int32 `(count,)`."""
     rows = _rows(y, count, unit, name)
     if rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and (rows == np.floor(rows)).all()):
         numbers = rows
@@ -47,11 +49,7 @@ def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
 def class_rows(
     y: Any, count: int, num_classes: int, labels: list[str] | None, multi_label: bool
 ) -> np.ndarray | None:
-    """Labels that are a row for each text, as float32 `(count, num_classes)`; None for one a text.
-
-    A row has a probability for each class, or 0 and 1 (one-hot, multi-hot); with `multi_label` also
-    names or numbers. ValueError for what is neither, with its place.
-    """
+    """Labels that are a row for each text, float32 `(count, num_classes)`; None for one a text."""
     array = _matrix(y, count, num_classes)
     if array is not None and not np.isfinite(array).all():
         raise ValueError(f"`y[{np.argwhere(~np.isfinite(array))[0][0]}]` holds no finite numbers.")
@@ -108,6 +106,40 @@ def real_numbers(y: Any, count: int) -> np.ndarray:
     return rows
 
 
+def check_weights(
+    name: str, weights: Any, rows: int, targets: tuple | None = None, unit: str = "text"
+) -> np.ndarray | None:
+    """Weights as float32, one for each of `rows`, or as `targets`, a shape, one a token."""
+    if weights is None:
+        return None
+    if isinstance(weights, (str, bytes, dict)):
+        raise ValueError(f"`{name}` must be an array of numbers, received {describe(weights)}.")
+    array = array_of(on_host(weights))
+    if array.dtype.kind == "O" and array.ndim == 1:
+        for place, weight in enumerate(array):
+            if not isinstance(weight, (int, float, np.number)):
+                raise ValueError(
+                    f"`{name}[{place}]` must be a number, received {describe(weight)}."
+                )
+        array = array.astype("float64")
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"`{name}` must be an array of numbers, received {describe(weights)}.")
+    if array.shape != (rows,) and (targets is None or array.shape != tuple(targets)):
+        raise ValueError(
+            f"`{name}` must be one number a {unit}, {rows} in all, received shape {array.shape}."
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype("float32", copy=False)
+    right = np.isfinite(array) & (array >= 0)
+    if not right.all():
+        place = tuple(int(axis[0]) for axis in np.nonzero(~right))
+        raise ValueError(
+            f"`{name}[{', '.join(map(str, place))}]` is {array[place]}: a weight is a finite "
+            "number of at least 0."
+        )
+    return array
+
+
 def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
     """`y` as float32 if it is numbers of the shape `(count, num_classes)`, else None."""
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
@@ -119,7 +151,7 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
         if {np.shape(row)[:1] for row in y} != {(num_classes,)}:
             return None
         y = list(map(np.asarray, y))
-    array = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)
+    array = np.asarray(on_host(y))
     if array.shape != (count, num_classes) or array.dtype.kind not in "iufb":
         return None
     return array.astype("float32")
@@ -136,7 +168,7 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
         if set(map(type, y)) <= {int} and all(abs(label) < 2**31 for label in y):
             rows = rows.astype("int64")
     else:
-        rows = np.asarray(ops.convert_to_numpy(y) if ops.is_tensor(y) else y)
+        rows = np.asarray(on_host(y))
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows

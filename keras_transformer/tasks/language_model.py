@@ -1,34 +1,22 @@
 """The base of the generating tasks: sampler, prompts, `generate`, scores."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import (
-    MOST_TOKENS,
-    check_bool,
-    check_flag,
-    check_int,
-    check_seed,
-    check_text,
-    is_int,
-    shorten,
-)
+from keras_transformer.checking import check_bool, check_flag, check_text, is_int, shorten
 from keras_transformer.generation import samplers
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
-from keras_transformer.generation.decoding import check_cache_dtype
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scoring import score_continuations
-from keras_transformer.generation.streaming import check_stop
 from keras_transformer.kerashub_names import refuse
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
-from keras_transformer.tasks.generating import Completion, GenerationCall, Options, constrained
+from keras_transformer.tasks.generating import Completion, GenerationCall
 from keras_transformer.tasks.inputs import listed
 from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.text import text_rows, tokenizer_of
@@ -44,11 +32,8 @@ class IdsOfText(list):
 class LanguageModel(TokenPredictor):
     """A decoder with the vocabulary's logits as output, and `generate`.
 
-    Args:
-        backbone: a backbone with a decoder.
-        tokenizer: `Tokenizer`, or None to take and return ids.
-        end_ids: list of int, any of which ends a row. Defaults to the tokenizer's end.
-        name: str.
+    A subclass says, of prompts as ids: `_encode_prompts` of texts, `_to_texts` of prompts and what
+    was generated, `_engine_inputs` and `_scoring_inputs` (arrays, and where scores begin).
     """
 
     predict_options: ClassVar = PER_TOKEN
@@ -84,15 +69,13 @@ class LanguageModel(TokenPredictor):
         )
 
     def compile(self, *args, sampler=None, pack_weights: bool | None = None, **kwargs):
-        """As `keras.Model.compile`, and how `generate` works.
+        """As `keras.Model.compile`, and how `generate` works. What is not given stays as it is.
 
         Args:
             *args: as of `keras.Model.compile`.
-            sampler: name or object, the default of `generate`. Defaults to what it is, at first
-                `"greedy"`.
-            pack_weights: on PyTorch and a CPU, keep the weights once more in the order in which
-                they are read: faster, for the memory of the model once more. Defaults to what
-                it is, at first False.
+            sampler: name or object, the default of `generate`, at first `"greedy"`.
+            pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in
+                the order in which they are read. Faster, for the memory of the model once more.
             **kwargs: as of `keras.Model.compile`.
         """
         sampler = self.sampler if sampler is None else samplers.get(sampler)
@@ -144,11 +127,9 @@ class LanguageModel(TokenPredictor):
             rules: `Rules`, what the text must or must not contain.
             constraint: a JSON Schema, as a dict, against which the text validates; or what
                 `constraint` returns. The text is complete within its limit.
-            num_samples: int, texts for each prompt: the best ones of beam search, else one drawn
-                after the other.
-            seed: int from 0 to 2**64 - 1, for samplers that draw. What a row draws depends on it
-                and on the row's place among the prompts alone. Defaults to a number from
-                `keras.random`.
+            num_samples: int, texts for each prompt: the best of beam search, else drawn ones.
+            seed: int from 0 to 2**64 - 1, on which, and on a row's place among the prompts, what
+                samplers draw depends. Defaults to a number from `keras.random`.
             stream: bool, return an iterator of pieces of text as they come; for a list of prompts
                 of pairs of the prompt's place and a piece.
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
@@ -162,9 +143,8 @@ class LanguageModel(TokenPredictor):
             above 1 a list in the place of each.
 
         Raises:
-            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a
-                length that the model does not have, an unknown sampler, options that contradict
-                each other.
+            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a length
+                that the model does not have, unknown samplers, options that contradict each other.
             FloatingPointError: if logits are not numbers.
         """
         refuse(f"{type(self).__name__}.generate", theirs)
@@ -172,40 +152,27 @@ class LanguageModel(TokenPredictor):
         return_details = check_flag("return_details", return_details)
         return_prompt = check_flag("return_prompt", return_prompt)
         rows, as_text, single = self._prompt_ids(prompts)
-        options = self._options(
-            rows,
-            max_new_tokens=max_new_tokens,
-            sampler=self.sampler if sampler is None else samplers.get(sampler),
-            batch_size=batch_size,
-            max_length=max_length,
-            stop=stop,
-            rules=constrained(self, rules, constraint),
-            constraint=constraint,
-            num_samples=num_samples,
-            seed=seed,
-            cache_dtype=cache_dtype,
-            verbose=verbose,
-        )
-        whole = options.num_samples > 1 or return_details or return_prompt
+        call = GenerationCall(
+            self, rows, max_new_tokens=max_new_tokens, sampler=sampler, batch_size=batch_size,
+            max_length=max_length, stop=stop, rules=rules, constraint=constraint,
+            num_samples=num_samples, seed=seed, cache_dtype=cache_dtype, verbose=verbose,
+        )  # fmt: skip
+        whole = call.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(
                 "`stream=True` gives pieces of text: it needs a tokenizer, and does not go with "
                 "`num_samples`, `return_details` or `return_prompt`."
             )
-        call = GenerationCall(self, rows, options)
         if stream:
             pieces = in_pieces(self, "generate", call.pieces())
             return (piece for _, piece in pieces) if single else pieces
-        found = call.completions()
-        if return_details:
-            found = self._with_log_probabilities(rows, found)
         outputs: list = []
-        for row, completions in zip(rows, found, strict=True):
+        for row, completions in zip(rows, call.completions(return_details), strict=True):
             if return_prompt:
                 completions = [self._with_prompt(row, c) for c in completions]
             if not return_details:
                 completions = [c.text if as_text else c.token_ids for c in completions]
-            outputs.append(completions if options.num_samples > 1 else completions[0])
+            outputs.append(completions if call.num_samples > 1 else completions[0])
         return outputs[0] if single else outputs
 
     def constraint(
@@ -243,84 +210,6 @@ class LanguageModel(TokenPredictor):
             self._constraints = Constraints.of(tokenizer, self.continues_prompts)
         return self._constraints.make(regex, choices, json_schema)
 
-    def _options(
-        self, rows, max_new_tokens, sampler, batch_size, max_length, stop, rules,
-        constraint, num_samples, seed, cache_dtype, verbose,
-    ) -> Options:  # fmt: skip
-        """The arguments of `generate`, checked before any work."""
-        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
-        batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
-        num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
-        if max_length is not None:
-            max_length = check_int("max_length", max_length, 1, MOST_TOKENS)
-        verbose = check_flag("verbose", verbose)
-        for place, row in enumerate(rows):
-            if not row:
-                raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
-            self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
-        vocabulary = self.backbone.config.vocabulary_size
-        if sampler.branches > vocabulary:
-            raise ValueError(
-                f"{sampler} follows {sampler.branches} continuations, but the vocabulary has "
-                f"{vocabulary} tokens only."
-            )
-        if num_samples > 1 and sampler.streams and not sampler.draws:
-            raise ValueError(
-                f"num_samples={num_samples} of {sampler} would all be the same. Use a sampler "
-                'that draws, such as "top_p", or beam search for the best few.'
-            )
-        if not sampler.streams and num_samples > sampler.branches:
-            raise ValueError(
-                f"num_samples={num_samples} needs at least as many beams, received {sampler}."
-            )
-        if rules is not None and not isinstance(rules, Rules):
-            raise ValueError(
-                "`rules` must be a keras_transformer.generation.Rules, received "
-                f"{type(rules).__name__}."
-            )
-        rules = self._with_forced_end(rules)
-        check_cache_dtype(cache_dtype)
-        if seed is not None:
-            seed = check_seed("seed", seed, bits=64)
-        elif sampler.draws:
-            seed = int(keras.random.randint((), 0, 2**31 - 1))
-        stop_strings, stop_ids = ((), ()) if stop is None else check_stop(stop)
-        if stop_strings and self.tokenizer is None:
-            raise ValueError("A model without a tokenizer stops at token ids, not at strings.")
-        if stop_ids:
-            self.backbone.check_ids(stop=np.asarray(stop_ids))
-        limits = self._limits(rows, max_new_tokens, max_length)
-        if constraint is not None and min(limits) < rules.automaton.shortest:
-            raise ValueError(
-                f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
-                f"limit is {min(limits)}: raise `max_new_tokens` or `max_length`."
-            )
-        return Options(
-            limits, sampler, rules, stop_strings, (*self.end_ids, *stop_ids), num_samples,
-            batch_size, seed or 0, cache_dtype, verbose,
-        )  # fmt: skip
-
-    def _with_forced_end(self, rules: Rules | None) -> Rules | None:
-        """The rules with the end that the checkpoint forces, if they say nothing of an end."""
-        known = rules is not None and (rules.forced_end, rules.automaton) != (None, None)
-        if self.forced_end_id is None or known:
-            return rules
-        return dataclasses.replace(rules or Rules(), forced_end=self.forced_end_id)
-
-    def _limits(self, rows, max_new_tokens: int, max_length: int | None) -> list[int]:
-        """The most new tokens of each prompt."""
-        limits = [max_new_tokens] * len(rows)
-        if max_length is not None:
-            limits = [min(max_new_tokens, max_length - self._length_of(row)) for row in rows]
-            for place, limit in enumerate(limits):
-                if limit < 1:
-                    raise ValueError(
-                        f"`prompts[{place}]` has {len(rows[place])} tokens: max_length="
-                        f"{max_length} leaves no room for a new one."
-                    )
-        self._check_room(rows, limits)
-        return limits
-
     def _with_prompt(self, prompt: list[int], completion: Completion) -> Completion:
         ids = prompt + completion.token_ids
         if completion.text is None:
@@ -331,12 +220,6 @@ class LanguageModel(TokenPredictor):
         else:
             text = self.tokenizer.decode_batch([ids])[0]
         return completion._replace(text=text, token_ids=ids)
-
-    def _with_log_probabilities(self, prompts, found: list[list[Completion]]):
-        """The completions with what the model gives each token: one pass over all of them."""
-        pairs = [(p, c.token_ids) for p, cs in zip(prompts, found, strict=True) for c in cs]
-        scores = iter(self._log_probabilities(pairs))
-        return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in found]
 
     def _scores(self, pairs: list, per_token: bool, single: bool):
         """The log-probability of each continuation, or of each of its tokens; alone for one."""
@@ -391,23 +274,3 @@ class LanguageModel(TokenPredictor):
 
     def task_values(self) -> dict:
         return {**super().task_values(), "end_ids": list(self.end_ids)}
-
-    # What a subclass says of itself.
-
-    def _encode_prompts(self, texts: list[str]) -> list[list[int]]:
-        raise NotImplementedError
-
-    def _to_texts(self, prompts, continuations) -> list[str]:
-        raise NotImplementedError
-
-    def _engine_inputs(self, ids, mask) -> dict:
-        raise NotImplementedError
-
-    def _scoring_inputs(self, prompts, continuations) -> tuple[dict, np.ndarray]:
-        raise NotImplementedError
-
-    def _length_of(self, prompt: list[int]) -> int:
-        raise NotImplementedError
-
-    def _check_room(self, rows, limits: list[int]):
-        raise NotImplementedError

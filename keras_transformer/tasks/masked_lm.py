@@ -8,6 +8,7 @@ import numpy as np
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.layers.embedding import VocabularyBias
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.normalization import make_normalization
@@ -15,11 +16,10 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import MASKED_LM_HEAD, shapes_of
-from keras_transformer.tasks.inputs import batching
 from keras_transformer.tasks.pooling import states_at
-from keras_transformer.tasks.spans import character_spans
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import (
+    character_spans,
     encode_rows,
     segmented_rows,
     take_max_length,
@@ -32,6 +32,7 @@ from keras_transformer.tasks.text import (
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import (
+    FineTuningAdamW,
     MaskedTokens,
     Perplexity,
     TokenAccuracy,
@@ -41,14 +42,7 @@ from keras_transformer.training.objectives import generator_of, require_mask_id
 
 
 class Filling(NamedTuple):
-    """What may stand in place of a mask.
-
-    Attributes:
-        token: str, as it is written in a text.
-        token_id: int.
-        score: float, its probability.
-        text: str, the text with it in place of the mask.
-    """
+    """What may stand in place of a mask, its probability, and `text` with it in that place."""
 
     token: str
     token_id: int
@@ -69,13 +63,10 @@ class MaskedLM(TokenPredictor):
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer` with a mask token, or None to take ids only.
+    Args beside those of `Task`, whose tokenizer must have a mask token:
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`;
@@ -92,14 +83,8 @@ class MaskedLM(TokenPredictor):
     ```python
     import keras_transformer as kt
 
-    texts = ["a man rides a bike .", "two dogs run on the grass ."] * 8
-    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
-    lm = kt.MaskedLM(kt.models.Encoder(config), tokenizer)
-    lm.fit(texts, epochs=1, verbose=0)
+    lm = kt.MaskedLM.from_preset("minilm_l6_en")
+    lm.fit(["a man rides a bike .", "two dogs run on the grass ."], epochs=1, verbose=0)
     best, second = lm.fill_mask("a man rides a [MASK] .", top_k=2)
     assert best.score >= second.score and best.text.startswith("a man rides a")
     ```
@@ -110,7 +95,6 @@ class MaskedLM(TokenPredictor):
     backbone_kinds = ("encoder",)
     alias = "masked_lm"
     published_as = ("ForMaskedLM",)
-    predicts_tokens = True
     task_options = ("hidden_activation", "normalization_epsilon", "mask_rate")
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
@@ -133,11 +117,7 @@ class MaskedLM(TokenPredictor):
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
-        given = {
-            "hidden_activation": hidden_activation,
-            "normalization_epsilon": normalization_epsilon,
-        }
-        used = self.head_values(config, given)
+        used = self.head_values(config, self.task_values())
         self.activation = get_activation(used["hidden_activation"])
         self.transform_dense = self._dense(config.embedding_dim, "transform")
         with one_piece():
@@ -153,9 +133,8 @@ class MaskedLM(TokenPredictor):
         self.transform_norm.build((None, None, config.embedding_dim))
         self.output_bias.build((None, None, config.vocabulary_size))
         self.built = True
-        self._compile_for_fine_tuning(
-            TokenCrossEntropy(), weighted_metrics=[Perplexity(), TokenAccuracy()]
-        )
+        metrics = [Perplexity(), TokenAccuracy()]
+        self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=metrics)
 
     @property
     def vocabulary_bias(self) -> VocabularyBias:
@@ -168,15 +147,7 @@ class MaskedLM(TokenPredictor):
         return self.transform_norm(self.activation(self.transform_dense(states)))
 
     def make_dataset(
-        self,
-        x,
-        y=None,
-        sample_weight=None,
-        shuffle: bool = False,
-        seed: int = 0,
-        masked: bool = True,
-        objective: MaskedTokens | None = None,
-        **options,
+        self, x, y=None, sample_weight=None, *, masked: bool = True, objective=None, **options
     ) -> BucketedDataset:
         """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
 
@@ -194,7 +165,6 @@ class MaskedLM(TokenPredictor):
         max_length = take_max_length(self, options)
         encode = segmented_rows(self, max_length)
         columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
-        options |= {"shuffle": shuffle, "seed": seed}
         if not check_bool("masked", masked):
             return token_batches(self, columns, **options)
         hide = objective.bind(tokenizer_of(self))
@@ -218,8 +188,7 @@ class MaskedLM(TokenPredictor):
 
         Returns:
             For each text a list of `Filling`, the likeliest first; for a text with several masks
-            a list of such lists, where other masks stay masks in `Filling.text`. For a string
-            in place of a list, what belongs to it alone.
+            a list of such lists, where other masks stay masks. For a string its own alone.
 
         Raises:
             ValueError: for a text without a mask, or longer than the model's longest sequence.
@@ -245,7 +214,7 @@ class MaskedLM(TokenPredictor):
             finish,
             values={"mask_positions": positions},
             sizes=self._sizes,
-            **batching(batch_size),
+            **check_batch(batch_size),
         )
         results = []
         for i, (ids, scores) in enumerate(self._row_outputs(dataset, best)):

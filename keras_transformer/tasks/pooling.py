@@ -2,23 +2,14 @@
 
 from keras import ops
 
-from keras_transformer.checking import check_choice
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import as_mask
 
 POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len")
 
 
-def check_pooling(pooling: str) -> str:
-    """`pooling` as it is. ValueError if it is none."""
-    return check_choice("pooling", pooling, POOLINGS)
-
-
 def pool(states, padding_mask, pooling: str):
-    """The states `(batch, length, hidden_dim)` of the real tokens, made one, `(batch, hidden_dim)`.
-
-    `"mean_sqrt_len"` is the sum divided by the square root of the number of tokens.
-    """
+    """The states `(batch, length, hidden_dim)` of real tokens made one, `(batch, hidden_dim)`."""
     if pooling == "first":
         return states[:, 0]
     mask = as_mask(states[..., 0], padding_mask)

@@ -3,7 +3,6 @@
 import abc
 import base64
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -111,13 +110,3 @@ class Processor(abc.ABC):
                     raise ValueError(f"The config of the task has a processor's file {name!r}.")
                 Path(folder, name).write_bytes(base64.b64decode(content))
             return cls.from_files(folder)
-
-
-def check_known(options: Iterable[str], known: Iterable[str], verb: str) -> None:
-    """ValueError for options that a verb does not have, naming those of the processor."""
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(
-            f"`{verb}` has no option {unknown[0]!r}. Beside those of Keras it has "
-            f"{', '.join(sorted(known)) or 'none'}."
-        )

@@ -16,26 +16,29 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.data.weights import check_weights
-from keras_transformer.layers.position import sequence_positions
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
-from keras_transformer.tasks.inputs import batching
-from keras_transformer.tasks.spans import character_spans, target_rows, window_batches, windows
+from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
-from keras_transformer.tasks.text import pair_rows, take_max_length, text_rows, tokenizer_of
+from keras_transformer.tasks.text import (
+    character_spans,
+    pair_rows,
+    take_max_length,
+    target_rows,
+    text_rows,
+    tokenizer_of,
+    window_batches,
+    windows,
+)
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import FineTuningAdamW
+from keras_transformer.training.losses import token_cross_entropy
 
 
 class Answer(NamedTuple):
-    """A stretch of a context.
-
-    Attributes:
-        text: str, the characters as they are in the context; empty for no answer.
-        score: float, the probability of its first token times that of its last.
-        start, end: int, their places: `context[start:end]`.
-    """
+    """A stretch `context[start:end]`; its score is that of its first token times its last's."""
 
     text: str
     score: float
@@ -45,12 +48,7 @@ class Answer(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SpanCrossEntropy(keras.losses.Loss):
-    """The mean of two cross-entropies over the positions: of the first and of the last token.
-
-    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`. Computed in float32.
-
-    Args:
-        reduction, name: as in `keras.losses.Loss`.
+    """The mean of two cross-entropies: int positions `(batch, 2)`, logits `(batch, length, 2)`.
 
     Source: Devlin et al. 2018, "BERT", section 4.2.
     """
@@ -59,11 +57,8 @@ class SpanCrossEntropy(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype="float32")
 
     def call(self, y_true, y_pred):
-        logits = ops.cast(y_pred, "float32")
-        targets = ops.expand_dims(ops.cast(y_true, "int32"), 1)
-        is_target = ops.equal(ops.expand_dims(sequence_positions(logits), -1), targets)
-        picked = ops.sum(ops.where(is_target, logits, 0.0), axis=1)
-        return ops.mean(ops.logsumexp(logits, axis=1) - picked, axis=-1)
+        losses = token_cross_entropy(y_true, ops.transpose(y_pred, (0, 2, 1)))
+        return ops.mean(losses, axis=-1)
 
 
 def exact_match(y_true, y_pred):
@@ -74,13 +69,7 @@ def exact_match(y_true, y_pred):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SpanAccuracy(keras.metrics.MeanMetricWrapper):
-    """The share of rows whose first and last token are both found.
-
-    Takes int positions `(batch, 2)` and logits `(batch, length, 2)`.
-
-    Args:
-        name, dtype: as in `keras.metrics.Metric`.
-    """
+    """The share of rows whose first and last token are both found."""
 
     def __init__(self, name: str = "accuracy", dtype=None):
         super().__init__(exact_match, name=name, dtype=dtype)
@@ -101,11 +90,8 @@ class QuestionAnswerer(Task):
     Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
     share of exact matches; `compile` changes that.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
+    Args beside those of `Task`:
         dropout: float, rate on the states.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -123,12 +109,7 @@ class QuestionAnswerer(Task):
 
     questions = ["who rides a bike ?", "where do dogs run ?"]
     contexts = ["a man rides a bike .", "two dogs run on the grass ."]
-    tokenizer = kt.Tokenizer.train(questions + contexts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64, segment_vocabulary_size=2,
-    )
-    answerer = kt.QuestionAnswerer(kt.models.Encoder(config), tokenizer)
+    answerer = kt.QuestionAnswerer.from_preset("minilm_l6_en")
     answerer.fit((questions, contexts), [(0, 5), (13, "on the grass")], epochs=1, verbose=0)
     answer = answerer.answer(questions[0], contexts[0])
     assert answer.text == contexts[0][answer.start : answer.end]
@@ -157,16 +138,14 @@ class QuestionAnswerer(Task):
         self.dropout_layer = self._dropout(self.dropout)
         self.output_dense = self._dense(2, "output")
         self.built = True
-        self._compile_for_fine_tuning(SpanCrossEntropy(), metrics=[SpanAccuracy()])
+        self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
         logits = self.output_dense(self.dropout_layer(states, training=training))
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Pairs of question and context as batches. See `Task.make_dataset`.
 
         With `y` a long context gives several rows, without it one row, cut at the end.
@@ -175,7 +154,6 @@ class QuestionAnswerer(Task):
         questions, contexts = _pairs(x)
         encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, max_length)
-        options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             firsts = dict(reversed(chosen))
             chosen = [(i, firsts[i]) for i in range(len(encodings))]
@@ -197,10 +175,7 @@ class QuestionAnswerer(Task):
             weights = check_weights("sample_weight", sample_weight, len(contexts), unit="pair")
             values["weights"] = weights[[i for i, _ in chosen]]
 
-        def finish(inputs, arrays):
-            return inputs, *(arrays[name] for name in values)
-
-        return window_batches(self, encodings, chosen, finish, values=values, **options)
+        return window_batches(self, encodings, chosen, values=values, **options)
 
     @reads
     def answer(
@@ -216,8 +191,7 @@ class QuestionAnswerer(Task):
 
         The score of a stretch is the probability of its first token as start times that of its
         last as end, among the tokens of the context and the first of the row, which stands for
-        no answer. A context too long for the model is read in overlapping windows, and the best
-        of all windows counts.
+        no answer. Of a context in several windows the best of all counts.
 
         Args:
             questions: a string, or a list of strings.
@@ -245,7 +219,7 @@ class QuestionAnswerer(Task):
         questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
         encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
         chosen = _windows(encodings, self.backbone.config.max_sequence_length)
-        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        sizes = {"sizes": self._sizes, **check_batch(batch_size)}
         dataset = window_batches(self, encodings, chosen, **sizes)
         found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
         no_answer = np.ones(len(encodings))
@@ -343,11 +317,7 @@ def _answer_tokens(
 
 
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
-    """The probabilities of no answer, and of each stretch of the context.
-
-    Those of stretches are `(context, max_answer_tokens)`, by the first token and how many more
-    there are; -1 where that is beyond the context.
-    """
+    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 beyond the context."""
     allowed = inside.copy()
     allowed[0] = True
     start, end = softmax(np.where(allowed, logits.T, -np.inf))

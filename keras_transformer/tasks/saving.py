@@ -10,7 +10,6 @@ import numpy as np
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile
 from keras_transformer.models.backbone import refuse_quantized
-from keras_transformer.training import lora
 
 # Of the values that the task has in a file, beside those of its layers.
 _ADAPTER = "adapter_"
@@ -20,10 +19,9 @@ _SAMPLER = "sampler.json"
 class Serializable:
     """What of a task goes through Keras's serialization: all but what `task_values` says.
 
-    So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`,
-    `copy.deepcopy` and pickle work. A processor goes along as its files, and is read by the same
-    checks as those of a preset. Of a task with adapters the files have the weights as after
-    `merge_lora`, which a task without adapters takes, and the adapters beside them.
+    So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`, deep copies
+    and pickle work. A processor goes along as its files. With adapters the files have the weights
+    as after `merge_lora`, which a task without adapters takes, and the adapters beside them.
     """
 
     def compile_values(self) -> dict[str, Any]:
@@ -40,7 +38,7 @@ class Serializable:
             **self.task_values(),
             "name": self.name,
             "frozen": [v.path for v in self.weights if not v.trainable and v.path not in later],
-            "adapters": lora.lora_values(self.backbone),
+            "adapters": self._lora_values(),
         }
 
     @classmethod
@@ -59,22 +57,22 @@ class Serializable:
         if not any(variable.trainable for variable in backbone.weights):
             backbone.trainable = False
         if adapters is not None:
-            lora.enable_lora(backbone, **adapters)
+            task.enable_lora(**adapters)
         return task
 
     def save_own_variables(self, store) -> None:
         super().save_own_variables(store)
-        if lora.is_adapted(self.backbone):
-            for number, variable in enumerate(lora.adapters(self.backbone).values()):
+        if self._is_adapted:
+            for number, variable in enumerate(self._adapters()):
                 store[f"{_ADAPTER}{number}"] = keras.ops.convert_to_numpy(variable)
 
     def load_own_variables(self, store) -> None:
         names = list(store.keys())
         super().load_own_variables({n: store[n] for n in names if not n.startswith(_ADAPTER)})
         count = sum(name.startswith(_ADAPTER) for name in names)
-        if count and lora.is_adapted(self.backbone):
+        if count and self._is_adapted:
             arrays = [np.asarray(store[f"{_ADAPTER}{number}"]) for number in range(count)]
-            lora.load_apart(self.backbone, arrays)
+            self._load_apart(arrays)
 
     def get_compile_config(self) -> dict[str, Any]:
         values = self.compile_values()

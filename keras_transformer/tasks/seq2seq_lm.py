@@ -33,13 +33,10 @@ class Seq2SeqLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args:
-        backbone: a seq2seq backbone.
-        tokenizer: `Tokenizer` of both sides, or None to take and return ids.
+    Args beside those of `Task`:
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
             without one its padding.
         end_ids: list of int, any of which ends a target. Defaults to the tokenizer's end.
-        name: str.
 
     Call arguments:
         inputs: dict, as for `Seq2Seq`.
@@ -62,7 +59,6 @@ class Seq2SeqLM(LanguageModel):
     backbone_kinds = ("seq2seq",)
     alias = "seq2seq_lm"
     published_as = ("ForConditionalGeneration",)
-    predicts_tokens = generates = True
     published_options = (END_IDS, START_ID)
     continues_prompts = False
     task_options = ("end_ids", "start_id")
@@ -83,14 +79,7 @@ class Seq2SeqLM(LanguageModel):
         self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
 
     def make_dataset(
-        self,
-        x,
-        y=None,
-        sample_weight=None,
-        shuffle: bool = False,
-        seed: int = 0,
-        objective: SpanCorruption | Denoising | None = None,
-        **options,
+        self, x, y=None, sample_weight=None, *, objective=None, **options
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
@@ -101,7 +90,6 @@ class Seq2SeqLM(LanguageModel):
         tokenizer = tokenizer_of(self)
         if sample_weight is not None:
             raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
-        options |= {"shuffle": shuffle, "seed": seed}
         if objective is not None and not isinstance(objective, (SpanCorruption, Denoising)):
             raise ValueError(
                 "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "
@@ -228,17 +216,6 @@ class Seq2SeqLM(LanguageModel):
             "decoder_padding_mask": decoder_mask,
         }
         return inputs, np.zeros((len(prompts),), "int64")
-
-    def _length_of(self, prompt):
-        return 0
-
-    def _check_room(self, rows, limits):
-        config = self.backbone.config
-        if config.position == "learned" and max(limits) > config.max_sequence_length:
-            raise ValueError(
-                f"max_new_tokens={max(limits)} needs more positions than the model has, "
-                f"{config.max_sequence_length}."
-            )
 
 
 def _sources_and_targets(x, y) -> Records | tuple[list[str], list[str]]:

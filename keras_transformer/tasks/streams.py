@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -36,17 +36,8 @@ _TARGETS = ("target",)
 class TextBatches(keras.utils.PyDataset):
     """The batches of a data set of another library; those of texts are tokenized as they come.
 
-    Rows, order and shuffling are those of the data set. A batch is padded to a multiple of 32
-    tokens.
-
-    Args:
-        task: the task that they are for; its `make_dataset` makes the arrays of each batch.
-        begin: function to an iterator of `(x, y, sample_weight)`, each a batch.
-        num_batches: int, or None for a data set without an end.
-        once: bool, whether `begin` may be called once only.
-        shuffle: bool, whether what a model learns from is drawn anew each time.
-        seed: int, of the drawing; None for one drawn from NumPy.
-        **processing: options of `make_dataset`, such as `max_length`.
+    `begin` gives an iterator of `(x, y, sample_weight)`, each a batch, and with `once` only once.
+    `num_batches` is None for a data set without an end. Others are options of `make_dataset`.
     """
 
     def __init__(
@@ -93,51 +84,30 @@ class TextBatches(keras.utils.PyDataset):
         if isinstance(batch[0], Mapping):
             made = tuple(part for part in batch if part is not None)
         else:
-            made = self._tokenized(batch, index)
+            check_labels_given(self._task, *batch[:2])
+            drawn = self._seed + (self._served if self._shuffle else index)
+            options = {"seed": drawn, "multiple": self._multiple, **self._processing}
+            options |= {"shuffle": self._shuffle, "batch_size": _ALL, "max_buckets": 1}
+            made = self._task.make_dataset(*batch, **options)[0]
         if self._once and index < _LOOKED_AT:
             self._looked_at[index] = made
         return made
-
-    def _tokenized(self, batch: tuple, index: int) -> tuple:
-        check_labels_given(self._task, *batch[:2])
-        return self._task.make_dataset(
-            *batch,
-            shuffle=self._shuffle,
-            seed=self._seed + (self._served if self._shuffle else index),
-            batch_size=_ALL,
-            max_buckets=1,
-            multiple=self._multiple,
-            **self._processing,
-        )[0]
 
 
 def held(
     task, data: Any, batch_size: int | None = None, steps: int | None = None, **options
 ) -> Any:
-    """Data as the verbs of a task take it: what gives strings as texts or as batches.
+    """Data as the verbs of a task take it: what gives strings as texts, `Records` or `TextBatches`.
 
-    Args:
-        task: the task.
-        data: what a user gave.
-        batch_size: int, rows of a batch of a data set that gives one after the other.
-        steps: int, the batches that are asked for, or None for all.
-        **options: `shuffle`, `seed` and others of `TextBatches`.
-
-    Returns:
-        Of a data frame its column, or a tuple of its columns; of a `datasets.Dataset` `Records`,
-        or its batches for a task that takes none; of other data sets `TextBatches`; anything else
-        as it is.
-
-    Raises:
-        ValueError: for several data sets in one, for rows that are dicts without the usual names,
-            and for a data set that has no end and no `steps`.
+    `batch_size` is for data that gives one row after the other, `steps` the batches asked for.
     """
     columns = _columns_of_table(task, data)
     if columns is not None:
         x, y = columns
         if task.takes_records:
             return read(data, x=x, y=y)
-        texts, labels = _in_memory(data, x), None if y is None else list(map(_answer, data[y]))
+        texts = _one_or_pair(list(data[name]) for name in x)
+        labels = None if y is None else list(map(_answer, data[y]))
         check_labels_given(task, texts, labels)
         if options.get("seed", 0) is None:
             options["seed"] = int(np.random.randint(2**31))
@@ -145,28 +115,26 @@ def held(
     data, source = _opened(task, data, steps)
     if source is None:
         return data
-    rows = batch_size or _ROWS
+    rows, number = batch_size or _ROWS, source.size
     if steps is not None:
-        return TextBatches(task, lambda: source.batches(rows), None, source.once, **options)
-    if source.once:
+        number = None
+    elif source.once:
         batches = list(source.batches(rows))
         return TextBatches(task, lambda: iter(batches), len(batches), **options)
-    number = source.size
-    if number is None:
+    elif number is None:
         number = sum(1 for _ in source.batches(rows))
     elif source.single:
         number = -(-number // rows)
-    return TextBatches(task, lambda: source.batches(rows), number, **options)
+    return TextBatches(task, lambda: source.batches(rows), number, source.once, **options)
 
 
 def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
-    """As `held`, but the texts of a data set as a list: a prediction is of all its rows.
-
-    The `steps` of the options are those of the data set, and are taken out of them.
-    """
+    """As `held`, but texts as a list, of all rows or of the `steps` in the options."""
     columns = _columns_of_table(task, data)
     if columns is not None:
-        return read(data, x=columns[0]) if task.takes_records else _in_memory(data, columns[0])
+        if task.takes_records:
+            return read(data, x=columns[0])
+        return _one_or_pair(list(data[name]) for name in columns[0])
     data, source = _opened(task, data, options.get("steps"))
     if source is None:
         return data
@@ -177,6 +145,10 @@ def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
     if isinstance(parts[0], tuple):
         return tuple(list(itertools.chain(*side)) for side in zip(*parts, strict=True))
     return list(itertools.chain(*parts))
+
+
+_WHOLE = (str, bytes, list, tuple, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
+          TextBatches)  # fmt: skip
 
 
 class _Source(NamedTuple):
@@ -203,14 +175,11 @@ class _Source(NamedTuple):
 def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     """The data, a generator of arrays as if not looked into; and as a source if of strings."""
     if is_frame(data) and not ops.is_tensor(data):
-        columns = tuple(data[name] for name in column_names(data))
-        return columns[0] if len(columns) == 1 else columns, None
-    arrays = (np.ndarray, Mapping, Records, BucketedDataset, DatasetShard, TextBatches)
-    known = (str, bytes, list, tuple, *arrays)
+        return _one_or_pair(data[name] for name in column_names(data)), None
     once = hasattr(data, "__next__")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if (
-        isinstance(data, known)
+        isinstance(data, _WHOLE)
         or ops.is_tensor(data)
         or is_column(data)
         or not (once or sized or hasattr(data, "__iter__"))
@@ -235,10 +204,10 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
     x, y, _ = parts(first)
     single = not isinstance(x, Mapping) and isinstance(x[0] if isinstance(x, tuple) else x, str)
     # That a question has no answer is a label too.
+    has_label = isinstance(first, tuple) and len(first) > 1
     if isinstance(first, Mapping):
-        labelled = y is not None or (task.answers and not {*_LABELS}.isdisjoint(first))
-    else:
-        labelled = y is not None or (task.answers and isinstance(first, tuple) and len(first) > 1)
+        has_label = not {*_LABELS}.isdisjoint(first)
+    labelled = y is not None or (task.answers and has_label)
     begin = (lambda: map(parts, elements)) if once else (lambda: map(parts, elements_of(data)))
     return data, _Source(begin, once, _size(data, steps), single, labelled)
 
@@ -256,12 +225,8 @@ def _size(data: Any, steps: int | None) -> int | None:
     return size if size is None or size >= 0 else None
 
 
-def _columns_of_table(task, data: Any) -> tuple[tuple | str, str | None] | None:
-    """The columns of texts and of labels of a `datasets.Dataset`, None for other data.
-
-    Raises:
-        ValueError: for a `DatasetDict`, or columns with other than the usual names.
-    """
+def _columns_of_table(task, data: Any) -> tuple[tuple[str, ...], str | None] | None:
+    """The columns of texts and of labels of a `datasets.Dataset`, None for other data."""
     if isinstance(data, Mapping):
         if data and all(hasattr(part, "column_names") for part in data.values()):
             raise ValueError(
@@ -273,13 +238,13 @@ def _columns_of_table(task, data: Any) -> tuple[tuple | str, str | None] | None:
     return _usual_columns(task, data, column_names(data)) if table else None
 
 
-def _usual_columns(task, data: Any, names) -> tuple[tuple | str, str | None]:
+def _usual_columns(task, data: Any, names) -> tuple[tuple[str, ...], str | None]:
     """Which of the names are those of texts, and which one is of what is learned."""
     x = next((usual for usual in _TEXTS if set(usual) <= set(names)), None)
     y = next((n for n in (_LABELS if task.needs_labels else _TARGETS) if n in names), None)
     if x is None:
         raise _of_other_names(data, names)
-    return x if len(x) > 1 else x[0], y
+    return x, y
 
 
 def _of_other_names(data: Any, names) -> ValueError:
@@ -290,27 +255,23 @@ def _of_other_names(data: Any, names) -> ValueError:
     )
 
 
-def _in_memory(data: Any, columns: tuple | str) -> Any:
-    """A column of a `datasets.Dataset` as a list, or two of them."""
-    if isinstance(columns, tuple):
-        return tuple(list(data[name]) for name in columns)
-    return list(data[columns])
+def _one_or_pair(columns: Iterable) -> Any:
+    """A column alone, or several in a tuple."""
+    columns = tuple(columns)
+    return columns[0] if len(columns) == 1 else columns
 
 
 def _parts_by_name(task, data: Any, first: Mapping) -> Callable | None:
-    """Function of a dict, such as the first, to x, y and weights; None for other dicts of arrays.
-
-    A dict of arrays is cut in two if it holds the labels that the task learns from.
-    """
+    """Function of a dict such as the first to x, y, weights; None for other dicts of arrays."""
     label = next((name for name in _LABELS if name in first), None)
     if _has_text(first):
         columns, y = _usual_columns(task, data, list(first))
-        pair = isinstance(columns, tuple)
-        return lambda row: _parts(
-            task,
-            (tuple(row[n] for n in columns) if pair else row[columns], _answer(row.get(y))),
-            pair,
-        )
+
+        def named(row: Mapping) -> tuple:
+            x = _one_or_pair(row[name] for name in columns)
+            return _parts(task, (x, _answer(row.get(y))), pair=len(columns) > 1)
+
+        return named
     ids = {"token_ids", "input_ids"} & first.keys()
     if label is None or not task.needs_labels or not ids or np.ndim(first[min(ids)]) != 2:
         return None

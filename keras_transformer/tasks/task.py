@@ -13,7 +13,6 @@ from keras_transformer.checkpoints import load_task, save_preset
 from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
-from keras_transformer.distribution.replicas import Mirrored
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
@@ -31,7 +30,6 @@ from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompilesAhead
-from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.steps import OwnLoss
 
 # Of MiniLM a shape takes 2.4 s to compile, in which it trains on 5,800 positions: 2,000 in each of
@@ -47,9 +45,7 @@ warnings.filterwarnings(
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(
-    Serializable, Verbs, Adaptable, Mirrored, TakesTurns, OwnLoss, CompilesAhead, keras.Model
-):
+class Task(Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, keras.Model):
     """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
@@ -64,7 +60,8 @@ class Task(
 
     Args:
         backbone: a backbone of the kind that the task needs.
-        processor: of `processor_class`, or a `Tokenizer`; None for a task that takes arrays only.
+        processor: of `processor_class`, for tasks of text a `Tokenizer`, by the name `tokenizer`;
+            None for a task that takes arrays only.
         name: str.
     """
 
@@ -121,18 +118,15 @@ class Task(
 
     # What a subclass says of itself.
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """What the processor takes as batches of arrays, ready for `fit`.
 
         Args:
             x: texts, or what else the processor takes, as for `fit`.
             y: labels or target texts, as for `fit`.
             sample_weight: one number a row.
-            shuffle: bool, new batches every epoch.
-            seed: int, of the shuffling.
-            **options: of `data.BucketedDataset`, e.g. `batch_size`, `batch_tokens`, `max_length`.
+            **options: of `data.BucketedDataset`, e.g. `shuffle`, `seed`, `batch_size`,
+                `batch_tokens`, `max_length`.
         """
         raise NotImplementedError
 
@@ -234,9 +228,6 @@ class Task(
         with one_piece():
             return Dropout(rate, dtype=self.dtype_policy)
 
-    def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
-        self.compile(optimizer=FineTuningAdamW(), loss=loss, **metrics)
-
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
@@ -250,10 +241,7 @@ class Task(
         return BucketedDataset(columns, make_batch, **options)
 
     def _row_outputs(self, dataset: BucketedDataset, reduce: Callable | None = None) -> list:
-        """The outputs for each row, without a common length, in the order of the rows.
-
-        `reduce` makes of those for one batch a list with an entry per row, which takes less memory.
-        """
+        """The outputs for each row, or what `reduce` makes of a batch's, in the rows' order."""
         rows = []
         for place in range(len(dataset)):
             outputs = np.asarray(self.predict_on_batch(dataset[place][0]))

@@ -1,9 +1,10 @@
-"""The processor of texts: a tokenizer, and from texts, in memory or in files, to batches of ids."""
+"""The processor of texts: from texts, in memory or in files, to batches of ids and windows."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
 
 from keras_transformer.checking import check_int, check_text, describe
 from keras_transformer.config import TransformerConfig
@@ -15,6 +16,9 @@ from keras_transformer.tasks import streams
 from keras_transformer.tasks.inputs import listed
 from keras_transformer.tasks.processor import Processor
 from keras_transformer.tokenizers import Tokenizer
+
+# The words that two windows share, in tokens (Devlin et al. 2018, the published SQuAD code).
+OVERLAP = 128
 
 
 class TextProcessor(Processor):
@@ -163,8 +167,7 @@ def encode_rows(
     """Texts as rows of ids, by column: those in memory at once, records through the disk.
 
     `encode` makes a dict of name to lists of ids of the lists of texts and of `place(row)`, for
-    errors. `with_labels` is whether the `y` of records holds labels and not texts. The ids depend
-    on `recipe`, values for JSON, beside the texts, the tokenizer and the task's class.
+    errors. The ids depend on `recipe`, values for JSON, texts, tokenizer and the task's class.
     """
     if not isinstance(texts, Records):
         encoded = encode(texts, lambda index: f"`x[{index}]`")
@@ -199,13 +202,16 @@ def segmented_rows(task, max_length: int) -> Callable:
 def token_batches(
     task, columns: dict[str, Any], finish: Callable | None = None, **options
 ) -> BucketedDataset:
-    """Batches of `columns`. `finish(inputs, arrays)` makes of each what Keras takes."""
+    """Batches of `columns` and then of `values`; or what `finish(inputs, arrays)` makes of them."""
+    values = options.get("values") or ()
 
     def make_batch(arrays, masks):
         inputs = {n: arrays[n] for n in ("token_ids", "segment_ids") if n in columns}
         inputs["padding_mask"] = masks["token_ids"]
         inputs |= packed_inputs(arrays)
-        return (inputs,) if finish is None else finish(inputs, arrays)
+        if finish is not None:
+            return finish(inputs, arrays)
+        return inputs, *(arrays[name] for name in values)
 
     pad_values = {"token_ids": tokenizer_of(task).pad_id or 0}
     return task._bucketed(columns, make_batch, pad_values=pad_values, **options)
@@ -221,3 +227,93 @@ def with_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
 def without_end(rows: list[list[int]], end_id: int | None) -> list[list[int]]:
     """The rows without the end that a tokenizer's template adds."""
     return [row[:-1] if row and row[-1] == end_id else row for row in rows]
+
+
+class Word(NamedTuple):
+    """A word of a text: its first token, and its characters from `start` to before `end`."""
+
+    token: int
+    start: int
+    end: int
+
+
+def character_spans(text: str, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
+    """The characters of each token, from start to before end, without the white space around."""
+    spans = []
+    for start, end in encoding.offsets:
+        piece = text[start:end]
+        start += len(piece) - len(piece.lstrip())
+        spans.append((start, start + len(piece.strip())))
+    return spans
+
+
+def words_of(text: str, encoding: tokenizers.Encoding) -> list[Word]:
+    """The words of a text, as the tokenizer splits it before it spells each in tokens."""
+    spans = character_spans(text, encoding)
+    words: dict[int, Word] = {}
+    for token, number in enumerate(encoding.word_ids):
+        if number is None:
+            continue
+        start, end = spans[token]
+        first = words.get(number, Word(token, start, end))
+        words[number] = first._replace(end=max(first.end, end))
+    return [word for word in words.values() if word.start < word.end]
+
+
+def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[np.ndarray]:
+    """A row that is too long, its side `part` cut, as places in its encoding."""
+    places = np.arange(len(encoding))
+    if len(places) <= max_length:
+        return [places]
+    inside = [place for place, side in enumerate(encoding.sequence_ids) if side == part]
+    first, end = (inside[0], inside[-1] + 1) if inside else (0, 0)
+    room = max_length - (len(places) - (end - first))
+    if room < 1:
+        raise ValueError(
+            f"{len(places) - (end - first)} tokens stand around each part of the text, and a row "
+            f"may have {max_length}. Shorten them, or allow longer rows."
+        )
+    overlap = min(OVERLAP, max_length // 2, room - 1)
+    starts = range(first, end - overlap, room - overlap)
+    return [
+        np.concatenate([places[:first], places[s : min(s + room, end)], places[end:]])
+        for s in starts
+    ]
+
+
+def counted(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Which tokens of each window of a text count there: each where most text is around it."""
+    best = np.full(max(int(places[-1]) for places in parts) + 1, -1)
+    margins = [np.minimum(np.arange(len(p)), np.arange(len(p))[::-1]) for p in parts]
+    chosen = np.zeros(len(best), "int64")
+    for number, (places, margin) in enumerate(zip(parts, margins, strict=True)):
+        better = margin > best[places]
+        best[places[better]] = margin[better]
+        chosen[places[better]] = number
+    return [chosen[places] == number for number, places in enumerate(parts)]
+
+
+def window_batches(
+    task,
+    encodings: list[tokenizers.Encoding],
+    chosen: list[tuple[int, np.ndarray]],
+    finish: Callable | None = None,
+    further: dict[str, list] | None = None,
+    **options,
+) -> BucketedDataset:
+    """Batches of windows, each an encoding's number and tokens; `further` are more columns."""
+    ids = [np.asarray(encodings[i].ids)[places].tolist() for i, places in chosen]
+    segments = [np.asarray(encodings[i].type_ids)[places].tolist() for i, places in chosen]
+    columns = token_columns(task, ids, segments) | (further or {})
+    return token_batches(task, columns, finish, **options)
+
+
+def target_rows(y, count: int, each: str, of: str) -> list:
+    """Targets as a list, of which there is one for each text. ValueError for anything else."""
+    rows = listed(y)
+    if not isinstance(rows, (list, tuple)) or len(rows) != count:
+        number = f"{len(rows)} of them" if isinstance(rows, (list, tuple)) else type(y).__name__
+        raise ValueError(
+            f"`y` must be a list with {each} for each of the {count} {of}, received {number}."
+        )
+    return rows

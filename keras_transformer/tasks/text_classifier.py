@@ -6,11 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_int, check_number
+from keras_transformer.checking import check_bool, check_choice, check_int, check_number
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.data.weights import check_weights
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
@@ -18,11 +17,12 @@ from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
 from keras_transformer.tasks.labels import (
     check_probabilities,
+    check_weights,
     class_number,
     class_rows,
     real_numbers,
 )
-from keras_transformer.tasks.pooling import check_pooling, pool
+from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import sigmoid, softmax
 from keras_transformer.tasks.text import (
     encode_rows,
@@ -32,7 +32,7 @@ from keras_transformer.tasks.text import (
     token_batches,
 )
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import ClassAccuracy, ClassCrossEntropy
+from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
 
 # Losses that take rows of probabilities alone.
 _BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
@@ -48,28 +48,23 @@ class TextClassifier(Classifier):
     (RoBERTa, DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens,
     what a model of sentence vectors was trained for, and the pooler is not used either.
 
-    Labels are names or numbers of classes, or a row for each text with the probability of each
-    class: one-hot and soft labels. With `multi_label` several classes of a text may be right, or
-    none: its labels are a list of names or numbers, or a row of 0 and 1. With `num_classes=1` the
-    task is a regression: labels are numbers, and `predict` gives them.
+    Labels are names (with `labels`) or numbers of classes, or a row for each text with the
+    probability of each class: one-hot and soft labels. With `multi_label` several classes of a text
+    may be right, or none: its labels are a list of names or numbers, or a row of 0 and 1. With
+    `num_classes=1` the task is a regression: labels are numbers, and `predict` gives them.
 
     Compiled with AdamW (5e-5), cross-entropy (with `multi_label` the binary one of each class) and
     accuracy, as a regression with the mean squared error; `compile` changes that.
 
-    Args:
-        backbone: an encoder or a decoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
+    Args beside those of `Task`:
         num_classes: int, 1 for a regression. Defaults to the number of `labels`.
-        labels: list of class names, in the order of the class numbers. Labels may then be
-            given by name too.
-        dropout: float, rate on the state. Defaults to the backbone's.
+        labels: list of class names, in the order of the class numbers.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
         hidden_activation: str, the activation of a hidden layer of the state's width, see
             `layers.FeedForward`. None for no such layer.
-        pooling: str, the state of a text by those of its tokens: `"first"`, `"last"`, `"mean"`,
-            `"max"` or `"mean_sqrt_len"`, see `TextEmbedder`. Defaults to `"first"` for an encoder
-            and `"last"` for a decoder.
+        pooling: str, the state of a text by those of its tokens, see `TextEmbedder`. Defaults to
+            `"first"` for an encoder and `"last"` for a decoder.
         multi_label: bool, whether several classes of a text may be right.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -124,7 +119,8 @@ class TextClassifier(Classifier):
         self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
         is_encoder = backbone.config.kind == "encoder"
         given = {"hidden_activation": hidden_activation, "pooling": pooling}
-        self.pooling = check_pooling(self.head_values(backbone.config, given)["pooling"])
+        pooling = self.head_values(backbone.config, given)["pooling"]
+        self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = is_encoder and self.pooling == "first"
         self.hidden_activation = hidden_activation
         self.hidden_dense = None
@@ -139,7 +135,7 @@ class TextClassifier(Classifier):
         elif self.num_classes == 1:
             loss = keras.losses.MeanSquaredError()
             metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
-        self._compile_for_fine_tuning(loss, metrics=[metric])
+        self.compile(FineTuningAdamW(), loss, metrics=[metric])
 
     @property
     def number_of_targets(self) -> int | None:
@@ -155,9 +151,7 @@ class TextClassifier(Classifier):
             state = get_activation(self.hidden_activation)(state)
         return self.output_dense(self.dropout_layer(state, training=training))
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts, or a tuple of two lists for pairs, as batches. See `Task.make_dataset`."""
         max_length = take_max_length(self, options)
         texts = x
@@ -184,22 +178,13 @@ class TextClassifier(Classifier):
             values["labels"] = self._targets(names, len(names), of_file=True)[labels]
         elif y is not None:
             values["labels"] = self._targets(y, len(columns["token_ids"]))
-        has_labels = "labels" in values
-        if sample_weight is not None:
-            rows = len(columns["token_ids"])
-            values["sample_weight"] = check_weights("sample_weight", sample_weight, rows)
-
-        def finish(inputs, arrays):
-            return (inputs, *(arrays[name] for name in values)) if has_labels else (inputs,)
-
-        options |= {"values": values, "shuffle": shuffle, "seed": seed}
-        return token_batches(self, columns, finish, **options)
+        weights = check_weights("sample_weight", sample_weight, len(columns["token_ids"]))
+        if weights is not None and values:
+            values["sample_weight"] = weights
+        return token_batches(self, columns, values=values, **options)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
-        """Labels as the loss takes them: numbers, or rows of probabilities; of a regression floats.
-
-        `of_file` is whether they are the different labels of a file, whose place is known.
-        """
+        """Labels as the loss takes them; `of_file`: the different ones of a file."""
         if self.num_classes == 1:
             return real_numbers(y, count)
         rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
@@ -255,9 +240,8 @@ class TextClassifier(Classifier):
                 `multi_label` and without `top_k`, to 0.5.
 
         Returns:
-            One `(label, probability)` a text. With `top_k` or `threshold`, and with `multi_label`,
-            a list of them, the likeliest first. For a string in place of a list what belongs to
-            it alone. Without `labels` the label is the class number as a string.
+            One `(label, probability)` a text, or, with `top_k`, `threshold` or `multi_label`, a
+            list of them, the likeliest first; for a string its own alone.
 
         Raises:
             ValueError: for a regression, which has no classes.

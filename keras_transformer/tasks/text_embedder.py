@@ -5,11 +5,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_int
+from keras_transformer.checking import check_bool, check_choice, check_int
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.tasks.pooling import check_pooling, pool
+from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import take_max_length, text_rows, token_batches, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
@@ -19,16 +19,13 @@ from keras_transformer.tokenizers import Tokenizer
 class TextEmbedder(Task):
     """An encoder or a decoder whose states are pooled to one vector a text.
 
-    Args:
-        backbone: an encoder or a decoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
+    Args beside those of `Task`:
         pooling: over the real tokens `"mean"`, `"max"` (of each feature) or `"mean_sqrt_len"`
             (their sum, divided by the square root of their number); or the state of the
             `"first"` or the `"last"` of them.
         normalize: bool, vectors of length 1, whose dot product is the cosine.
         max_length: int, longer texts are cut to this many tokens. Defaults to the model's
             `max_sequence_length`, and may not be above it.
-        name: str.
 
     Call arguments:
         inputs: dict of `token_ids` and `padding_mask`, as for `Encoder`.
@@ -72,7 +69,7 @@ class TextEmbedder(Task):
             "max_length", max_length, at_least=1, at_most=limit, none=True,
             hint="The model's `max_sequence_length` is the longest.",
         )  # fmt: skip
-        self.pooling = check_pooling(pooling)
+        self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = self.pooling == "first" and backbone.config.kind == "encoder"
         self.normalize = check_bool("normalize", normalize)
         self.max_length = max_length
@@ -82,16 +79,14 @@ class TextEmbedder(Task):
         vectors = pool(ops.cast(states, "float32"), inputs.get("padding_mask"), self.pooling)
         return ops.normalize(vectors, axis=-1) if self.normalize else vectors
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts as batches. See `Task.make_dataset`."""
         tokenizer = tokenizer_of(self)
         if y is not None or sample_weight is not None:
             raise ValueError("TextEmbedder has no labels: use `predict`.")
         max_length = take_max_length(self, options, default=self.max_length)
         ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
-        return token_batches(self, {"token_ids": ids}, shuffle=shuffle, seed=seed, **options)
+        return token_batches(self, {"token_ids": ids}, **options)
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:

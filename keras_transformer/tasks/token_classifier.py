@@ -9,37 +9,33 @@ import tokenizers
 from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
-from keras_transformer.data.weights import check_weights
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.inputs import batching, listed
-from keras_transformer.tasks.spans import (
+from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.labels import check_weights
+from keras_transformer.tasks.task import PER_TOKEN, softmax
+from keras_transformer.tasks.text import (
     Word,
     character_spans,
     counted,
+    take_max_length,
     target_rows,
+    text_rows,
+    tokenizer_of,
     window_batches,
     windows,
     words_of,
 )
-from keras_transformer.tasks.task import PER_TOKEN, softmax
-from keras_transformer.tasks.text import take_max_length, text_rows, tokenizer_of
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import TokenAccuracy, TokenCrossEntropy
+from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 
 OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """A stretch of a text.
-
-    Attributes:
-        label: str, without the prefix `B-` or `I-`.
-        text: str, the characters as they are in the text.
-        start, end: int, their places: `text[start:end]`.
-        score: float, the mean of the probabilities of its words' labels.
-    """
+    """A stretch `text[start:end]`, its label without `B-`; its score is the mean over its words."""
 
     label: str
     text: str
@@ -63,14 +59,10 @@ class TokenClassifier(Classifier):
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
-    Args:
-        backbone: an encoder.
-        tokenizer: `Tokenizer`, or None to take ids only.
-        num_classes: int. Defaults to the number of `labels`.
-        labels: list of class names, in the order of the class numbers. Labels may then be
-            given by name too.
-        dropout: float, rate on the states. Defaults to the backbone's.
-        name: str.
+    Args beside those of `Task`:
+        num_classes: int. Defaults to the number of `labels`, which may be assigned later too.
+        labels: list of class names, in the order of the class numbers.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -88,14 +80,8 @@ class TokenClassifier(Classifier):
 
     words = [["Anna", "lives", "in", "New", "York"], ["I", "met", "Anna"]]
     labels = [["B-PER", "O", "O", "B-LOC", "I-LOC"], ["O", "O", "B-PER"]]
-    texts = [" ".join(row) for row in words]
-    tokenizer = kt.Tokenizer.train(texts, kind="wordpiece", vocabulary_size=100)
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
     names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    classifier = kt.TokenClassifier(kt.models.Encoder(config), tokenizer, labels=names)
+    classifier = kt.TokenClassifier.from_preset("minilm_l6_en", labels=names)
     classifier.fit(words, labels, epochs=1, verbose=0)
     for entity in classifier.recognize("I met Anna in New York"):
         assert entity.text == "I met Anna in New York"[entity.start : entity.end]
@@ -123,14 +109,12 @@ class TokenClassifier(Classifier):
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
         self.output_dense = self._dense(self.num_classes, "output")
         self.built = True
-        self._compile_for_fine_tuning(TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
+        self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
         return self.output_dense(self.dropout_layer(states, training=training))
 
-    def make_dataset(
-        self, x, y=None, sample_weight=None, shuffle: bool = False, seed: int = 0, **options
-    ) -> BucketedDataset:
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Words with labels, or texts with entities, as batches. See `Task.make_dataset`.
 
         With `y` a long text gives several rows, without it one row, cut at the end.
@@ -141,7 +125,6 @@ class TokenClassifier(Classifier):
         parts = [windows(e, 0, max_length) for e in encodings]
         parts = [part[:1] for part in parts] if y is None else parts
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        options |= {"shuffle": shuffle, "seed": seed}
         if y is None:
             return window_batches(self, encodings, chosen, **options)
 
@@ -196,22 +179,18 @@ class TokenClassifier(Classifier):
                     f"The entity {shorten(span)} of `{place}` is not within its text, which has "
                     f"{len(text)} characters."
                 )
-            self._label_of_entity(label, place)
+            if f"B-{label}" not in self.labels:  # whether or not it has a word
+                kinds = [known[2:] for known in self.labels if known.startswith("B-")]
+                raise ValueError(
+                    f"The label {shorten(label)} of `{place}` is not known: there is none "
+                    f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
+                )
             inside = [i for i, word in enumerate(words) if word.start < end and start < word.end]
             if any(names[i] != OUTSIDE for i in inside):
                 raise ValueError(f"The entity {shorten(span)} of `{place}` overlaps another one.")
             for number, i in enumerate(inside):
                 names[i] = f"I-{label}" if number else f"B-{label}"
         return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
-
-    def _label_of_entity(self, label: str, place: str) -> None:
-        """ValueError for an entity of a label that is not known, whether or not it has a word."""
-        if f"B-{label}" not in self.labels:
-            kinds = [known[2:] for known in self.labels if known.startswith("B-")]
-            raise ValueError(
-                f"The label {shorten(label)} of `{place}` is not known: there is none "
-                f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
-            )
 
     @reads
     def recognize(self, texts, batch_size: int | None = None) -> list:
@@ -226,16 +205,14 @@ class TokenClassifier(Classifier):
             batch_size: int, texts or windows computed together. Defaults to 32.
 
         Returns:
-            For each text a list of `Entity`; for a string in place of a list, its own.
-
-        Example: see the class.
+            For each text a list of `Entity`; for a string its own. Example: see the class.
         """
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings = tokenizer_of(self).encode_batch_with_offsets(rows)
         limit = self.backbone.config.max_sequence_length
         parts = [windows(e, 0, limit) for e in encodings]
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
-        sizes = {"sizes": self._sizes, **batching(batch_size)}
+        sizes = {"sizes": self._sizes, **check_batch(batch_size)}
         dataset = window_batches(self, encodings, chosen, **sizes)
         probabilities = [np.zeros((len(e), self.num_classes)) for e in encodings]
         masks = [mask for part in parts for mask in counted(part)]

@@ -16,12 +16,7 @@ _OF_LOGITS = ("call", "head_outputs", "compute_loss", "compute_metrics")
 
 
 class TokenLoss(TrainingLoss):
-    """Token cross-entropy from the states before the projection, and the metrics beside it.
-
-    Args:
-        model: a `TokenPredictor`.
-        metrics: list of `TokenMean`, those that it was compiled with.
-    """
+    """Token cross-entropy from the states before the projection, and the metrics beside it."""
 
     def __init__(self, model: "TokenPredictor", metrics: list[TokenMean]):
         super().__init__(model)
@@ -34,11 +29,13 @@ class TokenLoss(TrainingLoss):
 
     def loss(self, states, x, y, sample_weight, training):
         task = self.model
+        biases = (task.backbone.output_bias, task.vocabulary_bias)
+        biases = [layer.bias for layer in biases if layer is not None]
         sums = linear_cross_entropy(
             *task.backbone.output_projection(states),
             y,
             sample_weight,
-            task._whole_bias(),
+            sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None,
             task.loss.label_smoothing,
             gradient=training,
         )
@@ -60,12 +57,12 @@ class TokenLoss(TrainingLoss):
 class TokenPredictor(Task):
     """A task whose outputs are logits of the vocabulary.
 
-    In `fit` and `evaluate` the projection to the vocabulary is part of the loss, and the logits of
-    a batch are never there as a whole (`TokenLoss`). So it is with the loss `TokenCrossEntropy`,
-    and of metrics only `Perplexity` and `TokenAccuracy` among the `weighted_metrics`; with others
-    Keras computes from the logits, and so it does for a subclass with a `call`, `compute_loss` or
-    `compute_metrics` of its own.
+    With `TokenCrossEntropy`, and `Perplexity` and `TokenAccuracy` as `weighted_metrics`, the
+    projection is part of the loss, `TokenLoss`. Otherwise Keras computes from the logits, and so it
+    does for a subclass with a `call`, `compute_loss` or `compute_metrics` of its own.
     """
+
+    predicts_tokens = True
 
     @property
     def number_of_targets(self) -> int:
@@ -111,8 +108,3 @@ class TokenPredictor(Task):
             or not self.backbone.logits_are_a_product
         )
         return None if from_logits else self._token_loss
-
-    def _whole_bias(self):
-        biases = (self.backbone.output_bias, self.vocabulary_bias)
-        biases = [layer.bias for layer in biases if layer is not None]
-        return sum(map(ops.convert_to_tensor, biases[1:]), biases[0]) if biases else None

@@ -7,17 +7,17 @@ import numpy as np
 
 from keras_transformer.checking import check_seed
 from keras_transformer.data import BucketedDataset
+from keras_transformer.data.dataset import check_batch
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.tasks.inputs import (
-    batching,
     check_arrays,
+    check_known,
     check_labels_given,
     checked_options,
     naming,
     split_rows,
 )
-from keras_transformer.tasks.processor import check_known
 from keras_transformer.tasks.streams import TextBatches
 
 _WHOLE = {"batch_size": 2**31 - 1, "max_buckets": 1}  # all rows in one batch
@@ -52,32 +52,14 @@ class Verbs:
     ) -> keras.callbacks.History:
         """Trains, as `keras.Model.fit`, whose arguments these are; more are behind them.
 
-        Args:
-            x: strings; or what `data.read` makes, with the labels or targets in it; or as in
-                Keras.
-            y: their labels or target strings; or as in Keras.
-            batch_size: int, rows of a batch. Defaults to 32.
-            epochs: int, passes over the data.
-            verbose: as in Keras.
-            callbacks: list of `keras.callbacks.Callback`.
-            validation_split: float, this share of the rows, the last ones, is for validation.
-            validation_data: `(x, y)` as above, what `data.read` makes, or as in Keras.
-            shuffle: bool, new batches every epoch.
-            class_weight: dict of the number of a class to its weight.
-            sample_weight: one number a row.
-            initial_epoch: int, the epoch to go on from.
-            steps_per_epoch: int, ends an epoch earlier.
-            validation_steps: int, likewise.
-            validation_batch_size: int. Defaults to `batch_size`.
-            validation_freq: int, or list of ints, after which epochs to validate.
-            batch_tokens: int, in place of `batch_size`: about this many tokens a batch.
-            seed: int, of the shuffling. Defaults to one drawn from NumPy, which
-                `keras.utils.set_random_seed` seeds.
-            **processing: options of the task's processor: of texts `max_length`, the tokens that
-                longer ones are cut to, and `pack_length`, as of `data.BucketedDataset`.
+        `x` may be strings, and `y` their labels or target strings; or `x` is what `data.read`
+        makes, with both in it. `validation_data` likewise, as `x` or `(x, y)`. `sample_weight` is
+        one number a row.
 
-        Returns:
-            The `History`.
+        `batch_tokens` in place of `batch_size` is about this many tokens a batch. `seed`, of the
+        shuffling, defaults to one drawn from NumPy, which `keras.utils.set_random_seed` seeds.
+        `processing` are options of the task's processor: of texts `max_length`, the tokens that
+        longer ones are cut to, and `pack_length`, as of `data.BucketedDataset`.
         """
         options = checked_options(
             {
@@ -88,32 +70,31 @@ class Verbs:
                 "validation_batch_size": validation_batch_size,
             }
         )  # fmt: skip
-        check_known(processing, self.processor_class.options, "fit")
-        seed = check_seed("seed", seed, none=True)
-        sizes = batching(batch_size, batch_tokens)
-        drawn = {"shuffle": shuffle, "seed": seed}
-        x = self._stream(x, batch_size, steps_per_epoch, **drawn, **processing)
+        check_known(processing, self.processor_class.options)
+        sizes = check_batch(batch_size, batch_tokens)
+        drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
+        x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
         if self._takes(x):
             share = options.pop("validation_split")
             if share and validation_data is None:
                 check_labels_given(self, x, y)
                 (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, share)
-            drawn["seed"] = int(np.random.randint(2**31)) if seed is None else seed
+            drawn["seed"] = int(np.random.randint(2**31)) if seed is None else drawn["seed"]
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
         self._check_precision()
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size, processing)
-        if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
-            shuffle = False  # It shuffles by itself.
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
-        self._expect(x, training=True)
+            sizes["batch_size"] = None
+        if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
+            shuffle = False  # It shuffles by itself.
+        self._expect("train", x)
         return super().fit(
-            x, y, batch_size=None if isinstance(x, BucketedDataset) else sizes["batch_size"],
-            validation_data=validation_data, sample_weight=sample_weight, shuffle=shuffle,
-            **options,
+            x, y, batch_size=sizes["batch_size"], validation_data=validation_data,
+            sample_weight=sample_weight, shuffle=shuffle, **options,
         )  # fmt: skip
 
     @reads
@@ -133,11 +114,11 @@ class Verbs:
         processing = {n: kwargs.pop(n) for n in self.processor_class.options if n in kwargs}
         options = {"verbose": verbose, "steps": steps, "callbacks": callbacks}
         options = checked_options({**options, "return_dict": return_dict, **kwargs})
-        sizes = batching(batch_size)
-        x = self._stream(x, sizes["batch_size"], steps, **processing)
+        sizes = check_batch(batch_size)
+        x = self.processor_class.stream(self, x, sizes["batch_size"], steps, **processing)
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes)
         batch_size = None if isinstance(x, BucketedDataset) else sizes["batch_size"]
-        self._expect(x, training=False)
+        self._expect("test", x)
         return super().evaluate(x, y, batch_size, sample_weight=sample_weight, **options)
 
     @reads
@@ -155,7 +136,7 @@ class Verbs:
         which ends before the last, and for packed texts.
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})
-        sizes = batching(batch_size)
+        sizes = check_batch(batch_size)
         x = self.processor_class.whole(self, x, options)
         if self._takes(x):
             if isinstance(x, str):
@@ -163,18 +144,17 @@ class Verbs:
             x = self.make_dataset(x, **{"sizes": self._sizes, **self.predict_options}, **sizes)
         if not isinstance(x, BucketedDataset):
             x, _ = check_arrays(self, x, learns=False)
+            self._expect("predict", x)
             return super().predict(x, batch_size=sizes["batch_size"], **options)
         if "max_buckets" in self.predict_options:
             x = x.of_one_length()
         restore = x.restoring()
+        self._expect("predict", x)
         return restore(super().predict(x, **options))
 
     def _takes(self, x) -> bool:
         """Whether `x` is for the processor."""
         return self.processor_class.takes(x)
-
-    def _stream(self, x, *args, **options):
-        return self.processor_class.stream(self, x, *args, **options)
 
     def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
         """What Keras is given: batches of what the processor takes, anything else checked."""
@@ -191,9 +171,9 @@ class Verbs:
         """`validation_data` with strings made a dataset."""
         given = (options.get("validation_batch_size"), options.get("validation_steps"))
         if isinstance(data, tuple) and data:
-            data = (self._stream(data[0], *given, **processing), *data[1:])
+            data = (self.processor_class.stream(self, data[0], *given, **processing), *data[1:])
         else:
-            data = self._stream(data, *given, **processing)
+            data = self.processor_class.stream(self, data, *given, **processing)
         if self._takes(data) and not isinstance(data, tuple):
             data = (data,)  # Texts that are their own targets.
         if data is None:
@@ -204,7 +184,7 @@ class Verbs:
             made, _, weights = self._batches(x, y, sample_weight, {})
             return data if made is data else (made, y, weights)
         size = options.pop("validation_batch_size") or batch_size
-        return self._batches(x, y, sample_weight, processing, **batching(size))[0]
+        return self._batches(x, y, sample_weight, processing, **check_batch(size))[0]
 
     def _check_precision(self) -> None:
         """ValueError for weights and an optimizer that would not change them."""
@@ -222,19 +202,24 @@ class Verbs:
     ):
         """One step, as `keras.Model.train_on_batch`, on strings too."""
         x, y, sample_weight = self._one_batch(x, y, sample_weight, learns=True)
+        self._expect("train", x, is_batch=True)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict: bool = False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch`, on strings too."""
         x, y, sample_weight = self._one_batch(x, y, sample_weight)
+        self._expect("test", x, is_batch=True)
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x):
         """Outputs for one batch, as `keras.Model.predict_on_batch`, on strings too."""
         if not self._takes(x):
+            self._expect("predict", x, is_batch=True)
             return super().predict_on_batch(x)
         dataset = self.make_dataset(x, **{**self.predict_options, **_WHOLE})
-        return dataset.restoring()(super().predict_on_batch(dataset[0][0]))
+        batch = dataset[0][0]
+        self._expect("predict", batch, is_batch=True)
+        return dataset.restoring()(super().predict_on_batch(batch))
 
     def _one_batch(self, x, y, sample_weight, learns: bool = False) -> tuple:
         """Inputs, targets and weights of a batch, checked; of strings made here."""

@@ -1,20 +1,12 @@
 """Objectives, optimizers, schedules, losses, metrics, callbacks, averaging, distillation."""
 
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
-from keras_transformer.training.callbacks import (
-    BLEUCallback,
-    StopAtNaN,
-)
+from keras_transformer.training.callbacks import BLEUCallback, StopAtNaN
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import ClassCrossEntropy, TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
-from keras_transformer.training.objectives import (
-    Denoising,
-    MaskedTokens,
-    NextToken,
-    SpanCorruption,
-)
+from keras_transformer.training.objectives import Denoising, MaskedTokens, NextToken, SpanCorruption
 from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
 from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay

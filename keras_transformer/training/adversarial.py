@@ -7,20 +7,7 @@ from keras import ops
 
 
 def adversarial_loss(loss_of_inputs: Callable, task: keras.Model, inputs: dict, norm: float):
-    """The loss of a batch whose token embeddings are moved to where it rises most.
-
-    Those of a text move by `norm` times their own length, along the gradient of the loss. All
-    texts move alike, those that the model is sure of too.
-
-    Args:
-        loss_of_inputs: function of the inputs: forward pass and loss, a scalar.
-        task: the task whose forward pass that is.
-        inputs: dict of the arrays of the batch, with a `padding_mask`.
-        norm: float above 0, length of the step by that of the embeddings of the text, both as
-            L2 norms over its tokens.
-
-    Returns:
-        The loss, a scalar. The step is a constant to its gradient.
+    """The loss with token embeddings moved, by `norm` of their length, to where it rises most.
 
     Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
     Classification", section 3, equations 4 and 5. There embeddings are scaled to one size first;

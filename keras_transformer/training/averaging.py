@@ -18,8 +18,7 @@ def average_checkpoints(
 ) -> dict[str, np.ndarray]:
     """The average of the weights in several safetensors files.
 
-    Summed in float64, one tensor at a time: needs the memory of one model, however many
-    files there are. Integer tensors are taken from the last file.
+    Summed in float64, one tensor at a time. Integer tensors are taken from the last file.
 
     Args:
         paths: files with the same tensors.
@@ -36,20 +35,15 @@ def average_checkpoints(
     Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
 
     Example:
-
     ```python
-    import os, tempfile
     import numpy as np
     from safetensors.numpy import save_file
-
-    from keras_transformer.checking import check_int, check_path, describe, shorten
     from keras_transformer.training import average_checkpoints
 
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [os.path.join(folder, name) for name in ("a.safetensors", "b.safetensors")]
-        for path, value in zip(paths, (1.0, 2.0)):
-            save_file({"kernel": np.full((2,), value, "float32")}, path)
-        assert average_checkpoints(paths)["kernel"].tolist() == [1.5, 1.5]
+    save_file({"kernel": np.full((2,), 1.0, "float32")}, "a.safetensors")
+    save_file({"kernel": np.full((2,), 2.0, "float32")}, "b.safetensors")
+    average = average_checkpoints(["a.safetensors", "b.safetensors"])
+    assert average["kernel"].tolist() == [1.5, 1.5]
     ```
     """
     if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
@@ -93,9 +87,8 @@ def average_checkpoints(
 class LastCheckpoints(keras.callbacks.Callback):
     """Saves the model's weights as training goes on and keeps the last few, for averaging.
 
-    Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or
-    not at all. A run that was resumed goes on with the files it had. Files that an earlier
-    run left behind are not counted, nor deleted.
+    Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or not at
+    all. A run that was resumed goes on with the files it had; those of earlier runs are left alone.
 
     Args:
         directory: where the files go; made if it does not exist.
@@ -106,21 +99,16 @@ class LastCheckpoints(keras.callbacks.Callback):
         ValueError: `keep` or `every` out of range.
 
     Example:
-
     ```python
-    import tempfile
     from keras_transformer.training import LastCheckpoints
     import keras, numpy as np
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        last = LastCheckpoints(folder, keep=2)
-        model.fit(np.ones((4, 2)), np.ones(4), epochs=3, verbose=0, callbacks=[last])
-        assert [path.name for path in last.paths] == [
-            "step-00000002.safetensors", "step-00000003.safetensors"
-        ]
-        last.average_into(model)
+    last = LastCheckpoints("checkpoints", keep=2)
+    model.fit(np.ones((4, 2)), np.ones(4), epochs=3, verbose=0, callbacks=[last])
+    assert last.paths[0].name == "step-00000002.safetensors" and len(last.paths) == 2
+    last.average_into(model)
     ```
     """
 
@@ -182,9 +170,10 @@ class LastCheckpoints(keras.callbacks.Callback):
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         step = self._current_step()
-        steps = {path: _step_of(path) for path in self.directory.iterdir()}
-        mine = [path for path, its_step in steps.items() if 0 < its_step <= step]
-        self.paths = sorted(mine, key=steps.get)
+        named = re.compile(r"step-(\d+)\.safetensors")
+        found = {path: named.fullmatch(path.name) for path in self.directory.iterdir()}
+        steps = {path: int(match[1]) for path, match in found.items() if match}
+        self.paths = sorted((p for p, its in steps.items() if 0 < its <= step), key=steps.get)
         self._prune()
 
     def _current_step(self):
@@ -219,9 +208,3 @@ def to_numpy(variable) -> np.ndarray:
     array = ops.convert_to_numpy(variable)
     # NumPy has no bfloat16 or float8 of its own, and not every reader of the file has them.
     return array.astype("float32") if array.dtype.kind == "V" else np.asarray(array, order="C")
-
-
-def _step_of(path):
-    """The step in the name of a checkpoint, or 0 for any other file."""
-    match = re.fullmatch(r"step-(\d+)\.safetensors", path.name)
-    return int(match[1]) if match else 0

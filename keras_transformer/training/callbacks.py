@@ -17,14 +17,13 @@ class StopAtNaN(keras.callbacks.Callback):
     are. So it is looked at every few steps only, since looking at it waits for the step.
 
     Args:
-        every: int, steps between two looks. With 1 the step is exact, and the run slower.
+        every: int, steps between two looks.
         checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
 
     Raises:
         FloatingPointError: from `fit`, once the loss is NaN or infinite.
 
     Example:
-
     ```python
     from keras_transformer.training import StopAtNaN
     import keras, numpy as np
@@ -59,17 +58,15 @@ class StopAtNaN(keras.callbacks.Callback):
             self._good = step or self._good
             return
         until = "the end" if step is None else f"step {step}"
-        kept = self._newest()
+        kept = None
+        if self.checkpoints is not None and Path(self.checkpoints).is_dir():
+            files = Path(self.checkpoints).iterdir()
+            kept = max(files, key=lambda path: path.stat().st_mtime, default=None)
         raise FloatingPointError(
             f"The loss became {loss} in epoch {self._epoch + 1}, after step {self._good} and by "
             f"{until}. A lower learning rate, clipping (`clipnorm`) or float32 may help. "
             + (f"The last checkpoint is {kept}." if kept else "No checkpoint was kept.")
         )
-
-    def _newest(self) -> Path | None:
-        if self.checkpoints is None or not Path(self.checkpoints).is_dir():
-            return None
-        return max(Path(self.checkpoints).iterdir(), key=lambda p: p.stat().st_mtime, default=None)
 
 
 class BLEUCallback(keras.callbacks.Callback):
@@ -91,20 +88,14 @@ class BLEUCallback(keras.callbacks.Callback):
         ImportError: sacrebleu is not installed.
 
     Example:
-
     ```python
-    from keras_transformer.training import BLEUCallback
-    import keras, numpy as np
+    import keras_transformer as kt
 
-    class Echo(keras.Sequential):
-        def generate(self, texts):
-            return texts
-
-    model = Echo([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    bleu = BLEUCallback(["ein mann mit hut ."], ["ein mann mit hut ."], tokenize="none")
-    history = model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[bleu]).history
-    assert round(history["val_bleu"][0]) == 100
+    translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+    pair = (["a man rides a bike ."], ["ein mann fährt fahrrad ."])
+    bleu = kt.training.BLEUCallback(*pair, tokenize="none")
+    history = translator.fit(*pair, verbose=0, callbacks=[bleu]).history
+    assert history["val_bleu"][0] > 0
     ```
     """
 
@@ -145,23 +136,20 @@ class BLEUCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every == 0:
-            self._measure(epoch)
+            hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
+            self.bleu.reset_state()
+            self.bleu.update_state(self.references, hypotheses)
+            self._last = self.bleu.result()
+            if self.samples:
+                self._print(epoch, hypotheses)
         if logs is not None:
             logs["val_bleu"] = self._last
 
-    def _measure(self, epoch):
-        hypotheses = self.model.generate(self.sources, **self.generate_kwargs)
-        self.bleu.reset_state()
-        self.bleu.update_state(self.references, hypotheses)
-        self._last = self.bleu.result()
-        if self.samples:
-            print(self._report(epoch, self._last, hypotheses), flush=True)
-
-    def _report(self, epoch, score, hypotheses):
-        lines = ["", f"Epoch {epoch + 1}: BLEU {score:.2f} ({self.bleu.signature})"]
+    def _print(self, epoch, hypotheses):
+        lines = ["", f"Epoch {epoch + 1}: BLEU {self._last:.2f} ({self.bleu.signature})"]
         texts = zip(self.sources, self.references, hypotheses, strict=True)
         for source, reference, hypothesis in list(texts)[: self.samples]:
             reference = reference if isinstance(reference, str) else " | ".join(reference)
             lines += [f"  source     {source}", f"  reference  {reference}"]
             lines += [f"  model      {hypothesis}", ""]
-        return "\n".join(lines)
+        print("\n".join(lines), flush=True)

@@ -1,8 +1,9 @@
-"""The programs of Keras's steps, on JAX: bounded in number, and compiled ahead on a CPU.
+"""The programs of Keras's steps: bounded in number, and on JAX compiled ahead on a CPU.
 
 XLA makes a program for each shape, mostly on one core: a third of the time of a short fine-tuning.
-Which shapes will come is known before the first step; so programs of all buckets are compiled side
-by side, while the first ones train.
+Which shapes will come is known before the first step; so on JAX programs of all buckets are
+compiled side by side, while the first ones train. TensorFlow never gives back a program of XLA, so
+there is an end to how many a process makes: then a graph serves all shapes, and takes longer.
 """
 
 import concurrent.futures
@@ -16,23 +17,59 @@ import keras
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.state import KeepsState, StepPrograms, signature_of
 from keras_transformer.programs import PROGRAMS, TRACING, Compiled
-from keras_transformer.training.bounded_xla import BoundedXla
 
 # A compilation keeps one core busy, and needs some hundred megabytes.
 _THREADS = min(4, os.cpu_count() or 1)
+# The shapes that data is taken to have of which they are not known: whole batches and the last.
+_UNKNOWN_SHAPES = 2
 
 
-class CompilesAhead(BoundedXla, KeepsState):
+class CompilesAhead(KeepsState):
     """A `keras.Model` that compiles its steps on a `BucketedDataset` ahead, and keeps a few."""
 
-    def _expect(self, data, training: bool) -> None:
-        """Tells the programs of the steps what `fit` or `evaluate` now goes through."""
-        if keras.backend.backend() != "jax" or not self.compiled or not _is_served():
+    _shapes_of_xla: frozenset = frozenset()
+    _as_graph: frozenset = frozenset()  # the functions that run without XLA
+
+    def _expect(self, step: str, data, is_batch: bool = False) -> None:
+        """Tells the programs of a step, such as `"train"`, what a verb now goes through."""
+        backend = keras.backend.backend()
+        if backend == "tensorflow" and self.jit_compile:
+            self._bound(f"{step}_function", data, is_batch)
+        if backend != "jax" or is_batch or not self.compiled or not _is_served():
             return
-        (self.make_train_function if training else self.make_test_function)()
-        function = self.train_function if training else self.test_function
-        if isinstance(function.programs, AheadOfTime):
-            function.programs.expect(data)
+        getattr(self, f"make_{step}_function")()
+        programs = getattr(getattr(self, f"{step}_function"), "programs", None)
+        if isinstance(programs, AheadOfTime):
+            programs.expect(data)
+
+    def _bound(self, name: str, data, is_batch: bool) -> None:
+        """Takes the places of the shapes that will come, or leaves XLA if there are none left."""
+        if name not in self._as_graph:
+            shapes = {(name, shape) for shape in _shapes(data, is_batch)}
+            new = shapes - self._shapes_of_xla
+            if PROGRAMS.may_last(len(new) if shapes else _UNKNOWN_SHAPES):
+                self._shapes_of_xla |= new
+                return
+            self._as_graph |= {name}
+            setattr(self, name, None)
+        if getattr(self, name) is None:
+            self.jit_compile = False
+            try:
+                getattr(self, f"make_{name}")()
+            finally:
+                self.jit_compile = True
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Keras 3.15 learns the shapes from the mean of the replicas' batches, but masks are boolean
+        # and have no mean. The batch of one replica does as well. Read outside of an epoch, it does
+        # not count as a pass over a dataset of few batches.
+        if iterator is not None and self._distribute_strategy is not None:
+            data_batch = keras.tree.map_structure(
+                lambda value: self._distribute_strategy.experimental_local_results(value)[0],
+                next(iter(iterator._get_iterator())),
+            )
+            iterator = None
+        super()._maybe_symbolic_build(iterator, data_batch)
 
     def _step_programs(self, function, **options):
         make = AheadOfTime if _is_served() else StepPrograms
@@ -40,11 +77,7 @@ class CompilesAhead(BoundedXla, KeepsState):
 
 
 class AheadOfTime(StepPrograms):
-    """Programs of a step that are compiled before they are needed.
-
-    With each call one more shape is traced, which Keras cannot do in several threads, and handed to
-    a thread that compiles. For the arguments see `StepPrograms`.
-    """
+    """Programs of a step compiled before they are needed: a call traces one shape more."""
 
     def __init__(self, function, **options):
         super().__init__(function, **options)
@@ -120,3 +153,21 @@ def _is_served() -> bool:
     # A distribution gives the arrays of a batch a layout, which a shape does not tell. On a GPU
     # XLA tries kernels out when it compiles, and would do so beside the training.
     return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
+
+
+def _shapes(data, is_batch: bool) -> set:
+    """The shapes of the batches of `data`, empty if they are not known."""
+    if isinstance(data, BucketedDataset):
+        return {_signature(batch) for batch in data.examples_of_shapes()}
+    arrays = keras.tree.flatten(data)
+    if arrays and all(hasattr(array, "shape") for array in arrays):
+        # Of arrays, batches of a size that is not known here, and a last one.
+        signature = _signature(data)
+        return {signature} if is_batch else {(signature, "whole"), (signature, "last")}
+    return set()
+
+
+def _signature(batch) -> tuple:
+    return tuple(
+        None if array is None else tuple(array.shape) for array in keras.tree.flatten(batch)
+    )

@@ -36,16 +36,7 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
         ValueError: for more layers than the teacher has, for layers that share their weights, and
             for a teacher with adapters.
 
-    Example:
-    ```python
-    import keras_transformer as kt
-
-    teacher = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
-    student = kt.training.smaller(teacher, num_layers=3)
-    assert student.count_params() < 0.8 * teacher.count_params()
-    ```
-
-    Source: Sanh et al. 2019, "DistilBERT", section 3 (student initialization).
+    Source: Sanh et al. 2019, "DistilBERT", section 3. Example: see `Distiller`.
     """
     if not hasattr(teacher, "backbone"):
         raise ValueError(f"`teacher` must be a task, received {describe(teacher)}.")
@@ -95,12 +86,9 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
     """Trains a task to say what a larger one says, beside what is right.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
-    temperature, `hard_weight` times the student's own loss, and `cosine_weight` times how far the
-    last hidden states point apart, `1 - cosine`. `fit` reports each of the three. It takes what
-    `student.make_dataset` gives; afterwards the student is used and saved as any other task. The
-    teacher is not changed.
-
-    Logits of both models are there as a whole in a step, unlike in the `fit` of a language model.
+    temperature, `hard_weight` times the student's own loss, and `cosine_weight` times `1 - cosine`
+    of the last hidden states; `fit` reports each. It takes what `student.make_dataset` gives. The
+    teacher is not changed. Logits of both models are there as a whole in a step.
 
     Compiled with `FineTuningAdamW` (5e-5); `compile` changes that.
 
@@ -128,6 +116,7 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
     texts, labels = ["a warm and funny film", "dull from start to end"] * 4, [1, 0] * 4
     teacher = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
     student = kt.training.smaller(teacher, num_layers=2)
+    assert student.count_params() < 0.8 * teacher.count_params()
     distiller = kt.training.Distiller(student, teacher)
     distiller.fit(student.make_dataset(texts, labels, shuffle=True), verbose=0)
     student.save_to_preset("small_classifier")
@@ -196,22 +185,14 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
         return self.student.turns
 
     # The teacher is state that a step reads. `trainable = False` would change it for others.
-
-    @property
-    def trainable_variables(self):
-        return self.student.trainable_variables
-
-    @property
-    def trainable_weights(self):
-        return self.student.trainable_weights
-
-    @property
-    def non_trainable_variables(self):
-        return [*self.student.non_trainable_variables, *self.teacher.variables]
-
-    @property
-    def non_trainable_weights(self):
-        return [*self.student.non_trainable_weights, *self.teacher.weights]
+    trainable_variables = property(lambda self: self.student.trainable_variables)
+    trainable_weights = property(lambda self: self.student.trainable_weights)
+    non_trainable_variables = property(
+        lambda self: [*self.student.non_trainable_variables, *self.teacher.variables]
+    )
+    non_trainable_weights = property(
+        lambda self: [*self.student.non_trainable_weights, *self.teacher.weights]
+    )
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # As in the tasks: their blocks are recomputed one by one.
@@ -249,7 +230,9 @@ class _DistillationLoss(TrainingLoss):
         if model.loss_parts["cosine"]:
             ids = model.student.backbone.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
-            parts["cosine"] = _cosine_distance(states["states"], states["teacher_states"], mask)
+            pair = (states["states"], states["teacher_states"])
+            pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in pair]
+            parts["cosine"] = _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
         loss = 0.0
         for name, part in parts.items():
             getattr(model, f"{name}_loss").update_state(part)
@@ -261,7 +244,7 @@ class _DistillationLoss(TrainingLoss):
 
 
 def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=None):
-    """`temperature**2 * KL(teacher || student)`, averaged over the positions.
+    """`temperature**2 * KL(teacher || student)` of float logits `(..., classes)`, over positions.
 
     Args:
         teacher_logits: float `(..., classes)`.
@@ -270,7 +253,7 @@ def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=
         weights: float `(...)`, of each position; None for 1 each.
 
     Returns:
-        float32 scalar, in nats.
+        float32 scalar, the mean in nats.
 
     Source: Hinton et al. 2015, section 2; the factor keeps the size of the gradient.
     """
@@ -280,12 +263,6 @@ def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=
     )
     divergence = ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
     return temperature**2 * _mean(divergence, weights)
-
-
-def _cosine_distance(states, teacher_states, mask):
-    """1 less the cosine of the states, averaged over the tokens that are real."""
-    pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (states, teacher_states)]
-    return _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
 
 
 def _mean(values, weights):

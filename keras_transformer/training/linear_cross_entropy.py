@@ -1,9 +1,4 @@
-"""The projection to the vocabulary and its cross-entropy in one, without the whole logits.
-
-The logits of a batch are the largest tensor of a training step: 4,096 tokens and 32,000 words
-make 524 MB, and as much for their gradient. Here a few positions at a time are projected, and what
-the loss needs of them, gradients included, is computed while their logits are at hand.
-"""
+"""The projection to the vocabulary and its cross-entropy in one, a few positions at a time."""
 
 from typing import Any, NamedTuple
 
@@ -18,14 +13,7 @@ from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_t
 
 
 class TokenSums(NamedTuple):
-    """Sums over the tokens of a batch, each token by its weight. All float32 scalars.
-
-    Fields:
-        loss: of the label-smoothed cross-entropy. Only this one has a gradient.
-        cross_entropy: of the cross-entropy without smoothing.
-        correct: of 1 for each token with the largest logit.
-        weight: of the weights.
-    """
+    """Sums over the tokens of a batch by weight: float32 scalars. `loss` has the gradient."""
 
     loss: Any
     cross_entropy: Any
@@ -62,7 +50,6 @@ def linear_cross_entropy(
     section 3.2.
 
     Example:
-
     ```python
     import numpy as np
     from keras_transformer.training import linear_cross_entropy
@@ -126,8 +113,7 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     # it no word at all.
     states = ops.where(weights[..., None] > 0, states, ops.zeros((), states.dtype))
     targets = ops.where(weights > 0, targets, 0)
-    mean_kernel = ops.mean(ops.cast(kernel, "float32"), axis=0)
-    mean_bias = 0.0 if bias is None else ops.mean(ops.cast(bias, "float32"))
+    means = [ops.mean(ops.cast(x, "float32"), axis=0) for x in (kernel, bias) if x is not None]
 
     def in_chunks(x):
         x = ops.pad(x, [(0, 0), (0, count * width - length)] + [(0, 0)] * (len(x.shape) - 2))
@@ -139,27 +125,13 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         states, targets, weights = (x[i] for x in chunks)
         states = ops.reshape(states, (-1, dim))
         targets, weights = ops.reshape(targets, (-1, 1)), ops.reshape(weights, (-1, 1))
-        logits = ops.cast(ops.matmul(states, ops.transpose(kernel)), "float32")
-        if bias is not None:
-            logits = logits + ops.cast(bias, "float32")
-        largest = ops.max(logits, axis=-1, keepdims=True)
-        p = ops.softmax(logits)
-        log_total = largest - ops.log(ops.max(p, axis=-1, keepdims=True))
-        picked = ops.take_along_axis(logits, targets, axis=-1)
-        cross_entropy = log_total - picked
-        loss = cross_entropy
-        if label_smoothing:
-            mean = ops.matmul(ops.cast(states, "float32"), mean_kernel[:, None]) + mean_bias
-            loss = log_total - (1.0 - label_smoothing) * picked - label_smoothing * mean
-        correct = ops.cast(picked >= largest, "float32")
-        sums = tuple(
-            old + ops.sum(value * weights)
-            for old, value in zip(sums, (loss, cross_entropy, correct), strict=True)
-        )
+        values, p = _of_tokens(states, kernel, bias, targets, label_smoothing, means)
+        added = zip(sums, values, strict=True)
+        sums = tuple(old + ops.sum(value * weights) for old, value in added)
         if not gradient:
             return sums, by_states, by_kernel, by_bias
         # Before a cast to fewer bits, where p of a word that is all but sure is 1.
-        by_target = ops.exp(picked - log_total) - (1.0 - label_smoothing)
+        by_target = ops.exp(-values[1]) - (1.0 - label_smoothing)
         by_logits = _replace(p, targets, by_target)
         if bias is not None:
             by_bias = by_bias + ops.matmul(weights[:, 0], by_logits)
@@ -187,11 +159,27 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     if not gradient:
         return sums, None
     by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
-    by_states = ops.cast(by_states[:, :length], "float32") - label_smoothing * mean_kernel
+    by_states = ops.cast(by_states[:, :length], "float32") - label_smoothing * means[0]
     weights, each = weights[..., None], label_smoothing / vocabulary_size
     by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
     by_bias = [] if bias is None else [by_bias - each * total]
     return sums, [weights * by_states, by_kernel, *by_bias]
+
+
+def _of_tokens(states, kernel, bias, targets, label_smoothing, means):
+    """Loss, cross-entropy and whether it is right, each `(tokens, 1)`; and the softmax."""
+    logits = ops.cast(ops.matmul(states, ops.transpose(kernel)), "float32")
+    if bias is not None:
+        logits = logits + ops.cast(bias, "float32")
+    largest = ops.max(logits, axis=-1, keepdims=True)
+    p = ops.softmax(logits)
+    log_total = largest - ops.log(ops.max(p, axis=-1, keepdims=True))
+    picked = ops.take_along_axis(logits, targets, axis=-1)
+    loss = cross_entropy = log_total - picked
+    if label_smoothing:
+        mean = sum(means[1:], ops.matmul(ops.cast(states, "float32"), means[0][:, None]))
+        loss = log_total - (1.0 - label_smoothing) * picked - label_smoothing * mean
+    return (loss, cross_entropy, ops.cast(picked >= largest, "float32")), p
 
 
 def _replace(x, columns, values):

@@ -9,11 +9,7 @@ from keras_transformer.training.losses import token_cross_entropy
 
 
 class TokenMean(keras.metrics.Metric):
-    """Mean over tokens, each weighted by its sample weight.
-
-    Not `keras.metrics.Mean`: that first averages each row over its length, so a token in a
-    batch padded to 64 would count half as much as one in a batch padded to 32.
-    """
+    """Mean over tokens by weight, not over rows: a padded batch does not count less."""
 
     def __init__(self, name=None, dtype=None):
         super().__init__(name=name, dtype=dtype)
@@ -50,15 +46,14 @@ class TokenMean(keras.metrics.Metric):
 class Perplexity(TokenMean):
     """The exponential of the mean cross-entropy of the real tokens, from logits.
 
-    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
-    the real tokens as sample weight. Without label smoothing, whatever the loss does. Keras
-    hands sample weights to the metrics given to `compile` as `weighted_metrics`, only.
+    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of the
+    real tokens as sample weight: give it to `compile` as one of `weighted_metrics`. Label smoothing
+    does not count.
 
     Args:
         name, dtype: as in `keras.metrics.Metric`.
 
     Example:
-
     ```python
     import numpy as np
     from keras_transformer.training import Perplexity
@@ -86,16 +81,13 @@ class Perplexity(TokenMean):
 class TokenAccuracy(TokenMean):
     """The share of real tokens whose most likely prediction is the target.
 
-    Takes int targets `(batch, length)`, logits `(batch, length, vocabulary)` and the mask of
-    the real tokens as sample weight: give it to `compile` as one of `weighted_metrics`.
-    Batches of different lengths count by their tokens, unlike with
+    Takes what `Perplexity` takes. Batches of different lengths count by their tokens, unlike with
     `keras.metrics.SparseCategoricalAccuracy`.
 
     Args:
         name, dtype: as in `keras.metrics.Metric`.
 
     Example:
-
     ```python
     import numpy as np
     from keras_transformer.training import TokenAccuracy
@@ -132,16 +124,14 @@ def class_accuracy(y_true, y_pred, multi_label: bool):
 class ClassAccuracy(keras.metrics.MeanMetricWrapper):
     """The share of rows whose likeliest class is right, from logits `(batch, classes)`.
 
-    Takes numbers of classes `(batch,)` or a probability for each class `(batch, classes)`, of
-    which the largest is right. With `multi_label` the share of classes of which it is right that
-    they are there, or are not.
+    Takes numbers of classes `(batch,)` or probabilities `(batch, classes)`, the largest of which is
+    right. With `multi_label` the share of classes of which it is right that they are there, or not.
 
     Args:
         multi_label: bool, see above.
         name, dtype: as in `keras.metrics.Metric`.
 
     Example:
-
     ```python
     import numpy as np
     from keras_transformer.training import ClassAccuracy
@@ -195,7 +185,6 @@ class BLEU:
     Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
 
     Example:
-
     ```python
     from keras_transformer.training import BLEU
 
@@ -229,8 +218,7 @@ class BLEU:
         """Adds texts.
 
         Args:
-            y_true: references: list of str, or of a list of str where a text has several (then
-                equally many for each).
+            y_true: references, list of str, or of equally long lists of str.
             y_pred: hypotheses, list of str.
 
         Raises:
@@ -251,11 +239,7 @@ class BLEU:
         self._references += [[r] if isinstance(r, str) else list(r) for r in y_true]
 
     def result(self) -> float:
-        """BLEU of all texts so far, from 0 to 100.
-
-        Raises:
-            ValueError: there are none, or they differ in their number of references.
-        """
+        """BLEU of all texts so far, from 0 to 100. ValueError for none, or unequal references."""
         if not self._hypotheses:
             raise ValueError("BLEU of no texts: call update_state first.")
         counts = {len(texts) for texts in self._references}

@@ -1,7 +1,4 @@
-"""What a model learns from text alone: objects that make batches of padded rows of token ids.
-
-NumPy only, and drawn from a generator that is given: the same on every backend.
-"""
+"""What a model learns from text alone: NumPy functions that make batches of padded rows of ids."""
 
 import dataclasses
 from collections.abc import Callable
@@ -69,8 +66,7 @@ class MaskedTokens:
     hide = kt.training.MaskedTokens(rate=0.3).bind(tokenizer)
     inputs, targets, weights = hide(ids, np.ones_like(ids, bool), np.random.default_rng(0))
     assert weights.sum() == 2
-    hidden = np.take_along_axis(ids, inputs["mask_positions"], axis=1)
-    assert (targets == hidden).all()
+    assert (targets == np.take_along_axis(ids, inputs["mask_positions"], axis=1)).all()
     ```
     """
 
@@ -80,12 +76,11 @@ class MaskedTokens:
         check_number("rate", self.rate, above=0, below=1)
 
     def bind(self, tokenizer: Tokenizer) -> Callable:
-        """The function that makes a batch of this tokenizer's ids.
+        """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
 
         It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
         and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
         hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
-        ValueError for a tokenizer without a mask token.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
@@ -156,11 +151,7 @@ class SpanCorruption:
         check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """The function that makes a batch, as of `MaskedTokens`, the inputs of a `Seq2SeqLM`.
-
-        Its ids are without the special tokens of the template. ValueError for a tokenizer without
-        sentinels.
-        """
+        """As of `MaskedTokens`, of ids without the template's, for a `Seq2SeqLM`."""
         sentinels = _sentinels(tokenizer)
         finish = _seq2seq_batch(tokenizer, start_id)
 
@@ -221,19 +212,16 @@ class Denoising:
 
     Source: Lewis et al. 2020, "BART", section 2.2 and 5 (text infilling, sentence permutation).
 
-    Example:
+    Example, which makes a batch as `make_dataset(texts, objective=Denoising())` does:
     ```python
+    import numpy as np
     import keras_transformer as kt
 
-    texts = ["two dogs run . a man rides a bike ."] * 8
-    words = kt.Tokenizer.train(texts, vocabulary_size=300, special_tokens=["<mask>"])
-    config = kt.TransformerConfig(
-        kind="seq2seq", vocabulary_size=words.vocabulary_size, hidden_dim=32, num_layers=1,
-        num_heads=2, intermediate_dim=64,
-    )
-    lm = kt.Seq2SeqLM(kt.models.Seq2Seq(config), words)
-    dataset = lm.make_dataset(texts, objective=kt.training.Denoising(), shuffle=True)
-    lm.fit(dataset, epochs=1, verbose=0)
+    words = kt.Tokenizer.train(["two dogs run . a man rides ."], special_tokens=["<mask>"])
+    ids = np.array([words.encode("two dogs run . a man rides .")])
+    make_batch = kt.training.Denoising().bind(words, start_id=0)
+    inputs, targets, weights = make_batch(ids, np.ones_like(ids, bool), np.random.default_rng(0))
+    assert inputs["decoder_token_ids"].shape == targets.shape == weights.shape
     ```
     """
 
@@ -248,7 +236,8 @@ class Denoising:
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
         """As of `SpanCorruption`. ValueError for a tokenizer without a mask token."""
         mask_id = require_mask_id(tokenizer)
-        ends = _sentence_ends(tokenizer)
+        texts = tokenizer.decode_batch([[id] for id in range(tokenizer.vocabulary_size)])
+        ends = np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
         finish = _seq2seq_batch(tokenizer, start_id)
 
         def make_batch(ids, mask, random):
@@ -382,12 +371,6 @@ def _sentinels(tokenizer: Tokenizer) -> np.ndarray:
             "T5's, or train one with special_tokens=[f'<extra_id_{i}>' for i in range(100)]."
         )
     return np.asarray(ids)
-
-
-def _sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
-    """Of each id, whether a sentence ends with it."""
-    texts = tokenizer.decode_batch([[number] for number in range(tokenizer.vocabulary_size)])
-    return np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])
 
 
 def _template(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

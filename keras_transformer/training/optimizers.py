@@ -1,14 +1,87 @@
-"""The optimizers transformers were published with, and that of fine-tuning."""
+"""The optimizers transformers were published with, and that of fine-tuning.
+
+XLA makes one loop of Adam's dozen sums and products. Keras calls them one after the other
+elsewhere, on a CPU half of the time of a step; both libraries have the whole step as one operation.
+"""
 
 import keras
+from keras import ops
 
 from keras_transformer.checking import check_number
 from keras_transformer.process import tune_once
 from keras_transformer.structure import VECTORS, block_of, is_before_blocks
-from keras_transformer.training.fused import OnePass
 
 # On PyTorch, Keras gives another class in place of these, which updates all variables at once.
 _Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras.optimizers.AdamW))
+
+
+class OnePass:
+    """Mixin before `keras.optimizers.Adam` or what derives from it; the numbers are Adam's."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        # Of TensorFlow and JAX; PyTorch's come all at once, see below.
+        if not self._suits_tensorflow(gradient, variable):
+            return super().update_step(gradient, variable, learning_rate)
+        import tensorflow as tf
+
+        index = self._get_variable_index(variable)
+        step = ops.cast(self.iterations + 1, "float32")
+        return tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=ops.power(self.beta_1, step),
+            beta2_power=ops.power(self.beta_2, step),
+            lr=ops.cast(learning_rate, "float32"),
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            grad=gradient,
+        )
+
+    def _suits_tensorflow(self, gradient, variable) -> bool:
+        if keras.backend.backend() != "tensorflow" or self.amsgrad:
+            return False
+        import tensorflow as tf
+
+        return (
+            isinstance(gradient, tf.Tensor)  # and no slices of an embedding
+            and gradient.dtype == variable.dtype == tf.float32
+            and not tf.distribute.has_strategy()
+        )
+
+    def _parallel_update_step(self, grads, variables, learning_rate):
+        import torch
+
+        values = [variable.value for variable in variables]
+        tensors = (*values, *grads)
+        if self.amsgrad or any(
+            tensor.dtype != torch.float32
+            or tensor.device.type != "cpu"
+            or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            for tensor in tensors
+        ):
+            return super()._parallel_update_step(grads, variables, learning_rate)
+        indices = [self._get_variable_index(variable) for variable in variables]
+        step = float(ops.convert_to_numpy(self.iterations)) + 1.0
+        torch._fused_adam_(
+            values,
+            # The operation goes through all of them in the order of memory.
+            [gradient.contiguous() for gradient in grads],
+            [self._momentums[index].value for index in indices],
+            [self._velocities[index].value for index in indices],
+            [],
+            [torch.tensor(step)] * len(values),
+            lr=float(learning_rate),
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            weight_decay=0.0,
+            # PyTorch adds it to the corrected root of the second moment, Keras to that as it is.
+            eps=self.epsilon / (1.0 - self.beta_2**step) ** 0.5,
+            amsgrad=False,
+            maximize=False,
+        )
+        return None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -26,12 +99,10 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
     Source: Vaswani et al. 2017, section 5.3.
 
     Example:
-
     ```python
-    from keras_transformer.training import InverseSquareRoot, transformer_adam
+    from keras_transformer.training import transformer_adam
 
-    optimizer = transformer_adam(InverseSquareRoot.for_width(512, warmup_steps=4000))
-    assert optimizer.beta_2 == 0.98
+    assert transformer_adam(1e-3).beta_2 == 0.98
     ```
     """
     learning_rate = _checked_rate(learning_rate, kwargs)
@@ -43,10 +114,10 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
 class FineTuningAdamW(OnePass, _AdamW):
     """AdamW that spares biases and norms from weight decay, and lets lower layers learn slower.
 
-    With `layer_decay` d the last block learns with d times the learning rate, the one before it
-    with d squared, and so on; the embeddings, tied to the output or not, with the next power. A
-    head and what else follows the last block have the whole rate. The encoder and the decoder of a
-    model each count their own blocks. Weight decay falls with the learning rate.
+    With `layer_decay` d the last block of encoder and of decoder learns with d times the learning
+    rate, the one before it with d squared, and so on; the embeddings, tied to the output or not,
+    with the next power. What else follows the last block has the whole rate. Weight decay falls
+    with the learning rate.
 
     Args:
         learning_rate: float or schedule.
@@ -121,10 +192,7 @@ class FineTuningAdamW(OnePass, _AdamW):
 
 
 def _checked_rate(learning_rate, options: dict):
-    """The learning rate; ValueError for one, or for other options of Adam, that are out of range.
-
-    Keras takes NaN for each of them.
-    """
+    """The learning rate, and other options of Adam, of which Keras takes NaN: ValueError."""
     for name in ("beta_1", "beta_2"):
         if name in options:
             check_number(name, options[name], at_least=0, below=1)

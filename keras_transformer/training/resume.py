@@ -22,11 +22,10 @@ _FILE = "state.safetensors"
 class ResumableRun(keras.callbacks.Callback):
     """Keeps all that a run needs to go on, and goes on with it when the program starts again.
 
-    One file holds the weights, the optimizer, the states of all random numbers, the metrics of
-    the running epoch and the place in the data. It is written beside the last one and renamed: a
-    run that is killed, while saving too, goes on from a whole file. Started again with the same
-    program, `fit` then has the losses of an unbroken run: bit for bit, or as exact as the backend
-    repeats itself.
+    One file holds the weights, the optimizer, the states of all random numbers, the metrics of the
+    running epoch and the place in the data. It is renamed when whole: a run that is killed, while
+    saving too, goes on from a whole file. Started again with the same program, `fit` then has the
+    losses of an unbroken run, as exact as the backend repeats itself.
 
     Call `keras.utils.set_random_seed` before the model is made, and put this last among the
     callbacks: what those before it did with an epoch then belongs to it.
@@ -46,26 +45,17 @@ class ResumableRun(keras.callbacks.Callback):
             this process has begun there since.
 
     Example:
-
     ```python
-    import tempfile
-    from keras_transformer.data import BucketedDataset
-    from keras_transformer.training import ResumableRun
+    import keras_transformer as kt
     import keras
 
     keras.utils.set_random_seed(1)
-    dataset = BucketedDataset(
-        {"ids": [[1, 2, 3]] * 8},
-        lambda arrays, masks: (arrays["ids"][:, :3], arrays["ids"][:, 0]),
-        batch_size=4, shuffle=True,
-    )
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        for epochs in (1, 3):  # As if the program was started twice: the second adds two epochs.
-            run = ResumableRun(folder, dataset, every=1)
-            history = model.fit(dataset, epochs=epochs, shuffle=False, verbose=0, callbacks=[run])
-        assert history.epoch == [1, 2]
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    dataset = classifier.make_dataset(["a warm film", "dull"] * 4, [1, 0] * 4, shuffle=True)
+    for epochs in (1, 3):  # As if the program was started twice: the second adds two epochs.
+        run = kt.training.ResumableRun("run", dataset, every=1)
+        history = classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[run])
+    assert history.epoch == [1, 2]
     ```
     """
 
@@ -261,26 +251,21 @@ def _within_model(variable) -> str:
 
 
 class _TorchGenerators:
-    """PyTorch's own random numbers, which dropout without a seed draws from. Else nothing.
-
-    Others draw from them too, between the epochs. So each epoch begins with a seed of its own, and
-    within one their states are kept.
-    """
+    """PyTorch's own random numbers: each epoch has a seed, and within one their states are kept."""
 
     def __init__(self, seed: int | None = None, tensors: dict | None = None):
-        self.seed, self.kept = seed, tensors or {}
-        if keras.backend.backend() == "torch" and seed is None:
+        self.seed, self.kept, self.torch = seed, tensors or {}, None
+        if keras.backend.backend() == "torch":
             import torch
 
-            self.seed = torch.initial_seed() % 2**31
+            self.torch = torch
+            self.seed = torch.initial_seed() % 2**31 if seed is None else seed
 
     def begin(self, epoch: int, resumed: bool) -> None:
-        if keras.backend.backend() != "torch":
-            return
-        import torch
-
-        torch.manual_seed(self.seed + epoch)
-        if not resumed:
+        torch = self.torch
+        if torch is not None:
+            torch.manual_seed(self.seed + epoch)
+        if torch is None or not resumed:
             return
         torch.set_rng_state(torch.from_numpy(self.kept["torch/cpu"]))
         for i in range(torch.cuda.device_count()):
@@ -288,10 +273,9 @@ class _TorchGenerators:
                 torch.cuda.set_rng_state(torch.from_numpy(self.kept[f"torch/cuda/{i}"]), i)
 
     def states(self) -> dict[str, np.ndarray]:
-        if keras.backend.backend() != "torch":
+        torch = self.torch
+        if torch is None:
             return {}
-        import torch
-
         states = {"torch/cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             states |= {f"torch/cuda/{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}

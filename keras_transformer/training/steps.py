@@ -1,14 +1,12 @@
 """Training and evaluation steps of a model whose loss is not one of what `call` returns."""
 
+import contextlib
+
 import keras
 
 
 class TrainingLoss:
-    """What a step computes in place of Keras's loss and metrics of the outputs of `call`.
-
-    Args:
-        model: the compiled `keras.Model` that the loss is of.
-    """
+    """What a step computes in place of Keras's loss and metrics of the outputs of `call`."""
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -37,21 +35,18 @@ class OwnLoss:
         loss = self.training_loss()
         if loss is None or not self.trainable_weights:  # of which Keras warns
             return super().train_step(*args)
-        return _STEPS[keras.backend.backend()](loss, *args, training=True)
+        return _step(loss, *args, training=True)
 
     def test_step(self, *args):
         loss = self.training_loss()
         if loss is None:
             return super().test_step(*args)
-        return _STEPS[keras.backend.backend()](loss, *args, training=False)
+        return _step(loss, *args, training=False)
 
 
-def _forward(loss: TrainingLoss, data, training: bool):
-    """The loss of a batch, and the function that makes the logs of the step."""
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    states = loss.states(x, training)
-    value = loss.loss(states, x, y, weights, training)
-    return value, lambda: _logs(loss, value, states, x, y, weights)
+def _step(loss: TrainingLoss, *args, training: bool):
+    step = _step_of_jax if keras.backend.backend() == "jax" else _step_of_variables
+    return step(loss, *args, training=training)
 
 
 def _logs(loss: TrainingLoss, value, states, x, y, weights) -> dict:
@@ -106,32 +101,27 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
     return logs, (trainable, others, metrics)
 
 
-def _step_of_tensorflow(loss: TrainingLoss, data, training: bool):
-    if not training:
-        return _forward(loss, data, training)[1]()
-    import tensorflow as tf
+def _step_of_variables(loss: TrainingLoss, data, training: bool):
+    """On TensorFlow and PyTorch, where a step changes the variables themselves."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    model, tape = loss.model, contextlib.nullcontext()
+    tensorflow = keras.backend.backend() == "tensorflow"
+    if tensorflow and training:
+        import tensorflow as tf
 
-    model = loss.model
-    with tf.GradientTape() as tape:
-        value, logs = _forward(loss, data, training)
-        scaled = model.optimizer.scale_loss(value)
-    weights = model.trainable_weights
-    model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
-    return logs()
-
-
-def _step_of_torch(loss: TrainingLoss, data, training: bool):
-    value, logs = _forward(loss, data, training)
-    if training:
+        tape = tf.GradientTape()
+    with tape:
+        states = loss.states(x, training)
+        value = loss.loss(states, x, y, weights, training)
+        scaled = model.optimizer.scale_loss(value) if training else value
+    trained = model.trainable_weights[:]
+    if training and tensorflow:
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled, trained), trained, strict=True))
+    elif training:
         import torch
 
-        model = loss.model
         model.zero_grad()
-        model.optimizer.scale_loss(value).backward()
-        weights = model.trainable_weights[:]
+        scaled.backward()
         with torch.no_grad():
-            model.optimizer.apply([weight.value.grad for weight in weights], weights)
-    return logs()
-
-
-_STEPS = {"jax": _step_of_jax, "tensorflow": _step_of_tensorflow, "torch": _step_of_torch}
+            model.optimizer.apply([weight.value.grad for weight in trained], trained)
+    return _logs(loss, value, states, x, y, weights)

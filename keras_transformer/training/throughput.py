@@ -12,20 +12,16 @@ from keras_transformer.planning.flops import flops_per_sequence
 class Throughput(keras.callbacks.Callback):
     """Adds the speed of training to the logs of each epoch.
 
-    `tokens_per_second` and `texts_per_second` count real tokens, no padding; of translations
-    source and target. `padding_share` is the share of padding among the positions of the batches.
-    The time is that of the training steps, from the start of the epoch to its last step:
-    compilation counts, validation does not. Costs two clock readings an epoch and one a step.
-
-    With `peak_flops`, `model_flop_utilization` is the share of it that the model's matrix products
-    need at this speed: those of one forward and one backward pass over real tokens, whatever else
-    is computed.
+    `tokens_per_second` and `texts_per_second` count real tokens, of translations source and target.
+    `padding_share` is the share of padding among the positions of the batches. The time is that of
+    the training steps: compilation counts, validation does not. With `peak_flops`,
+    `model_flop_utilization` is the share of it that the products of matrices need at this speed, in
+    one forward and one backward pass over real tokens, whatever else is computed.
 
     Args:
         dataset: the `BucketedDataset` that is trained on.
         peak_flops: float, operations a second that all devices of the run can do; `"measured"`
-            for those of a large matrix product, timed as the training begins
-            (`matmul_flops_per_second`); None for no utilization.
+            for `matmul_flops_per_second` as the training begins; None for no utilization.
 
     Raises:
         ValueError: for another `peak_flops`; from `fit` for a utilization of a model that has no
@@ -34,24 +30,15 @@ class Throughput(keras.callbacks.Callback):
     Source: Chowdhery et al. 2022, "PaLM", section 4.1 and appendix B.
 
     Example:
-
     ```python
     import keras_transformer as kt
 
-    config = kt.TransformerConfig(
-        kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=1, num_heads=2,
-        intermediate_dim=16,
-    )
-    classifier = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
-    dataset = kt.data.BucketedDataset(
-        {"ids": [[1, 2, 3]] * 8}, values={"label": [0, 1] * 4},
-        make_batch=lambda arrays, masks: ({"token_ids": arrays["ids"]}, arrays["label"]),
-        multiple=8,
-    )
-    speed = kt.training.Throughput(dataset, peak_flops=1e11)
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
+    dataset = classifier.make_dataset(["a warm film", "dull"] * 4, [1, 0] * 4, shuffle=True)
+    speed = kt.training.Throughput(dataset, peak_flops=1e14)
     logs = classifier.fit(dataset, verbose=0, callbacks=[speed]).history
     assert logs["tokens_per_second"][0] > 0 and 0 < logs["model_flop_utilization"][0] < 1
-    assert logs["padding_share"] == [5 / 8]
+    assert 0 < logs["padding_share"][0] < 1
     ```
     """
 
@@ -122,7 +109,6 @@ def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: in
         Operations a second, a multiplication and an addition being two.
 
     Example:
-
     ```python
     from keras_transformer.training import matmul_flops_per_second
 
