@@ -174,10 +174,7 @@ def _blocks(backbone: Any):
 
 
 def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> TransformerConfig:
-    """The config of a model that computes the same, in what families of KerasHub do otherwise.
-
-    Learned positions begin at row 0, token types that are one are none, poolers are there or not.
-    """
+    """The config of a model that computes the same, in what families of KerasHub do otherwise."""
     values: dict[str, Any] = {"pooler": bool(family.constants.get("pooler"))}
     if config.position == "learned":
         values |= {"position_offset": 0, "position_padding_id": None}

@@ -284,10 +284,7 @@ class Preset(os.PathLike):
         return dict(self.config) | {k: values[k] for k in kept if values.get(k) is not None}
 
     def _generation(self) -> dict[str, dict[str, Any]]:
-        """What Transformers generates by if nothing else is said: for an export to say the same.
-
-        It is in a file of its own, or of old among the values of the config.
-        """
+        """What Transformers generates by if nothing else is said: for an export to say the same."""
         path = self.file(GENERATION_FILE)
         if path.is_file():
             return {GENERATION: read_json(path)}

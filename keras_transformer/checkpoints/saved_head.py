@@ -70,10 +70,7 @@ class SavedHead:
         return {**self.values, **self.given}
 
     def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
-        """The shapes of the weights, None if they are not those of the preset.
-
-        ValueError for options that its weights do not go with.
-        """
+        """The shapes of the weights, None if they are not those of the preset."""
         if not self.kept:
             return None
         self._check(config)

@@ -93,15 +93,7 @@ LAYER_NORM, RMS_NORM = (("normalization", kind) for kind in ("layer_norm", "rms_
 def layers(
     table: Mapping[str, str], ours: str = "", theirs: str = "", **options: Any
 ) -> tuple[Weight, ...]:
-    """The lines of whole layers, by what our name of each says that it is.
-
-    Args:
-        table: Our path of a layer, and theirs. `..._norm` is a normalization, `..._embedding` and
-            `..._bias` are an embedding, all else is a dense layer, a `torch.nn.Linear` there.
-        ours: What stands before each of our paths, such as `"encoder/layer_{i}/"`.
-        theirs: What stands before each of theirs.
-        **options: Of the lines of dense layers.
-    """
+    """The lines of whole layers, by what our name of each says that it is."""
     lines: list[Weight] = []
     for mine, its in table.items():
         path, name = f"{ours}{mine}", f"{theirs}{its}"
@@ -183,11 +175,7 @@ def match(
     names: Names = Names(),
     where: str = "the checkpoint",
 ) -> dict[str, tuple[str, Weight]]:
-    """Finds the tensor for every variable; complains about all that does not fit, at once.
-
-    Lines for variables that the model lacks (a pooler it does without) say only that their tensors
-    may be left over. Gives, by our path, the tensor's actual name and its line.
-    """
+    """Finds the tensor for every variable; complains about all that does not fit, at once."""
     actual: dict[str, str] = {}
     twice = []
     for name in checkpoint:

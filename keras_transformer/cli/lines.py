@@ -16,13 +16,7 @@ _CHUNK = 4096  # lines that are read, computed and printed together
 
 
 def load(task_class: type, preset: str | Preset, trained: bool = False):
-    """The task of a preset. That it is of the right kind is seen before its weights are fetched.
-
-    Args:
-        task_class: its class.
-        preset: its name, or what `resolve_preset` made of it.
-        trained: whether the task has a head of its own, which must be among the weights.
-    """
+    """The task of a preset. That it is of the right kind is seen before its weights are fetched."""
     opened = resolve_preset(preset)
     saved = opened.description[1]
     name = task_class.__name__
@@ -69,16 +63,7 @@ def answer_lines(
     show: Callable[[str, Rows], str],
     name: str | None = None,
 ) -> None:
-    """Prints a line for each text, in their order; an empty one for an empty one.
-
-    Args:
-        options: with `format`.
-        chunks: of `read_texts`.
-        find: what is found in each of some texts.
-        show: a text and what was found in it, as people read it.
-        name: what JSON calls all that is found in a text. None for the one thing that there is,
-            whose values stand beside the text.
-    """
+    """Prints a line for each text, in their order; an empty one for an empty one."""
 
     def written(line: str, rows: Rows) -> str:
         if options.format == "json":

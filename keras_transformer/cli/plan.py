@@ -49,24 +49,7 @@ _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def quantity(text: str) -> float:
-    """A number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`.
-
-    Args:
-        text: a number, optionally a factor (k, M, G, T, P) and a unit.
-
-    Returns:
-        Float.
-
-    Raises:
-        argparse.ArgumentTypeError: for anything else.
-
-    Example:
-    ```python
-    from keras_transformer.cli.plan import quantity
-
-    assert quantity("80G") == quantity("80 GB") == 80e9
-    ```
-    """
+    """A number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`."""
     short = text.strip().removesuffix("/s").removesuffix("FLOP").removesuffix("B").strip()
     factor = short[-1:] if short[-1:] in _FACTORS else ""
     try:

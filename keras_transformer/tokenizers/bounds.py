@@ -45,19 +45,7 @@ _INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def bounded(text: str) -> str:
-    """A `tokenizer.json` that asks for no more than published ones do.
-
-    Padding, truncation and dropout are taken out: they are no part of what a text is encoded to.
-
-    Args:
-        text: the content of the file.
-
-    Returns:
-        The content to be given to the library.
-
-    Raises:
-        Unusable: if it is not JSON, or asks for too much, with the part that does.
-    """
+    """A `tokenizer.json` that asks for no more than published ones do."""
     if text.count("[") + text.count("{") > _MAX_PARTS:
         raise Unusable(f"it has more than {_MAX_PARTS:,} lists and objects")
     try:
@@ -86,15 +74,7 @@ def bounded(text: str) -> str:
 
 
 def check_ids(backend: tokenizers.Tokenizer) -> None:
-    """Refuses ids that no embedding can have a row for.
-
-    Args:
-        backend: the backend.
-
-    Raises:
-        Unusable: if the vocabulary has one, or what is put around a text has one that is beyond
-            the vocabulary.
-    """
+    """Refuses ids that no embedding can have a row for."""
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > MAX_VOCABULARY:
         raise Unusable(f"a token has the id {size - 1:,}; it may have up to {MAX_VOCABULARY:,}")
@@ -111,14 +91,7 @@ def check_ids(backend: tokenizers.Tokenizer) -> None:
 
 
 def segment_count(backend: tokenizers.Tokenizer) -> int:
-    """How many segments the backend tells apart: 2, or more if its template has more.
-
-    Args:
-        backend: the backend.
-
-    Returns:
-        The highest segment id plus one.
-    """
+    """How many segments the backend tells apart: 2, or more if its template has more."""
     around = backend.post_processor and json.loads(backend.post_processor.__getstate__())
     ids = [
         value.get("type_id", 0)
@@ -130,18 +103,7 @@ def segment_count(backend: tokenizers.Tokenizer) -> int:
 
 
 def try_out(backend: tokenizers.Tokenizer) -> None:
-    """Shows the faults that show only in use, by what the library raises.
-
-    A template or an unknown token without an id; and a regular expression that tries so many ways
-    at each character that a page would take minutes. (The library fails after ten million ways at
-    one character.) The text grows, so that finding out is quick.
-
-    Args:
-        backend: the backend.
-
-    Raises:
-        Unusable: if it takes too long.
-    """
+    """Shows the faults that show only in use, by what the library raises."""
     backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
     length = 1
     while length < 2 * len(_SAMPLE):
@@ -178,10 +140,7 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
 
 
 def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part in their order, those of sequences one by one.
-
-    What has no type is refused: the library would guess one.
-    """
+    """The steps of a part in their order, those of sequences one by one."""
     waiting, count = [values.get(part)], 0
     while waiting:
         step = waiting.pop()
@@ -224,12 +183,7 @@ class _Sizes(dict):
 
 
 def _growth(steps: list[dict[str, Any]]) -> float:
-    """The most characters that the steps make of one.
-
-    From the last step to the first: how many characters a character becomes in this step and those
-    behind it. The end of a text counts as one too. For characters that the file does not write
-    Unicode's own rules do not count, by which one of a text may become 18.
-    """
+    """The most characters that the steps make of one."""
     patterns = [step.get("pattern") for step in steps]
     patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
     if patterns > _MAX_PATTERNS:

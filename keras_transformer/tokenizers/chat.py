@@ -27,44 +27,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> str:
-    """The text of a chat, as Transformers' `apply_chat_template` gives it.
-
-    A template comes with a model and is not trusted: it can do nothing but make text of what it
-    is given here. It is read and rendered in a process of its own, which the operating system
-    ends after 2 seconds of computing, and gives 256 MB (on Linux; on Windows the end comes after
-    30 seconds by the clock). The first call starts that process, later ones use it.
-
-    The text has the special tokens in it. It is encoded with `special_tokens=False`.
-
-    Args:
-        template: the template, in Jinja.
-        messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...) and
-            `content`, and further keys that the template may know.
-        add_generation_prompt: end with what comes before the assistant's next answer.
-        special_tokens: such as `{"bos_token": "<s>"}`.
-        tools: descriptions of functions that the model may call, as dicts of JSON values.
-        **variables: what else the template knows, such as `enable_thinking`.
-
-    Returns:
-        The text.
-
-    Raises:
-        ImportError: if jinja2 is not installed.
-        RuntimeError: if the process for it cannot be started.
-        ValueError: if a message is wrong, or the template is: it is invalid, it refuses the chat,
-            it asks for what it may not, or for too much.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers.chat import render_chat
-
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-    messages = [{"role": "user", "content": "Hello!"}]
-    text = render_chat(template, messages, special_tokens={"eos_token": "</s>"})
-    assert text == "<user>Hello!</s>"
-    ```
-    """
+    """The text of a chat, as Transformers' `apply_chat_template` gives it."""
     messages = _checked(messages)
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise ValueError(

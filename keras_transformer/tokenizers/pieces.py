@@ -17,36 +17,7 @@ _AROUND = "a"
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """What each token adds to a decoded text when it is neither the first nor the last token.
-
-    The bytes of a text's tokens together are the UTF-8 of the decoded text, but for a space at
-    its start, see `strips_first_space`. (Also, a tokenizer that was saved with
-    `clean_up_tokenization_spaces` takes some spaces before punctuation away that its tokens
-    have, where they are apart from it.)
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        For each id the bytes, which may be a part of a character only; `None` for a special
-        token and for an id that no token has.
-
-    Raises:
-        ValueError: if the tokenizer has a decoder for which this depends on other tokens, as
-            that of GPT (2018) puts a space behind a word unless it is the last.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers import Tokenizer
-    from keras_transformer.tokenizers.pieces import token_bytes
-
-    tokenizer = Tokenizer.train(["one two"] * 2, vocabulary_size=300)
-    pieces = token_bytes(tokenizer)
-    ids = tokenizer.encode("one two — 🙂", special_tokens=False)
-    assert b"".join(pieces[i] for i in ids).decode() == " one two — 🙂"
-    ```
-    """
+    """What each token adds to a decoded text when it is neither the first nor the last token."""
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     tokens: list[bytes | None] = [None] * tokenizer.vocabulary_size
@@ -57,27 +28,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def strips_first_space(tokenizer: Tokenizer) -> bool:
-    """Whether a decoded text lacks the space that its first token adds elsewhere.
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        A bool.
-
-    Raises:
-        ValueError: as `token_bytes`.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers import Tokenizer
-    from keras_transformer.tokenizers.pieces import strips_first_space
-
-    tokenizer = Tokenizer.train(["one two"] * 2, vocabulary_size=300)
-    assert strips_first_space(tokenizer)
-    ```
-    """
+    """Whether a decoded text lacks the space that its first token adds elsewhere."""
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     for token, index in tokenizer.get_vocabulary().items():
@@ -94,14 +45,7 @@ def ids_within_words(tokenizer: Tokenizer) -> list[int]:
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder, in their order.
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        What `tokenizer.json` says of each; empty if there is no decoder.
-    """
+    """The steps of a tokenizer's decoder, in their order."""
     decoder = tokenizer._backend.decoder
     return [] if decoder is None else list(_flat(json.loads(decoder.__getstate__())))
 
@@ -115,11 +59,7 @@ def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Pieces:
-    """The bytes of a token that is neither the first nor the last.
-
-    Bytes are read off the token where the decoder has a step that does so. For all else the
-    decoder is asked: what is between two tokens that it leaves as they are.
-    """
+    """The bytes of a token that is neither the first nor the last."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer._backend.decoder
@@ -157,12 +97,7 @@ class _Pieces:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in GPT-2's vocabulary.
-
-    Bytes that can be seen stand for themselves, the others are numbered from 256 on.
-
-    Source: Radford et al. 2019, section 2.2, and its `encoder.py`.
-    """
+    """The characters that stand for bytes in GPT-2's vocabulary."""
     characters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     alphabet = {character: ord(character) for character in characters if ord(character) < 256}
     rest = sorted(set(range(256)) - set(alphabet.values()))

@@ -91,18 +91,7 @@ class SentencePieceModel:
 
 
 def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
-    """Reads and checks a SentencePiece file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
-    """
+    """Reads and checks a SentencePiece file."""
     path = Path(path)
     data = read_file(path, _MAX_FILE)
     try:
@@ -115,21 +104,7 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
 
 
 class Charsmap:
-    """SentencePiece's compiled rules of normalization: strings and what replaces them.
-
-    At each place of a text the longest rule that fits is applied. (The library's `Precompiled`
-    looks at whole graphemes instead, and differs for rare sequences of combining characters.)
-
-    Args:
-        data: the size of a double-array trie, the trie, and the replacements.
-
-    Attributes:
-        replacements: what characters are replaced by, behind each a zero.
-        longest: the number of characters of the longest.
-
-    Raises:
-        ValueError: if the data are broken.
-    """
+    """SentencePiece's compiled rules of normalization: strings and what replaces them."""
 
     def __init__(self, data: bytes):
         size = struct.unpack("<I", data[:4])[0] if len(data) >= 4 else -1

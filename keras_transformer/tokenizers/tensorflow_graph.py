@@ -31,16 +31,7 @@ _NEVER = np.iinfo(np.int32).max
 
 
 class TextToIds(tf.Module):
-    """Strings to ragged ids, as one `tokenizer.json` says.
-
-    Args:
-        description: the parsed `tokenizer.json`.
-        prefix: ids to put before every text.
-        suffix: ids to put after every text.
-
-    Raises:
-        ValueError: for a part that has no counterpart here.
-    """
+    """Strings to ragged ids, as one `tokenizer.json` says."""
 
     def __init__(self, description: dict, prefix: list[int], suffix: list[int]):
         super().__init__()
@@ -233,11 +224,7 @@ def _to_bytes(words):
 
 
 class _BytePair(tf.Module):
-    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016).
-
-    Every round merges the best pair of each word at all its places, so the number of rounds
-    is that of the different merges of one word, not of its length.
-    """
+    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016)."""
 
     def __init__(self, description: dict):
         super().__init__()
@@ -322,11 +309,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def _sentencepiece_model(vocabulary: list, unknown_id: int | None) -> bytes:
-    """A SentencePiece `ModelProto` of tokens and scores that leaves its input as it is.
-
-    Written by hand in protobuf's wire format, which spares a dependency; the numbers are the
-    field numbers of sentencepiece_model.proto.
-    """
+    """A SentencePiece `ModelProto` of tokens and scores that leaves its input as it is."""
 
     def varint(number: int) -> bytes:
         out = bytearray()

@@ -23,6 +23,7 @@ from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
 from keras_transformer.tokenizers.chat import render_chat
+from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
 
 
 class Tokenizer:
@@ -180,12 +181,14 @@ class Tokenizer:
             FileNotFoundError: if the folder has none of these files.
             ValueError: if a file is broken, naming the file and what is wrong.
         """
-        if loading.is_marian(directory):
+        folder = Folder(directory)
+        if folder.is_marian:
             # Lazily: it is a subclass.
             from keras_transformer.tokenizers.marian import MarianTokenizer
 
             return MarianTokenizer.from_files(directory)
-        backend, roles, chat_template = loading.read_directory(directory)
+        backend = loading.read_folder(folder)
+        roles, chat_template = folder.roles(backend), folder.chat_template()
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):
             tokenizer = cls(backend, chat_template=chat_template, **roles)
         tokenizer._name = f"The tokenizer of {str(directory)!r}"
@@ -421,15 +424,11 @@ class Tokenizer:
                 "The tokenizer has no chat template: it is not that of a chat model. Set its "
                 "`chat_template`, or write the prompt as the model was trained on it."
             )
-        names = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
-        names |= {"unknown": "unk_token", "mask": "mask_token"}
         return render_chat(
             self.chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
-            special_tokens={
-                name: self._roles[role] for role, name in names.items() if self._roles[role]
-            },
+            special_tokens={PUBLISHED_KEYS[r][0]: t for r, t in self._roles.items() if t},
             tools=tools,
             **variables,
         )

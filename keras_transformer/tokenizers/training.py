@@ -43,15 +43,7 @@ def train(
     special_tokens: Sequence[str],
     add_prefix_space: bool,
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Trains a backend; see `Tokenizer.train` for the arguments.
-
-    Returns:
-        The trained `tokenizers.Tokenizer` and the roles of its special tokens.
-
-    Raises:
-        ValueError: for an unknown kind or template, a vocabulary too small for its special
-            tokens and alphabet, or texts that are not strings or are missing.
-    """
+    """Trains a backend; see `Tokenizer.train` for the arguments."""
     check_choice("kind", kind, KINDS)
     vocabulary_size = check_int("vocabulary_size", vocabulary_size)
     lowercase = check_bool("lowercase", lowercase)

@@ -17,12 +17,7 @@ def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
 
 
 def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> Conversion:
-    """Rotary positions, in the form of Transformers' release 5 or of those before it.
-
-    Args:
-        default_share: The share of a head's features that is rotated when nothing is said.
-        default_head_dim: The width of a head when nothing is said.
-    """
+    """Rotary positions, in the form of Transformers' release 5 or of those before it."""
 
     def read(values: Values) -> dict[str, Any]:
         options = values.get("rope_parameters") or values.get("rope_scaling") or {}
@@ -134,11 +129,7 @@ SWITCHED_WINDOW = Conversion(_read_window, _write_window)
 
 
 def sides(**names: tuple[str, Any]) -> Conversion:
-    """Values that encoder and decoder each have.
-
-    Args:
-        **names: Of each value without `encoder_` and `decoder_`, our name and its default.
-    """
+    """Values that encoder and decoder each have."""
 
     def read(values: Values) -> dict[str, Any]:
         encoder, decoder = (

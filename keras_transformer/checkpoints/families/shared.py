@@ -33,16 +33,7 @@ def encoder_heads(
     hidden_activation: str | None = None,
     dropout: str = "classifier_dropout",
 ) -> dict[str, Head]:
-    """The four tasks of an encoder.
-
-    Args:
-        masked: The head of the masked language model.
-        masked_classes: The classes with that head, where they are more than the usual one.
-        masked_activation: Its activation, `None` for that of the blocks.
-        classifier: The layers of a text classifier.
-        hidden_activation: The activation behind the first of two.
-        dropout: The config's name for the dropout before the output.
-    """
+    """The four tasks of an encoder."""
     hidden: dict[str, Any] = {"hidden_activation": hidden_activation}
     return {
         "MaskedLM": Head(
@@ -61,10 +52,6 @@ def encoder_heads(
 
 
 def decoder_heads(*lm_classes: str) -> dict[str, Head]:
-    """The two tasks of a decoder; a language model's head belongs to the backbone.
-
-    Args:
-        *lm_classes: The language model's classes, where they have not the usual name.
-    """
+    """The two tasks of a decoder; a language model's head belongs to the backbone."""
     score = Weight("output/kernel", "score.weight", transpose=True)
     return {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}

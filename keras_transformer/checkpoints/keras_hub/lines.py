@@ -72,10 +72,7 @@ class Line(Weight):
 def layers(
     table: Mapping[str, str], ours: str = "", theirs: str = "", *, split: bool = True, **options
 ) -> tuple[Line, ...]:
-    """The lines of whole layers by their paths in KerasHub, as `checkpoints.weights.layers`.
-
-    With `split` the dense layers of attention have an axis of heads there.
-    """
+    """The lines of whole layers by their paths in KerasHub, as `checkpoints.weights.layers`."""
     lines: list[Line] = []
     for mine, its in table.items():
         path, name = f"{ours}{mine}", f"{theirs}{its}/vars/"

@@ -215,10 +215,7 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
 
 
 def _of_bytes(template: Sequence[str] | None = None, **roles: str):
-    """The reader of a byte-level BPE with these special tokens, put around a text by `template`.
-
-    Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
-    """
+    """The reader of a byte-level BPE with these special tokens, put around a text by `template`."""
 
     def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
         backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
@@ -236,10 +233,7 @@ def _surround(folder: Path, backend, roles: Roles, template: Sequence[str] | Non
 
 
 def _start(folder: Path, backend: tokenizers.Tokenizer, roles: Roles) -> None:
-    """Puts the start before a text, if the preprocessor does so.
-
-    The end is not put behind a text to go on with; a task that trains puts it there.
-    """
+    """Puts the start before a text, if the preprocessor does so."""
     preprocessor = _preprocessor(folder)
     if preprocessor is not None and "start" in roles and preprocessor.flag("add_start_token", True):
         set_template(backend, ("{start} $A", "{start} $A $B"), roles["start"], roles["end"])

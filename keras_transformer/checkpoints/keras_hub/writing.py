@@ -76,10 +76,7 @@ def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: bool) -> bytes:
-    """The content of a SentencePiece file that segments as a tokenizer does.
-
-    Source: the fields are those of `sentencepiece_model.proto`.
-    """
+    """The content of a SentencePiece file that segments as a tokenizer does."""
     model = values["model"]
     roles = {name: getattr(tokenizer, f"{name}_id") for name in ("unknown", "start", "end", "pad")}
     if model["type"] == "Unigram":
