@@ -78,10 +78,7 @@ def check_ids(backend: tokenizers.Tokenizer) -> None:
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > MAX_VOCABULARY:
         raise Unusable(f"a token has the id {size - 1:,}; it may have up to {MAX_VOCABULARY:,}")
-    if backend.post_processor is None:
-        return
-    around = {"post_processor": json.loads(backend.post_processor.__getstate__())}
-    for step in _steps(around, "post_processor"):
+    for step in steps_of(backend.post_processor):
         for token, index in _around(step):
             if index >= size:
                 raise Unusable(
@@ -92,10 +89,9 @@ def check_ids(backend: tokenizers.Tokenizer) -> None:
 
 def segment_count(backend: tokenizers.Tokenizer) -> int:
     """How many segments the backend tells apart: 2, or more if its template has more."""
-    around = backend.post_processor and json.loads(backend.post_processor.__getstate__())
     ids = [
         value.get("type_id", 0)
-        for step in _steps({"post_processor": around}, "post_processor")
+        for step in steps_of(backend.post_processor)
         for piece in [*step.get("single", ()), *step.get("pair", ())]
         for value in piece.values()
     ]
@@ -104,6 +100,8 @@ def segment_count(backend: tokenizers.Tokenizer) -> int:
 
 def try_out(backend: tokenizers.Tokenizer) -> None:
     """Shows the faults that show only in use, by what the library raises."""
+    # A template or an unknown token without an id; and a regular expression that tries so many ways
+    # at each character that a page would take minutes. The text grows, so that this shows quickly.
     backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
     length = 1
     while length < 2 * len(_SAMPLE):
@@ -137,6 +135,11 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
 
 
 # Steps
+
+
+def steps_of(part: Any) -> list[dict[str, Any]]:
+    """What `tokenizer.json` says of each step of a part of a backend; none of None."""
+    return [] if part is None else list(_steps({"": json.loads(part.__getstate__())}, ""))
 
 
 def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
@@ -184,6 +187,9 @@ class _Sizes(dict):
 
 def _growth(steps: list[dict[str, Any]]) -> float:
     """The most characters that the steps make of one."""
+    # From the last step to the first: how many characters a character becomes in this step and
+    # those behind it. The end of a text counts as one too. For characters that the file does not
+    # write Unicode's own rules do not count, by which one of a text may become 18.
     patterns = [step.get("pattern") for step in steps]
     patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
     if patterns > _MAX_PATTERNS:

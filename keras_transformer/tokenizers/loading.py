@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers
 
 from keras_transformer.files import write_text
 from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import bounded, check_ids, try_out
+from keras_transformer.tokenizers.bounds import bounded, check_ids, steps_of, try_out
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,
@@ -105,14 +105,10 @@ def _read_tokenizer_json(folder: Folder) -> tokenizers.Tokenizer:
 
 def _charsmap(backend: tokenizers.Tokenizer, path: Path) -> bytes:
     """SentencePiece's compiled rules in a normalizer, which are checked."""
-    if backend.normalizer is None:
-        return b""
-    found, parts = b"", [json.loads(backend.normalizer.__getstate__())]
-    while parts:
-        part = parts.pop()
-        parts += part.get("normalizers", ())
-        if part["type"] == "Precompiled":
-            found = base64.b64decode(part["precompiled_charsmap"])
+    found = b""
+    for step in steps_of(backend.normalizer):
+        if step["type"] == "Precompiled":
+            found = base64.b64decode(step["precompiled_charsmap"])
             charsmap_normalizers(found, repr(str(path)))
     return found
 

@@ -1,12 +1,14 @@
-"""What each token adds to a text, in bytes, as the decoder of a tokenizer has it."""
+"""What each token adds to a text, in bytes, as the decoder of a tokenizer has it.
 
-import json
+The bytes of a text's tokens together are the UTF-8 of the decoded text, but for a space at its
+start. (And for those before punctuation, where `clean_up_tokenization_spaces` takes them away.)
+"""
+
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import tokenizers
-
+from keras_transformer.tokenizers.backend import byte_alphabet
+from keras_transformer.tokenizers.bounds import steps_of
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -46,16 +48,7 @@ def ids_within_words(tokenizer: Tokenizer) -> list[int]:
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps of a tokenizer's decoder, in their order."""
-    decoder = tokenizer._backend.decoder
-    return [] if decoder is None else list(_flat(json.loads(decoder.__getstate__())))
-
-
-def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if step["type"] == "Sequence":
-        for part in step["decoders"]:
-            yield from _flat(part)
-    else:
-        yield step
+    return steps_of(tokenizer._backend.decoder)
 
 
 class _Pieces:
@@ -71,13 +64,14 @@ class _Pieces:
                 f"What a token adds to a text is not known for a tokenizer with the decoder "
                 f"{' and '.join(sorted(unknown or kinds))}."
             )
-        self._byte_level = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        characters = byte_alphabet() if "ByteLevel" in kinds else ()
+        self._byte_level = {character: byte for byte, character in enumerate(characters)}
         self._byte_tokens = "ByteFallback" in kinds
         self._before = self._decode([_AROUND])
         self._after = self._decode([_AROUND, _AROUND])[len(self._before) :]
 
     def __call__(self, token: str) -> bytes:
-        if self._byte_level is not None:
+        if self._byte_level:
             # A token with another character, which was added, is the text that it shows.
             if all(character in self._byte_level for character in token):
                 return bytes(self._byte_level[character] for character in token)
@@ -94,11 +88,3 @@ class _Pieces:
             return " ".join(tokens)
         with self._refusing("decode"):
             return self._decoder.decode(tokens)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in GPT-2's vocabulary."""
-    characters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    alphabet = {character: ord(character) for character in characters if ord(character) < 256}
-    rest = sorted(set(range(256)) - set(alphabet.values()))
-    return alphabet | {chr(256 + number): byte for number, byte in enumerate(rest)}
