@@ -53,7 +53,7 @@ def load_backbone(
 
     def read(preset: Preset) -> keras.Model:
         _check_kind(preset, backbone_class, (kind,) if kind else None)
-        config, _, metadata = _describe(preset, load_weights)
+        config, _, metadata = preset.describe(load_weights)
         config = changed_config(preset.name, config, config_overrides, load_weights)
         if load_weights:
             check(preset, config)
@@ -133,7 +133,7 @@ def _load_task(
         task_class = _saved_class(preset, task_class)
     name = task_class.__name__
     _check_kind(preset, task_class, task_class.backbone_kinds)
-    config, saved, metadata = _describe(preset, load_weights)
+    config, saved, metadata = preset.describe(load_weights)
     taken = {"backbone", "tokenizer", "processor"}
     parameters = set(inspect.signature(task_class).parameters) - taken
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
@@ -161,10 +161,6 @@ def _load_task(
     if load_weights:
         head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
     return task
-
-
-def _describe(preset: Preset, load_weights: bool):
-    return preset.description_with_weights if load_weights else preset.description
 
 
 def _build(

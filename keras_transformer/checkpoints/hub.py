@@ -89,7 +89,7 @@ class HubName:
         return Path(path).parent if isinstance(path, str) else None
 
     def _snapshot(self, patterns: tuple[str, ...]) -> str:
-        """Downloads, and again if the connection was reset, for which `huggingface_hub` gives up."""
+        """Downloads, and again if the connection was reset, where `huggingface_hub` gives up."""
         import huggingface_hub
 
         for tries_left in (2, 1, 0):

@@ -18,9 +18,8 @@ from keras_transformer.checking import describe
 from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.building import load_backbone, load_task
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
-from keras_transformer.checkpoints.keras_hub.family import KerasHubFamily
+from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX, KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
-from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from keras_transformer.checkpoints.preset import CONFIG_FILE
 from keras_transformer.checkpoints.safetensors_io import to_numpy

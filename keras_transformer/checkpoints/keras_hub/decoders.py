@@ -11,17 +11,16 @@ from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
     FIELDS,
     HEAD_WIDTH,
-    USUAL,
-    KerasHubFamily,
-)
-from keras_transformer.checkpoints.keras_hub.lines import (
     REVERSIBLE,
     TASK_PREFIX,
+    USUAL,
+    KerasHubFamily,
     attention,
     feed_forward,
     layers,
+    make_family,
 )
-from keras_transformer.checkpoints.weights import Names
+from keras_transformer.checkpoints.weights import Names, fused
 from keras_transformer.config import TransformerConfig
 
 _LLAMA3 = {
@@ -102,31 +101,24 @@ _LLAMA_TABLE = {
 _HEADS = {"CausalLM": Head()}
 
 
-def _like_llama(model_type: str, name: str, layer: str, norm: str, **values: Any) -> KerasHubFamily:
+def _like_llama(
+    model_type: str, name: str, layer: str, norm: str, fields, constants=None, **values: Any
+) -> KerasHubFamily:
     """A decoder as Llama's, by the paths of a block and of the last normalization."""
-    constants = {
+    usual = {
         **_DECODER,
         "normalization": "rms_norm",
         "gated": True,
         "activation": "silu",
         "use_bias": False,
-        **values.pop("constants", {}),
     }
-    weights = (
+    lines = (
         *REVERSIBLE,
         *layers(_LLAMA_TABLE, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),
         *layers({"decoder/final_norm": f"layers/{norm}"}),
     )
-    values["fields"] = {**_FIELDS, **values["fields"]}
-    return KerasHubFamily(
-        model_type=model_type,
-        architecture=f"{name}Backbone",
-        constants=constants,
-        weights=weights,
-        heads=_HEADS,
-        names=_NAMES,
-        **values,
-    )
+    fields, constants = {**_FIELDS, **fields}, {**usual, **(constants or {})}
+    return make_family(model_type, name, fields, constants, lines, _HEADS, names=_NAMES, **values)
 
 
 _LLAMA = {
@@ -139,51 +131,39 @@ _LLAMA = {
 }
 _LINEAR = Conversion(_read_linear, _write_linear)
 _NEOX = ("decoder/layer_{i}/", "layers/gpt_neo_x_decoder{i}/")
-_NEOX_TABLE = {
-    "self_attention_norm": "_self_attention_layer_norm",
-    **feed_forward("intermediate", "output"),
-}
+_NEOX_QKV = [f"{_NEOX[0]}self_attention/{name}" for name in ("query", "key", "value")]
+_NEOX_LINES = (
+    *layers(
+        {"token_embedding": "reversible_embedding", "decoder/final_norm": "layer_normalization"},
+        theirs="layers/",
+    ),
+    *fused(_NEOX_QKV, f"{_NEOX[1]}_self_attention_layer/_qkv_dense", layers, per_head=True),
+    *layers({"self_attention/output": "_self_attention_layer/_output_dense"}, *_NEOX, apart=False),
+    *layers(
+        {
+            "self_attention_norm": "_self_attention_layer_norm",
+            **feed_forward("intermediate", "output"),
+        },
+        *_NEOX,
+    ),
+)
 
 DECODERS = (
-    KerasHubFamily(
-        model_type="gpt_neox",
-        architecture="GPTNeoXBackbone",
-        fields={
+    make_family(
+        "gpt_neox",
+        "GPTNeoX",
+        {
             **FIELDS,
             "dropout": Field("dropout", 0.0),
             "rotary_max_wavelength": Field("rotary_base", 10000.0),
             "layer_norm_epsilon": Field("normalization_epsilon", 1e-5),
             "max_sequence_length": Field("max_sequence_length", 512),
         },
-        constants={**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
+        {**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
+        _NEOX_LINES,
+        _HEADS,
         conversions=(*USUAL, Conversion(_read_share, _write_share)),
         more=("activation", "rotary_percentage"),
-        weights=(
-            *layers(
-                {
-                    "token_embedding": "reversible_embedding",
-                    "decoder/final_norm": "layer_normalization",
-                },
-                theirs="layers/",
-            ),
-            *(
-                line
-                for place, part in enumerate(("query", "key", "value"))
-                for line in layers(
-                    {f"self_attention/{part}": "_self_attention_layer/_qkv_dense"},
-                    *_NEOX,
-                    part=(place, 3),
-                    per_head=True,
-                )
-            ),
-            *layers(
-                {"self_attention/output": "_self_attention_layer/_output_dense"},
-                *_NEOX,
-                split=False,
-            ),
-            *layers(_NEOX_TABLE, *_NEOX),
-        ),
-        heads=_HEADS,
         names=_NAMES,
     ),
     _like_llama("llama", "Llama", **_LLAMA),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
+from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, TensorInfo, read_sharded
 from keras_transformer.checkpoints.untrusted import path_inside
 

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from keras_transformer.checkpoints.keras_hub.serialized import (
+from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
