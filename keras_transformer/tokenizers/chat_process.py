@@ -61,7 +61,7 @@ def render_apart(
 
 
 class _Process:
-    """A process that renders templates. Its pipes have no buffers, for a fork to copy."""
+    """A process that renders templates. Its pipes have no buffers, for a fork to copy or lock."""
 
     def __init__(self):
         command = [sys.executable, "-I", "-S", "-B", chat_child.__file__, str(MEMORY), *_folders()]
@@ -123,11 +123,8 @@ class _Process:
         kind, last, length = chat_child.ANSWER.unpack(self._read(chat_child.ANSWER.size))
         if length > 4 * chat_child.MAX_TEXT:
             raise Ended
-        return (
-            kind.rstrip(b"\0").decode(),
-            last,
-            self._read(length).decode("utf-8", "surrogatepass"),
-        )
+        text = self._read(length).decode("utf-8", "surrogatepass")
+        return kind.rstrip(b"\0").decode(), last, text
 
     def _read(self, length: int) -> bytes:
         data = bytearray()
