@@ -118,9 +118,6 @@ def load_weights(
         head: The variables of the task's head by path, e.g. `"output/kernel"`.
         task: The name of the head's task class. A head for another task is not loaded.
 
-    Returns:
-        A `LoadReport`.
-
     Raises:
         ValueError: If the weights do not fit, are damaged, or hold NaN. The backbone must then
             not be used: some of its variables may have been loaded.

@@ -93,9 +93,6 @@ class Tokenizer(Vocabulary):
                 a word has the same id at the start of a text as inside. No difference to WordPiece.
                 With `False` a decoded continuation keeps the space that it starts with.
 
-        Returns:
-            The `Tokenizer`.
-
         Raises:
             ValueError: for texts that are not strings or are missing, an unknown kind or
                 template, or a vocabulary size below the special tokens and the alphabet.
@@ -127,9 +124,6 @@ class Tokenizer(Vocabulary):
                 which class it is, which tokens are added, and which has which role. The template
                 of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.
 
-        Returns:
-            The `Tokenizer`.
-
         Raises:
             FileNotFoundError: if the folder has none of these files.
             ValueError: if a file is broken, naming the file and what is wrong.
@@ -152,9 +146,6 @@ class Tokenizer(Vocabulary):
 
         Args:
             preset: a bundled name, a local folder, or `"hf://org/name"`.
-
-        Returns:
-            The `Tokenizer`.
         """
         return bound("load_tokenizer")(preset, cls)
 
@@ -187,9 +178,6 @@ class Tokenizer(Vocabulary):
             text: a string.
             pair: a second string, encoded behind the first.
             special_tokens: add the special tokens of the template, such as `[CLS]` and `[SEP]`.
-
-        Returns:
-            A list of ints.
 
         Raises:
             ValueError: if a text is not a string.
