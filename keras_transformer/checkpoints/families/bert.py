@@ -4,7 +4,7 @@ Also what is BERT with other training: MiniLM, sentence-transformers models, BER
 """
 
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
 FIELDS = {
@@ -60,18 +60,10 @@ BERT = Family(
     ),
     heads=encoder_heads(
         masked_lm(
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.bias",
-            "cls.predictions.decoder.bias",
+            "cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"
         ),
         masked_classes=("BertForMaskedLM", "BertForPreTraining"),
     ),
-    names=Names(
-        prefixes=("bert.",),
-        suffixes=OLDER_NORMS,
-        # A buffer of older releases; and the heads that do not make a backbone.
-        ignored=("embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
-    ),
+    names=Names(prefixes=("bert.",), suffixes=OLDER_NORMS, ignored=(*IGNORED, "cls.*")),
     pooler="pooler.dense.weight",
 )

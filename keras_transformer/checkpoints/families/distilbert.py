@@ -44,7 +44,7 @@ DISTILBERT = Family(
         *layers(_LAYER, "encoder/layer_{i}/", "transformer.layer.{i}."),
     ),
     heads=encoder_heads(
-        masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        masked_lm("vocab_", "transform", "layer_norm", "projector.bias"),
         classifier={"output": "classifier", "hidden": "pre_classifier"},
         hidden_activation="relu",
         dropout="seq_classif_dropout",

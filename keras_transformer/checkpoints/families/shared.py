@@ -16,11 +16,16 @@ ENCODER = {
 }
 
 
-def masked_lm(transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
+# Of a BERT: a buffer of older releases; and the heads that do not make a backbone.
+IGNORED = ("embeddings.position_ids", "classifier.*", "qa_outputs.*")
+
+
+def masked_lm(prefix: str, transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
     """The head of a masked language model; its matrix is the token embedding."""
+    bias, *also = (prefix + name for name in biases)
     return (
-        *layers({"transform": transform, "transform_norm": norm}),
-        Weight("output_bias/bias", biases[0], also=biases[1:]),
+        *layers({"transform": transform, "transform_norm": norm}, theirs=prefix),
+        Weight("output_bias/bias", bias, also=tuple(also)),
     )
 
 
