@@ -158,7 +158,8 @@ def _card(name: str, values: dict[str, Any], has_tokenizer: bool) -> str:
     if "source" in metadata:
         about += f" Made from {metadata['source']}."
     rows = model_rows(backbone, task, metadata)
-    table = "\n".join(f"| {label} | {_cell(value)} |" for label, value in rows.items())
+    cells = ((label, as_text(value).replace("|", "\\|")) for label, value in rows.items())
+    table = "\n".join(f"| {label} | {cell} |" for label, cell in cells)
     loader = task["name"] if task else "Backbone"
     load = f'model = keras_transformer.{loader}.from_preset("{name}")'
     if has_tokenizer and not task:
@@ -182,7 +183,3 @@ import keras_transformer
 {load}
 ```
 """
-
-
-def _cell(value: object) -> str:
-    return as_text(value).replace("|", "\\|")

@@ -96,7 +96,7 @@ def render(compiled, request):
 def main(memory, *folders):
     """Answers requests until there are no more."""
     sys.path += folders
-    requests, answers = open(0, "rb"), open(os.dup(1), "wb")
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is printed is no answer
     environment = make_environment()
     compiled = functools.lru_cache(_KEPT_TEMPLATES)(environment.from_string)

@@ -100,7 +100,9 @@ class Segmenter:
         return [
             part
             for piece, index in zip(pieces, encoding.ids, strict=True)
-            for part in (_in_bytes(piece) if index == unknown else [piece])
+            for part in (
+                [f"<0x{byte:02X}>" for byte in piece.encode()] if index == unknown else [piece]
+            )
         ]
 
     def _normalize(self, text: str) -> str:
@@ -113,10 +115,6 @@ class Segmenter:
             text = SPACE + text
         text = text.replace(" ", SPACE)
         return text.rstrip(SPACE) if self.model.remove_extra_whitespaces else text
-
-
-def _in_bytes(piece: str) -> list[str]:
-    return [f"<0x{byte:02X}>" for byte in piece.encode()]
 
 
 def charsmap_normalizers(charsmap: bytes, where: str) -> list[normalizers.Normalizer]:

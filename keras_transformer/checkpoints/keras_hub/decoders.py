@@ -36,19 +36,9 @@ def _read_llama3(values: Values) -> dict[str, Any]:
     return {"rotary_scaling": "llama3", **given} if given else {}
 
 
-def _write_llama3(config: TransformerConfig) -> dict[str, Any]:
-    stretched = config.rotary_scaling == "llama3"
-    return {name: getattr(config, ours) for name, ours in _LLAMA3.items() if stretched}
-
-
 def _read_linear(values: Values) -> dict[str, Any]:
     factor = number(values, "rope_scaling_factor", 1.0, float)
     return {} if factor == 1 else {"rotary_scaling": "linear", "rotary_factor": factor}
-
-
-def _write_linear(config: TransformerConfig) -> dict[str, Any]:
-    linear = config.rotary_scaling == "linear"
-    return {"rope_scaling_factor": config.rotary_factor} if linear else {}
 
 
 def _read_share(values: Values) -> dict[str, Any]:
@@ -56,22 +46,35 @@ def _read_share(values: Values) -> dict[str, Any]:
     return {"rotary_dim": int(width * number(values, "rotary_percentage", 0.25, float))}
 
 
-def _write_share(config: TransformerConfig) -> dict[str, Any]:
-    return {"rotary_percentage": (config.rotary_dim or config.head_dim) / config.head_dim}
-
-
-def _read_switched_window(values: Values) -> dict[str, Any]:
+def _read_window(values: Values) -> dict[str, Any]:
     used = values.get("use_sliding_window_attention", False)
     return {"window": values.get("sliding_window_size", 32768) if used else None}
 
 
-def _write_switched_window(config: TransformerConfig) -> dict[str, Any]:
-    if config.window is None:
-        return {"use_sliding_window_attention": False}
-    return {"use_sliding_window_attention": True, "sliding_window_size": config.window}
+def _write_window(config: TransformerConfig) -> dict[str, Any]:
+    size = {} if config.window is None else {"sliding_window_size": config.window}
+    return {"use_sliding_window_attention": bool(size), **size}
 
 
-_WINDOW = Conversion(_read_switched_window, _write_switched_window)
+_STRETCH = Conversion(
+    _read_llama3,
+    lambda config: {
+        name: getattr(config, ours)
+        for name, ours in _LLAMA3.items()
+        if config.rotary_scaling == "llama3"
+    },
+)
+_LINEAR = Conversion(
+    _read_linear,
+    lambda config: (
+        {"rope_scaling_factor": config.rotary_factor} if config.rotary_scaling == "linear" else {}
+    ),
+)
+_SHARE = Conversion(
+    _read_share,
+    lambda config: {"rotary_percentage": (config.rotary_dim or config.head_dim) / config.head_dim},
+)
+_WINDOW = Conversion(_read_window, _write_window)
 _FIELDS = {
     **{name: field for name, field in FIELDS.items() if name != "num_heads"},
     "dropout": Field("dropout", 0.0),
@@ -125,11 +128,10 @@ _LLAMA = {
     "layer": "llama_transformer_decoder",
     "norm": "llama_layer_norm",
     "fields": {"tie_word_embeddings": Field("tie_embeddings", False)},
-    "conversions": (HEAD_WIDTH, DROPOUT, Conversion(_read_llama3, _write_llama3)),
+    "conversions": (HEAD_WIDTH, DROPOUT, _STRETCH),
     "more": tuple(_LLAMA3),
     "required": {"rope_position_scaling_factor": 1.0},  # which KerasHub has, and does not use
 }
-_LINEAR = Conversion(_read_linear, _write_linear)
 _NEOX = ("decoder/layer_{i}/", "layers/gpt_neo_x_decoder{i}/")
 _NEOX_QKV = [f"{_NEOX[0]}self_attention/{name}" for name in ("query", "key", "value")]
 _NEOX_LINES = (
@@ -162,7 +164,7 @@ DECODERS = (
         {**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
         _NEOX_LINES,
         _HEADS,
-        conversions=(*USUAL, Conversion(_read_share, _write_share)),
+        conversions=(*USUAL, _SHARE),
         more=("activation", "rotary_percentage"),
         names=_NAMES,
     ),
