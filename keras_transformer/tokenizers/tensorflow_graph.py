@@ -4,6 +4,7 @@ The only module here that imports TensorFlow; `tensorflow.py` imports it when it
 Everything but the unigram model is plain ops over constants: no tables to initialize.
 """
 
+import functools
 import re
 
 import numpy as np
@@ -122,13 +123,7 @@ def _normalizer(description: dict | None):
     kind = description["type"]
     if kind == "Sequence":
         steps = [_normalizer(step) for step in description["normalizers"]]
-
-        def normalize(texts):
-            for step in steps:
-                texts = step(texts)
-            return texts
-
-        return normalize
+        return lambda texts: functools.reduce(lambda texts, step: step(texts), steps, texts)
     if kind == "Prepend":
         return lambda texts: tf.where(texts == "", "", description["prepend"] + texts)
     if kind == "Lowercase":
@@ -220,6 +215,14 @@ def _to_bytes(words):
     return tf.cast(values, tf.int32), split.value_rowids()
 
 
+def _alphabet(vocabulary) -> list[str]:
+    alphabet = byte_alphabet()
+    missing = [char for char in alphabet if char not in vocabulary]
+    if missing:
+        raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+    return alphabet
+
+
 class _BytePair(tf.Module):
     """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016)."""
 
@@ -231,10 +234,7 @@ class _BytePair(tf.Module):
         if description["ignore_merges"]:
             raise _unsupported("BPE with ignore_merges=True")
         vocabulary = description["vocab"]
-        alphabet = byte_alphabet()
-        missing = [char for char in alphabet if char not in vocabulary]
-        if missing:
-            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        alphabet = _alphabet(vocabulary)
         self._byte_ids = np.array([vocabulary[char] for char in alphabet], np.int32)
         # A pair is one number, so that a sorted array serves as the table of merges.
         self._base = max(vocabulary.values()) + 1
@@ -283,11 +283,7 @@ class _BytePair(tf.Module):
 class _Unigram(tf.Module):
     def __init__(self, description: dict):
         super().__init__()
-        self._alphabet = byte_alphabet()
-        known = {token for token, _ in description["vocab"]}
-        missing = [char for char in self._alphabet if char not in known]
-        if missing:
-            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        self._alphabet = _alphabet({token for token, _ in description["vocab"]})
         model = _sentencepiece_model(description["vocab"], description["unk_id"])
         self._tokenizer = tf_text.SentencepieceTokenizer(model, out_type=tf.int32)
 

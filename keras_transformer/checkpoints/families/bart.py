@@ -7,8 +7,8 @@ published: the original Transformer with its sines before its cosines.
 import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import sides
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.shared import sides
 from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 

@@ -120,9 +120,10 @@ class Family:
         table = {line.ours: line for line in expand(self.weights, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
-            mine = next((found[name] for name in output.names if name in found), None)
-            embedding = table["token_embedding/embeddings"]
-            shared = next((found[name] for name in embedding.names if name in found), None)
+            mine, shared = (
+                next((found[name] for name in line.names if name in found), None)
+                for line in (output, table["token_embedding/embeddings"])
+            )
             # A bare model has no matrix of its own for the output, which is the embedding then; in
             # a language model that is not tied it is missing. With one, a config that says "tied"
             # is right only if the two are the same.
@@ -199,10 +200,9 @@ class Family:
         size = values.get(theirs, field.default)
         if not isinstance(size, int):
             return task
-        if "end_ids" in task:
-            task["end_ids"] = [i for i in task["end_ids"] if i < size]
-            if not task["end_ids"]:
-                del task["end_ids"]
+        ends = [i for i in task.pop("end_ids", ()) if i < size]
+        if ends:
+            task["end_ids"] = ends
         if task.get("start_id", 0) >= size:
             del task["start_id"]
         return task

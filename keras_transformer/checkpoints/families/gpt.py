@@ -7,9 +7,8 @@ which moved the normalizations to the front.
 import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.families.shared import decoder_heads, number
 from keras_transformer.checkpoints.weights import Names, Weight, fused, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 

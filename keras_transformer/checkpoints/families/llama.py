@@ -7,9 +7,8 @@ in the window and in the norms of queries and keys.
 
 import dataclasses
 
-from keras_transformer.checkpoints.families.conversions import SWITCHED_WINDOW, rotary
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.families.shared import SWITCHED_WINDOW, decoder_heads, rotary
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
 _LAYER = {

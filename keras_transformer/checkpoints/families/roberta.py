@@ -7,9 +7,14 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.bert import FIELDS, OLDER_NORMS, REQUIRED, STACK
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import (
+    ENCODER,
+    IGNORED,
+    encoder_heads,
+    masked_lm,
+    number,
+)
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 

@@ -5,8 +5,8 @@ Facts are from KerasHub 0.32, `models/*/*_backbone.py`, `*_decoder.py` and `*_at
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
+from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
     FIELDS,
