@@ -106,6 +106,8 @@ class HubName:
     @contextlib.contextmanager
     def _checked_content(self) -> Iterator[None]:
         """Holds the files that come into the cache meanwhile against their checksums."""
+        # Those of the large file storage lie there under their SHA-256; those kept in git have
+        # other names, and so do all where links are not possible.
         from huggingface_hub import constants
 
         cache = Path(constants.HF_HUB_CACHE, f"models--{self.repository.replace('/', '--')}")
@@ -187,6 +189,8 @@ def _sha256(path: Path) -> str:
 @contextlib.contextmanager
 def _bounded_waits() -> Iterator[None]:
     """Lets no request wait for longer than the settings of `huggingface_hub` allow."""
+    # It asks for a repository's commit and files without any limit: a silent server would hold the
+    # program forever. Others it repeats for a minute each.
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

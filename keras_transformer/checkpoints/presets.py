@@ -108,6 +108,7 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
 
 def read_preset(preset: str | os.PathLike, read: Callable[[Preset], Any]) -> Any:
     """Opens a preset for `read`, and gives what that returns: all from before or after any save."""
+    # What was read while somebody saved is read again, of a preset that was open already not.
     given = isinstance(preset, Preset)
     for _ in range(1 if given else _TRIES):
         before = _stamp(preset)

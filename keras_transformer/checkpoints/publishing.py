@@ -71,7 +71,7 @@ Stamp = tuple
 def atomic_directory(
     target: str | os.PathLike, replaced: tuple[str, ...] = PARTS
 ) -> Iterator[Path]:
-    """Fills a folder so that it appears complete or not at all."""
+    """Fills a folder, in place of the parts in `replaced`, that appears whole or not at all."""
     target = Path(target).expanduser()
     with naming(target):
         target = target.resolve()
@@ -100,6 +100,7 @@ def current_folder(folder: str | os.PathLike) -> Path:
 
 def stamp(folder: str | os.PathLike) -> Stamp:
     """What differs as soon as another preset is in a folder: which files lie there."""
+    # No file of a preset is written to once it is there: it is replaced, by another one.
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:

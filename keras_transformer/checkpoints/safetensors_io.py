@@ -42,6 +42,9 @@ class TensorInfo:
 class Checkpoint(Mapping):
     """The weights of a folder: a mapping from tensor name to `TensorInfo`, data still on disk."""
 
+    # Opening reads the headers and checks that every file is whole. Tensors are read by offset, not
+    # through a memory map, whose pages would count as memory of the process until it is closed.
+
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
         single = path_inside(folder, WEIGHTS_FILE)
@@ -148,6 +151,7 @@ def to_numpy(tensor: object) -> np.ndarray:
 
 def read_sharded(folder: Path, index: Path, read=None) -> dict[str, TensorInfo]:
     """Reads the headers of the shards that an index names, and holds them against the index."""
+    # With `read`, which reads a header, the index is KerasHub's: it names layers and not tensors.
     places = read_json(index, _INDEX_LIMIT).get("weight_map")
     places = places if isinstance(places, dict) else {}
     # KerasHub names both shards of a layer that is in two.

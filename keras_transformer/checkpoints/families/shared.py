@@ -40,7 +40,7 @@ def encoder_heads(
     hidden_activation: str | None = None,
     dropout: str = "classifier_dropout",
 ) -> dict[str, Head]:
-    """The four tasks of an encoder."""
+    """The four tasks of an encoder, by the layers of its classifier and the two activations."""
     hidden: dict[str, Any] = {"hidden_activation": hidden_activation}
     return {
         "MaskedLM": Head(

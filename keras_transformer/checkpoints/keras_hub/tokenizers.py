@@ -210,6 +210,7 @@ def _folded_otherwise() -> list[str]:
 
 def _long_words() -> list[normalizers.Normalizer]:
     """Makes words of too many bytes unknown. The library counts characters."""
+    # Characters of several bytes are filled up to as many characters, and emptied again.
     word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
     fills = [
         normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
