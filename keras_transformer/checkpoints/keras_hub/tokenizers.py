@@ -70,11 +70,12 @@ class _Options:
     name: str
     values: dict[str, Any]
 
-    def flag(self, name: str, default: bool) -> bool:
-        return self._of_type(name, default, bool)
-
-    def text(self, name: str, default: str) -> str:
-        return self._of_type(name, default, str)
+    def get(self, name: str, default: bool | str) -> Any:
+        """A value of the type of its default."""
+        value, kind = self.values.get(name), type(default)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
+        return default if value is None else value
 
     def texts(self, name: str) -> list[str]:
         value = self.values.get(name)
@@ -82,12 +83,6 @@ class _Options:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise ValueError(f"{self.path}: {name} must be a list of strings, not {value!r}.")
         return value
-
-    def _of_type(self, name, default, kind):
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
-        return default if value is None else value
 
 
 def _options(path: Path, known: Container[str] | None = None) -> _Options:
@@ -143,6 +138,25 @@ def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Pa
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
 
 
+def _reader(read: Callable, template: Sequence[str] | None = None, **roles: str):
+    """The reader of a file with these special tokens, put around a text by `template`."""
+    # Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
+
+    def whole(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        backend, path, more = read(folder, options)
+        _add_specials(backend, [*dict.fromkeys([*roles.values(), *more])], path)
+        around = template
+        preprocessor = _preprocessor(folder) if template is None else None
+        if preprocessor and "start" in roles and preprocessor.get("add_start_token", True):
+            # The end is not put behind a text to go on with; a task that trains puts it there.
+            around = ("{start} $A", "{start} $A $B")
+        if around is not None:
+            set_template(backend, around, roles["start"], roles["end"])
+        return backend, dict(roles)
+
+    return whole
+
+
 # WordPiece
 
 
@@ -150,37 +164,35 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     """BERT's tokenizer: the words are split off first, and folded one by one."""
     path = _asset(folder, "vocabulary.txt")
     vocabulary = {token: index for index, token in enumerate(_lines(path))}
-    roles: Roles = {**BERT_ROLES, "unknown": options.text("oov_token", "[UNK]")}
+    roles: Roles = {**BERT_ROLES, "unknown": options.get("oov_token", "[UNK]")}
     if roles["unknown"] not in vocabulary:
         raise ValueError(f"{path} has no token {roles['unknown']!r}, its token for the unknown.")
-    prefix = options.text("suffix_indicator", "##")
+    prefix = options.get("suffix_indicator", "##")
     backend = _backend(
         path,
         lambda: models.WordPiece(
             vocabulary, unk_token=roles["unknown"], continuing_subword_prefix=prefix
         ),
     )
-    splits = options.flag("split", True)
+    splits = options.get("split", True)
     steps = []
-    if options.flag("strip_accents", False):
+    if options.get("strip_accents", False):
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if splits:
-        kept = f"[{_PUNCTUATION}{CHINESE if options.flag('split_on_cjk', True) else ''}]"
+        kept = f"[{_PUNCTUATION}{CHINESE if options.get('split_on_cjk', True) else ''}]"
         steps += [
             normalizers.Replace(Regex(_SPACES), _BREAK),
             # Not at the very start, where the library cannot insert.
             normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
         ]
-    if options.flag("lowercase", False):
+    if options.get("lowercase", False):
         steps += _case_fold(set().union(*vocabulary))
     backend.normalizer = normalizers.Sequence(steps + _long_words())
     backend.pre_tokenizer = pre_tokenizers.Split(_BREAK, behavior="removed")
     backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
     special = [BERT_ROLES[role] for role in ("start", "end", "pad", "mask")]
     _add_specials(backend, special + options.texts("special_tokens"), path)
-    backend.encode_special_tokens = not (
-        splits and options.flag("special_tokens_in_strings", False)
-    )
+    backend.encode_special_tokens = not (splits and options.get("special_tokens_in_strings", False))
     set_template(backend, TEMPLATES["bert"], BERT_ROLES["start"], BERT_ROLES["end"])
     return backend, roles
 
@@ -226,7 +238,7 @@ def _long_words() -> list[normalizers.Normalizer]:
 # Byte-level BPE
 
 
-def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> tokenizers.Tokenizer:
+def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
     path, merges_path = (_asset(folder, name) for name in ("vocabulary.json", "merges.txt"))
     vocabulary = read_json(path, _VOCABULARY_LIMIT)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
@@ -243,67 +255,30 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
     # KerasHub's tokenizer does not split a text into words first when it is called. (It does so
     # as part of a TensorFlow graph. The ids differ for few texts, such as "'save".)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=options.flag("add_prefix_space", False), use_regex=False
+        add_prefix_space=options.get("add_prefix_space", False), use_regex=False
     )
     backend.decoder = decoders.ByteLevel()
-    _add_specials(
-        backend, [*dict.fromkeys([*special, *options.texts("unsplittable_tokens")])], path
-    )
-    return backend
-
-
-def _of_bytes(template: Sequence[str] | None = None, **roles: str):
-    """The reader of a byte-level BPE with these special tokens, put around a text by `template`."""
-    # Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
-
-    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
-        _surround(folder, backend, roles, template)
-        return backend, dict(roles)
-
-    return read
-
-
-def _surround(folder: Path, backend, roles: Roles, template: Sequence[str] | None) -> None:
-    preprocessor = _preprocessor(folder) if template is None else None
-    if preprocessor and "start" in roles and preprocessor.flag("add_start_token", True):
-        # The end is not put behind a text to go on with; a task that trains puts it there.
-        template = ("{start} $A", "{start} $A $B")
-    if template is not None:
-        set_template(backend, template, roles["start"], roles["end"])
+    return backend, path, options.texts("unsplittable_tokens")
 
 
 # SentencePiece
 
 
-def _pieces(folder: Path, options: _Options) -> Path:
+def _pieces(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
     for name in ("add_bos", "add_eos"):
-        if options.flag(name, False):
+        if options.get(name, False):
             raise ValueError(f"{options.path}: {name}=True is not supported, only False.")
-    return _asset(folder, "vocabulary.spm")
-
-
-def _of_pieces(template: Sequence[str] | None = None, **roles: str):
-    """The reader of a SentencePiece file, as `_of_bytes`."""
-
-    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        path = _pieces(folder, options)
-        backend = read_sentencepiece(path)
-        _add_specials(backend, list(roles.values()), path)
-        _surround(folder, backend, roles, template)
-        return backend, dict(roles)
-
-    return read
+    path = _asset(folder, "vocabulary.spm")
+    return read_sentencepiece(path), path, []
 
 
 def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
+    backend, path, _ = _pieces(folder, options)
     end, pad = "</s>", "<pad>"
     _add_specials(backend, [end, pad], path)
     preprocessor = _preprocessor(folder) or _Options(options.path, "", {})
-    if preprocessor.flag("add_end_token", True):
-        starts = preprocessor.flag("add_start_token", False)
+    if preprocessor.get("add_end_token", True):
+        starts = preprocessor.get("add_start_token", False)
         set_template(backend, TEMPLATES["start_end" if starts else "end"], end, end)
     # No start: the decoder starts from the padding, as T5's does.
     unknown = None if backend.token_to_id("<unk>") is None else "<unk>"
@@ -312,8 +287,7 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
 
 def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     """The ids of Fairseq: those of the file behind four special tokens, then the mask."""
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
+    backend, path, _ = _pieces(folder, options)
     roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
     specials = [(token, 0.0) for token in roles.values()]
     roles["mask"] = "<mask>"
@@ -328,18 +302,18 @@ def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer,
 _TEXT_END = "<|endoftext|>"
 _FRAME = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
 _BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
-_LLAMA = _of_pieces(start="<s>", end="</s>", unknown="<unk>")
-_GPT = _of_bytes(start=_TEXT_END, end=_TEXT_END)
+_LLAMA = _reader(_pieces, start="<s>", end="</s>", unknown="<unk>")
+_GPT = _reader(_byte_pair, start=_TEXT_END, end=_TEXT_END)
 _READERS = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
-    "RobertaTokenizer": _of_bytes(PAIRS, **_FRAME, mask="<mask>"),
-    "BartTokenizer": _of_bytes(PAIRS, **_FRAME),
+    "RobertaTokenizer": _reader(_byte_pair, PAIRS, **_FRAME, mask="<mask>"),
+    "BartTokenizer": _reader(_byte_pair, PAIRS, **_FRAME),
     **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _GPT),
     **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _LLAMA),
-    "Llama3Tokenizer": _of_bytes(start="<|begin_of_text|>", end="<|end_of_text|>"),
-    "QwenTokenizer": _of_bytes(end=_TEXT_END),
-    "Qwen3Tokenizer": _of_bytes(end="<|im_end|>", pad=_TEXT_END),
+    "Llama3Tokenizer": _reader(_byte_pair, start="<|begin_of_text|>", end="<|end_of_text|>"),
+    "QwenTokenizer": _reader(_byte_pair, end=_TEXT_END),
+    "Qwen3Tokenizer": _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
     "T5Tokenizer": _t5,
-    "AlbertTokenizer": _of_pieces(TEMPLATES["bert"], **_BERT_PIECES),
+    "AlbertTokenizer": _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES),
     "XLMRobertaTokenizer": _xlm_roberta,
 }
