@@ -103,6 +103,12 @@ def layers(
     return tuple(lines)
 
 
+def attention(theirs: str, *names: str, ours: str = "self_attention") -> dict[str, str]:
+    """The dense layers of an attention, by their names in place of `{}` in `theirs`."""
+    parts = ("query", "key", "value", "output")
+    return {f"{ours}/{part}": theirs.format(name) for part, name in zip(parts, names, strict=True)}
+
+
 def fused(
     ours: Sequence[str], theirs: str, layers: Callable = layers, **options: Any
 ) -> tuple[Weight, ...]:

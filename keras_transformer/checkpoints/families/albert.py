@@ -6,13 +6,10 @@ Narrow embeddings, sections 3.1, and layers that share their weights.
 from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS
 from keras_transformer.checkpoints.families.family import Family, Field
 from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 _LAYER = {
-    "self_attention/query": "attention.query",
-    "self_attention/key": "attention.key",
-    "self_attention/value": "attention.value",
-    "self_attention/output": "attention.dense",
+    **attention("attention.{}", "query", "key", "value", "dense"),
     "self_attention_norm": "attention.LayerNorm",
     "feed_forward/intermediate": "ffn",
     "feed_forward/output": "ffn_output",

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import sides
-from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _FIELDS = {
@@ -28,10 +28,7 @@ _FIELDS = {
 _CONSTANTS = {"kind": "seq2seq", "normalize_first": False, "normalization_epsilon": 1e-5}
 _SIDES = sides(attention_heads=("num_heads", 16), ffn_dim=("intermediate_dim", 4096))
 _ATTENTION = {
-    "attention/query": "attn.q_proj",
-    "attention/key": "attn.k_proj",
-    "attention/value": "attn.v_proj",
-    "attention/output": "attn.out_proj",
+    **attention("attn.{}_proj", "q", "k", "v", "out", ours="attention"),
     "attention_norm": "attn_layer_norm",
 }
 _FEED_FORWARD = {

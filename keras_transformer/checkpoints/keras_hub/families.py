@@ -28,6 +28,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
+from keras_transformer.checkpoints.weights import attention
 
 TASK_FILE = "task.json"
 
@@ -138,7 +139,7 @@ _PROJECTED_LINES = (
 def _t5_attention(ours: str, theirs: str, **options) -> tuple[Line, ...]:
     """T5's attention and the normalization before it."""
     parts = ("query", "key", "value", "output")
-    table = {f"attention/{part}": f"attention/{part}_projector" for part in parts}
+    table = attention("attention/{}_projector", *parts, ours="attention")
     table |= {"attention_norm": "attention_layer_norm"}
     return layers(table, ours, theirs, apart=False, **options)
 

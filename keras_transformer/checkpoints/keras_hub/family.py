@@ -152,10 +152,10 @@ layers = functools.partial(weights.layers, line=Line, ends=("/vars/0", "/vars/1"
 
 def attention(kind: str, dense: str = "{}_dense", norm: str = "_norm") -> dict[str, str]:
     """The layers of a block's `"self"` or `"cross"` attention, and its normalization."""
+    ours, theirs = f"{kind}_attention", f"_{kind}_attention_layer"
     parts = ("query", "key", "value", "output")
-    layer = f"_{kind}_attention_layer"
-    table = {f"{kind}_attention/{part}": f"{layer}/{dense.format(part)}" for part in parts}
-    return {**table, f"{kind}_attention_norm": f"{layer}{norm}"}
+    table = weights.attention(f"{theirs}/{dense}", *parts, ours=ours)
+    return {**table, f"{ours}_norm": f"{theirs}{norm}"}
 
 
 def feed_forward(*parts: str, norm: str = "_feedforward_layer_norm") -> dict[str, str]:
