@@ -9,6 +9,7 @@ import functools
 import json
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -295,20 +296,17 @@ def _around(step: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def _check_around(steps: list[dict[str, Any]]) -> None:
     tokens, copies = 0, 1
     for step in steps:
-        lengths = {}
-        for name, _ in _around(step):
-            lengths[name] = lengths.get(name, 0) + 1
-        most = 0
+        lengths, most = Counter(name for name, _ in _around(step)), 1
         for form in ("single", "pair"):
             pieces = step.get(form)
             pieces = [p for p in pieces if isinstance(p, dict)] if isinstance(pieces, list) else []
-            named = [p["SpecialToken"] for p in pieces if isinstance(p.get("SpecialToken"), dict)]
-            tokens += sum(lengths.get(str(token.get("id")), 0) for token in named)
-            texts = [
-                str(p["Sequence"].get("id")) for p in pieces if isinstance(p.get("Sequence"), dict)
-            ]
-            most = max([most, *map(texts.count, set(texts))])
-        copies *= max(most, 1)
+            named, texts = (
+                [str(p[kind].get("id")) for p in pieces if isinstance(p.get(kind), dict)]
+                for kind in ("SpecialToken", "Sequence")
+            )
+            tokens += sum(lengths[name] for name in named)
+            most = max([most, *Counter(texts).values()])
+        copies *= most
     if tokens > _MAX_AROUND or copies > _MAX_COPIES:
         raise Unusable(
             f"its post_processor has a text {copies:,} times, of at most {_MAX_COPIES}, and puts "
