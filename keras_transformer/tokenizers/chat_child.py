@@ -1,6 +1,6 @@
 """The process in which the templates of chats are rendered, a script of its own.
 
-`chat_process` starts it. It imports jinja2 and nothing of this package, takes one chat after
+`chat` starts it. It imports jinja2 and nothing of this package, takes one chat after
 another from its standard input, and gives back the text of each, or what went wrong.
 
 Jinja's sandbox keeps a template from Python's internals. It keeps it neither from filling the
