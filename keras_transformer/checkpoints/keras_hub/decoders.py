@@ -6,6 +6,7 @@ Facts are from KerasHub 0.32, `models/*/*_backbone.py`, `*_decoder.py` and `*_at
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
+from keras_transformer.checkpoints.families.llama import LLAMA
 from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
@@ -108,13 +109,7 @@ def _like_llama(
     model_type: str, name: str, layer: str, norm: str, fields, constants=None, **values: Any
 ) -> KerasHubFamily:
     """A decoder as Llama's, by the paths of a block and of the last normalization."""
-    usual = {
-        **_DECODER,
-        "normalization": "rms_norm",
-        "gated": True,
-        "activation": "silu",
-        "use_bias": False,
-    }
+    usual = {**_DECODER, **LLAMA.constants, "activation": "silu", "use_bias": False}
     lines = (
         *REVERSIBLE,
         *layers(_LLAMA_TABLE, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),

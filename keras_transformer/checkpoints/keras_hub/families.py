@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import ENCODER
+from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
 from keras_transformer.checkpoints.keras_hub.family import (
     FIELDS,
@@ -81,15 +82,6 @@ _ENCODER = {**ENCODER, **_GELU}
 _BERT = {**_ENCODER, "activation": "gelu_tanh", "normalization_epsilon": 1e-12, "pooler": True}
 _SEQ2SEQ = {"kind": "seq2seq", "position": "learned", "embedding_normalization": True, **_GELU}
 _GPT2 = {**_GELU, "kind": "decoder", "position": "learned", "normalize_first": True}
-_T5 = {
-    "kind": "seq2seq",
-    "position": "relative",
-    "score": "dot",
-    "use_bias": False,
-    "normalization": "rms_norm",
-    "normalize_first": True,
-    "activation": "relu",
-}
 _ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
 _DECODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)}
 _BERT_FIELDS = {**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)}
@@ -242,7 +234,7 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
                 "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
                 "tie_embedding_weights": Field("tie_embeddings", True),
             },
-            _T5,
+            {**T5.constants, "activation": "relu"},
             (
                 *REVERSIBLE,
                 *_t5_stack("encoder", "t5_layer_norm"),
