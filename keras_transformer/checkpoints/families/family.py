@@ -117,7 +117,9 @@ class Family:
         if self.output_bias:
             bias = found.get(self.output_bias)
             seen["output_bias"] = bias is not None and bool(tensors.read(bias).any())
-        table = {line.ours: line for line in expand(self.weights, config)}
+        # Without the lines of layers, of which a config may declare any number.
+        once = [line for line in self.weights if "{i}" not in line.ours]
+        table = {line.ours: line for line in expand(once, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
             mine, shared = (
