@@ -81,9 +81,7 @@ def export_to_huggingface(
         if pooled:
             write_embedder(folder, backbone.config.hidden_dim, task)
         if head is not None and TASKS[head["name"]].generates:
-            ids = {name: config[name] for name in _TOKEN_IDS if name in config}
-            said = getattr(backbone, GENERATION, None) or {}
-            write_json(folder / GENERATION_FILE, {**said, **ids})
+            write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)
 
 
@@ -92,6 +90,11 @@ def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
     kind = backbone.config.kind
     names = (n for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds)
     return next(({"name": name} for name in names), None)
+
+
+def _generation(backbone: keras.Model, config: Mapping[str, Any]) -> dict[str, Any]:
+    ids = {name: config[name] for name in _TOKEN_IDS if name in config}
+    return {**(getattr(backbone, GENERATION, None) or {}), **ids}
 
 
 _TOKEN_IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
