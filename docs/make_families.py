@@ -15,9 +15,9 @@ from typing import Any
 from keras_transformer import TransformerConfig, list_presets
 from keras_transformer.checkpoints import families, load_config
 from keras_transformer.checkpoints.families import FAMILIES
-from keras_transformer.checkpoints.families.conversions import SWITCHED_WINDOW
 from keras_transformer.checkpoints.families.family import ACTIVATIONS as THEIR_ACTIVATIONS
 from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.shared import SWITCHED_WINDOW
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
 from keras_transformer.config import KINDS, ROTARY_SCALINGS
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
-from keras_transformer.checkpoints.preset import Preset
+from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.weights import Names, Weight, expand, match
 from keras_transformer.config import TransformerConfig
@@ -16,6 +16,9 @@ from keras_transformer.structure import variable_shapes
 
 BACKBONE_PREFIX = "backbone/"
 HEAD_PREFIX = "head/"
+
+Shapes = Mapping[str, tuple[int, ...]]
+Plan = dict[str, tuple[str, Weight]]  # by our path, the tensor's name and its line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +34,7 @@ class LoadReport:
         return not self.fresh
 
 
-def load_config(
-    source: str | os.PathLike, load_weights: bool = True
-) -> tuple[TransformerConfig, dict[str, Any] | None, dict[str, Any]]:
+def load_config(source: str | os.PathLike, load_weights: bool = True) -> Description:
     """Reads what a preset says of itself.
 
     Args:
@@ -46,8 +47,7 @@ def load_config(
         `"labels"`), `None` without one; and the metadata (`"family"`, `"license"`, ...).
 
     Raises:
-        ValueError: If the config has unknown or contradictory values. The message names the
-            file.
+        ValueError: If the config has unknown or contradictory values, with the file's name.
 
     Example:
     ```python
@@ -58,16 +58,13 @@ def load_config(
     assert metadata["license"] == "apache-2.0"
     ```
     """
-    return read_preset(
-        source,
-        lambda preset: preset.description_with_weights if load_weights else preset.description,
-    )
+    return read_preset(source, lambda preset: preset.describe(load_weights))
 
 
 def check_weights(
     source: str | os.PathLike,
     config: TransformerConfig,
-    head: Mapping[str, tuple[int, ...]] | None = None,
+    head: Shapes | None = None,
     task: str | None = None,
 ) -> None:
     """Holds a config against the header of a preset's weights, before anything is built.
@@ -86,8 +83,7 @@ def check_weights(
     ```python
     from keras_transformer.checkpoints import check_weights, load_config
 
-    config, task, metadata = load_config("minilm_l6_en")
-    check_weights("minilm_l6_en", config)
+    check_weights("minilm_l6_en", load_config("minilm_l6_en")[0])
     ```
     """
     read_preset(source, lambda preset: check(preset, config, head, task))
@@ -120,11 +116,7 @@ def load_weights(
         source: A preset, or what `resolve_preset` made of it.
         backbone: The model, with its `config`.
         head: The variables of the task's head by path, e.g. `"output/kernel"`.
-        task: The name of the head's task class. A checkpoint's head for another task is not
-            loaded.
-
-    Returns:
-        A `LoadReport`.
+        task: The name of the head's task class. A head for another task is not loaded.
 
     Raises:
         ValueError: If the weights do not fit, are damaged, or hold NaN. The backbone must then
@@ -136,16 +128,13 @@ def load_weights(
     from keras_transformer.checkpoints import load_config, load_weights
     from keras_transformer.models import build_backbone
 
-    config, task, metadata = load_config("minilm_l6_en")
-    backbone = build_backbone(config)
-    report = load_weights("minilm_l6_en", backbone)
-    assert "pooler/kernel" in report.loaded
+    backbone = build_backbone(load_config("minilm_l6_en")[0])
+    assert "pooler/kernel" in load_weights("minilm_l6_en", backbone).loaded
     ```
     """
 
     def read(preset: Preset) -> LoadReport:
-        config = preset.description_with_weights[0]
-        warn_of_contradictions(preset.name, config, backbone.config)
+        warn_of_contradictions(preset.name, preset.describe(True)[0], backbone.config)
         return fill(preset, backbone, head, task)
 
     return read_preset(source, read)
@@ -183,10 +172,10 @@ def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
 def _plan(
     preset: Preset,
     config: TransformerConfig,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     head: Mapping[str, Any] | None,
     task: str | None,
-) -> tuple[dict[str, tuple[str, Weight]], dict[str, tuple[str, Weight]]]:
+) -> tuple[Plan, Plan]:
     """Matches backbone and head with the checkpoint."""
     checkpoint, weights = preset.checkpoint, preset.weights
     where = str(checkpoint.folder)

@@ -38,9 +38,6 @@ def load_backbone(
         dtype: The dtype or dtype policy of the model.
         **config_overrides: Values of the config to change.
 
-    Returns:
-        The backbone.
-
     Example:
     ```python
     from keras_transformer.checkpoints import load_backbone
@@ -53,7 +50,7 @@ def load_backbone(
 
     def read(preset: Preset) -> keras.Model:
         _check_kind(preset, backbone_class, (kind,) if kind else None)
-        config, _, metadata = _describe(preset, load_weights)
+        config, _, metadata = preset.describe(load_weights)
         config = changed_config(preset.name, config, config_overrides, load_weights)
         if load_weights:
             check(preset, config)
@@ -73,9 +70,6 @@ def load_tokenizer(
     Args:
         preset: A preset, or what `resolve_preset` made of it.
         tokenizer_class: The class to make.
-
-    Returns:
-        The tokenizer.
     """
     return read_preset(preset, lambda opened: opened.load_tokenizer(tokenizer_class))
 
@@ -100,9 +94,6 @@ def load_task(
         dtype: The dtype or dtype policy of the model.
         **options: Of the task's constructor, or values of the backbone's config to change. A name
             that both have, such as `dropout`, goes to both.
-
-    Returns:
-        The task, compiled.
 
     Raises:
         ValueError: If an option is unknown, the preset is of a kind that the task does not work
@@ -133,7 +124,7 @@ def _load_task(
         task_class = _saved_class(preset, task_class)
     name = task_class.__name__
     _check_kind(preset, task_class, task_class.backbone_kinds)
-    config, saved, metadata = _describe(preset, load_weights)
+    config, saved, metadata = preset.describe(load_weights)
     taken = {"backbone", "tokenizer", "processor"}
     parameters = set(inspect.signature(task_class).parameters) - taken
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
@@ -145,7 +136,7 @@ def _load_task(
         )
     config = changed_config(preset.name, config, overrides, load_weights, name)
     given = {name: value for name, value in options.items() if name in parameters}
-    head = SavedHead.of(preset, task_class, saved, given, parameters)
+    head = SavedHead(preset, task_class, saved, given, parameters)
     if load_weights:
         check(preset, config, head.shapes(config), name)
     if task_class.processor_class.has_tokenizer:
@@ -161,10 +152,6 @@ def _load_task(
     if load_weights:
         head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
     return task
-
-
-def _describe(preset: Preset, load_weights: bool):
-    return preset.description_with_weights if load_weights else preset.description
 
 
 def _build(

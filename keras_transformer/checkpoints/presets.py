@@ -107,11 +107,8 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
 
 
 def read_preset(preset: str | os.PathLike, read: Callable[[Preset], Any]) -> Any:
-    """Opens a preset for `read`, and gives what that returns: all from before or after any save.
-
-    What was read while somebody saved into the folder is read again, of a preset that was open
-    already not: then, or if the folder changes each time, it raises OSError.
-    """
+    """Opens a preset for `read`, and gives what that returns: all from before or after any save."""
+    # What was read while somebody saved is read again, of a preset that was open already not.
     given = isinstance(preset, Preset)
     for _ in range(1 if given else _TRIES):
         before = _stamp(preset)
@@ -149,17 +146,12 @@ def _find(preset: str | os.PathLike) -> Preset:
         # The weights come from the commit that the description came from.
         return Preset(preset, folder, hub=HubName(hub.repository, folder.name))
     name = PRESETS.get(preset, preset)  # of KerasHub
-    if _is_bundled(name):
+    bundled = name.replace("_", "").isalnum() and presets_folder() / name / CONFIG_FILE
+    if bundled and bundled.is_file():
         return Preset(name, presets_folder() / name, bundled=True)
     if Path(preset).expanduser().is_dir():
         return _local(preset)
     raise _unknown(preset)
-
-
-def _is_bundled(name: str) -> bool:
-    if not name.replace("_", "").isalnum():  # such as a path
-        return False
-    return (presets_folder() / name / CONFIG_FILE).is_file()
 
 
 def _local(directory: str) -> Preset:

@@ -71,13 +71,7 @@ Stamp = tuple
 def atomic_directory(
     target: str | os.PathLike, replaced: tuple[str, ...] = PARTS
 ) -> Iterator[Path]:
-    """Fills a folder so that it appears complete or not at all.
-
-    Yields a scratch folder. When the block ends without an exception, what was written there is
-    the preset in `target`, at one instant; otherwise nothing of it stays. Of the preset that was
-    there before nothing stays that is named in `replaced`. Whatever else lies in the folder stays,
-    and so does a card that somebody wrote.
-    """
+    """Fills a folder, in place of the parts in `replaced`, that appears whole or not at all."""
     target = Path(target).expanduser()
     with naming(target):
         target = target.resolve()
@@ -92,10 +86,7 @@ def atomic_directory(
 
 
 def current_folder(folder: str | os.PathLike) -> Path:
-    """The folder whose files are the preset's: the folder itself, or the `.saved` in it.
-
-    Of either of them it gives the one that holds now.
-    """
+    """The folder whose files are the preset's: the folder itself, or the `.saved` in it."""
     folder = Path(folder)
     folder = folder.parent if folder.name == SAVED else folder
     saved = folder / SAVED
@@ -108,12 +99,8 @@ def current_folder(folder: str | os.PathLike) -> Path:
 
 
 def stamp(folder: str | os.PathLike) -> Stamp:
-    """What differs as soon as another preset is in a folder: which files lie there.
-
-    A file of a preset is never written to once it is there, it is replaced by another one, which
-    is another file to the system. So two equal stamps say that what was read between them is of
-    one preset.
-    """
+    """What differs as soon as another preset is in a folder: which files lie there."""
+    # No file of a preset is written to once it is there: it is replaced, by another one.
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:

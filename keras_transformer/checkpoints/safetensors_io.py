@@ -40,16 +40,10 @@ class TensorInfo:
 
 
 class Checkpoint(Mapping):
-    """The weights of a folder: a mapping from tensor name to `TensorInfo`, data still on disk.
+    """The weights of a folder: a mapping from tensor name to `TensorInfo`, data still on disk."""
 
-    Opening reads the headers only and checks that every file is whole; `read` reads one tensor.
-    Reading is by offset rather than through a memory map of the file, whose pages would count
-    as memory of the process until the map is closed.
-
-    Args:
-        folder: A folder with `model.safetensors`, or with `model.safetensors.index.json` and
-            the shards it names.
-    """
+    # Opening reads the headers and checks that every file is whole. Tensors are read by offset, not
+    # through a memory map, whose pages would count as memory of the process until it is closed.
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
@@ -134,10 +128,7 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
 def save_tensors(
     path: str | os.PathLike, tensors: Mapping[str, object], dtype: str | None = None
 ) -> None:
-    """Writes named tensors or Keras variables to one safetensors file, in their order.
-
-    The file appears complete or not at all.
-    """
+    """Writes named tensors or Keras variables to one safetensors file, in their order."""
     check_choice("dtype", dtype, ("float32", "float16"), none=True)
     path = Path(path)
     arrays = {}
@@ -152,20 +143,15 @@ def save_tensors(
 
 
 def to_numpy(tensor: object) -> np.ndarray:
-    """A NumPy array of an array, a backend tensor or a Keras variable.
-
-    Of a tensor whose parts several processes hold, each process must ask.
-    """
+    """A NumPy array of an array, a backend tensor or a Keras variable."""
     # NumPy 2 warns when it is given a variable of Keras itself.
     value = tensor.value if isinstance(tensor, keras.Variable) else tensor
     return keras.ops.convert_to_numpy(gathered(value))
 
 
 def read_sharded(folder: Path, index: Path, read=None) -> dict[str, TensorInfo]:
-    """Reads the headers of the shards that an index names, and holds them against the index.
-
-    With `read`, which reads a header, the index is KerasHub's: it names layers and not tensors.
-    """
+    """Reads the headers of the shards that an index names, and holds them against the index."""
+    # With `read`, which reads a header, the index is KerasHub's: it names layers and not tensors.
     places = read_json(index, _INDEX_LIMIT).get("weight_map")
     places = places if isinstance(places, dict) else {}
     # KerasHub names both shards of a layer that is in two.

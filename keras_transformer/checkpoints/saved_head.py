@@ -1,7 +1,6 @@
 """The head that a preset has for a task: whether it is kept, and with which values."""
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,42 +13,20 @@ from keras_transformer.config import TransformerConfig
 _LOGGER = logging.getLogger("keras_transformer")
 
 
-@dataclasses.dataclass(frozen=True)
 class SavedHead:
-    """What a preset says of a task's head, beside what a caller asks for.
+    """What a preset whose description says `saved` has of a task's head, and what is asked for."""
 
-    Args:
-        preset: The preset.
-        task_class: The task that is made.
-        values: The options that the preset has for it, without those of a head that is not kept.
-        given: The options that the caller gives.
-        labels: The names of the classes that the preset's own head knows.
-        kept: Whether the head is that of the preset, and so its weights are.
-        renamed: Whether it is not, because the caller gives its classes other names.
-    """
-
-    preset: Preset
-    task_class: type
-    values: Mapping[str, Any]
-    given: Mapping[str, Any]
-    labels: list[str] | None
-    kept: bool
-    renamed: bool
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         preset: Preset,
         task_class: type,
         saved: Mapping[str, Any] | None,
         given: Mapping[str, Any],
         parameters: set[str],
-    ) -> "SavedHead":
-        """That of a preset, whose description says `saved` of its task."""
+    ):
         name = task_class.__name__
         same_task = saved is not None and saved["name"] == name
-        usual = preset.task_options(name)
-        values = {k: v for k, v in usual.items() if k in parameters}
+        values = {k: v for k, v in preset.task_options(name).items() if k in parameters}
         values |= {k: v for k, v in saved.items() if k != "name"} if same_task else {}
         unknown = sorted(set(values) - parameters)
         if unknown:
@@ -57,12 +34,14 @@ class SavedHead:
                 f"{preset.file(CONFIG_FILE)}: the task has the unknown values {unknown}. {name} "
                 f"takes {sorted(parameters)}."
             )
-        labels = values.get("labels")
-        renamed = same_task and _other_names(labels, given.get("labels"))
-        kept = same_task and _same_classes(values, given) and not renamed
-        if not kept:
+        self.preset, self.task_class, self.given = preset, task_class, given
+        self.labels = values.get("labels")  # the classes that the preset's own head knows
+        self.renamed = same_task and _other_names(self.labels, given.get("labels"))
+        # Whether the head is that of the preset, and so its weights are.
+        self.kept = same_task and _same_classes(values, given) and not self.renamed
+        if not self.kept:
             values = {k: v for k, v in values.items() if k not in ("num_classes", "labels")}
-        return cls(preset, task_class, values, given, labels, kept, renamed)
+        self.values = values
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,10 +49,7 @@ class SavedHead:
         return {**self.values, **self.given}
 
     def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
-        """The shapes of the weights, None if they are not those of the preset.
-
-        ValueError for options that its weights do not go with.
-        """
+        """The shapes of the weights, None if they are not those of the preset."""
         if not self.kept:
             return None
         self._check(config)

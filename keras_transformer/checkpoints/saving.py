@@ -9,29 +9,16 @@ from typing import Any
 import keras
 
 from keras_transformer.checking import check_choice, check_path, check_text, describe
+from keras_transformer.checkpoints import preset, publishing
 from keras_transformer.checkpoints.assignment import (
     BACKBONE_PREFIX,
     HEAD_PREFIX,
     backbone_variables,
 )
-from keras_transformer.checkpoints.card import write_card
-from keras_transformer.checkpoints.preset import (
-    CONFIG_FILE,
-    FORMAT,
-    FORMAT_VERSION,
-    GENERATION,
-)
-from keras_transformer.checkpoints.publishing import (
-    CARD_FILE,
-    PARTS,
-    TOKENIZER_PARTS,
-    atomic_directory,
-    current_folder,
-    is_written_card,
-)
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.files import write_text
+from keras_transformer.notebook import KINDS, as_text, model_rows
 from keras_transformer.structure import variable_shapes
 
 
@@ -49,8 +36,8 @@ def save_preset(
     """Writes a preset: `config.json`, `model.safetensors`, the tokenizer's files and a card.
 
     The folder appears complete or not at all. A model replaces all of the preset that was there,
-    whichever library wrote it, or joins a tokenizer that was saved alone; a tokenizer replaces the
-    tokenizer. What else is in the folder stays, and so does a card that somebody wrote.
+    or joins a tokenizer that was saved alone; a tokenizer replaces the tokenizer. What else is in
+    the folder stays, and so does a card that somebody wrote.
 
     Args:
         directory: The folder: new, empty, or that of a preset.
@@ -60,8 +47,8 @@ def save_preset(
         head_variables: The variables of the task's head by path, e.g. `"output/kernel"`.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
         card: The text of `README.md`. Defaults to a generated one.
-        metadata: What is known of the model: `"family"`, `"source"`, `"revision"`,
-            `"license"`, `"description"`. The number of parameters is added.
+        metadata: What is known: `"family"`, `"source"`, `"revision"`, `"license"`,
+            `"description"`. The number of parameters is added.
 
     Raises:
         ValueError: If the folder holds other things, or a weight is NaN or infinite.
@@ -74,16 +61,29 @@ def save_preset(
     from keras_transformer.checkpoints import load_backbone, save_preset
     from keras_transformer.models import build_backbone
 
-    config = TransformerConfig(
-        kind="encoder", vocabulary_size=50, hidden_dim=8, num_layers=1, num_heads=2,
-        intermediate_dim=16,
-    )
+    sizes = {"vocabulary_size": 50, "hidden_dim": 8, "num_layers": 1, "num_heads": 2}
+    config = TransformerConfig(kind="encoder", intermediate_dim=16, **sizes)
     folder = tempfile.mkdtemp()
     save_preset(folder, backbone=build_backbone(config), metadata={"license": "apache-2.0"})
     assert load_backbone(folder).config == config
     ```
     """
     check_path("directory", directory)
+    _check_values(backbone, tokenizer, task or head_variables, dtype, card, metadata)
+    place = Path(directory).expanduser()
+    before = publishing.current_folder(place)
+    with publishing.atomic_directory(place, _replaced(before, backbone, tokenizer, task)) as folder:
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        if backbone is not None:
+            values = _write_model(folder, backbone, task, head_variables, dtype, metadata or {})
+            if card is None and not publishing.is_written_card(before / publishing.CARD_FILE):
+                card = _card(place.resolve().name, values, has_tokenizer=tokenizer is not None)
+        if card is not None:
+            write_text(folder / publishing.CARD_FILE, card)
+
+
+def _check_values(backbone, tokenizer, of_task: Any, dtype: Any, card: Any, metadata: Any) -> None:
     check_choice("dtype", dtype, ("float32", "float16"), none=True)
     if card is not None:
         check_text("card", card)
@@ -91,19 +91,8 @@ def save_preset(
         raise ValueError(f"`metadata` must be a dict or None, received {describe(metadata)}.")
     if backbone is None and tokenizer is None:
         raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
-    if backbone is None and (task or head_variables):
+    if backbone is None and of_task:
         raise ValueError("A task is saved with its backbone. Received: backbone=None.")
-    before = current_folder(Path(directory).expanduser())
-    with atomic_directory(directory, _replaced(before, backbone, tokenizer, task)) as folder:
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        if backbone is not None:
-            values = _write_model(folder, backbone, task, head_variables, dtype, metadata or {})
-            if card is None and not is_written_card(before / CARD_FILE):
-                name = Path(directory).expanduser().resolve().name
-                card = write_card(name, values, has_tokenizer=tokenizer is not None)
-        if card is not None:
-            write_text(folder / CARD_FILE, card)
 
 
 def _write_model(folder: Path, backbone, task, head_variables, dtype, metadata) -> dict[str, Any]:
@@ -112,16 +101,16 @@ def _write_model(folder: Path, backbone, task, head_variables, dtype, metadata) 
     save_tensors(folder / WEIGHTS_FILE, variables, dtype)
     parameters = sum(math.prod(variable.shape) for variable in variables.values())
     # What is known of the checkpoint that the weights came from.
-    origin = {name: getattr(backbone, name, None) for name in ("family", GENERATION)}
+    origin = {name: getattr(backbone, name, None) for name in ("family", preset.GENERATION)}
     origin = {name: known for name, known in origin.items() if known}
     values = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format": preset.FORMAT,
+        "format_version": preset.FORMAT_VERSION,
         "backbone": backbone.config.stated(),
         "task": None if task is None else dict(task),
         "metadata": {**origin, **metadata, "parameters": parameters},
     }
-    write_json(folder / CONFIG_FILE, values)
+    write_json(folder / preset.CONFIG_FILE, values)
     return {**values, "backbone": backbone.config.to_dict()}
 
 
@@ -130,10 +119,10 @@ def _replaced(
 ) -> tuple[str, ...]:
     """The parts of the preset before that do not stay."""
     if backbone is None:
-        return TOKENIZER_PARTS
-    if tokenizer is None and task is None and not (before / CONFIG_FILE).is_file():
-        return tuple(part for part in PARTS if part not in TOKENIZER_PARTS)
-    return PARTS
+        return publishing.TOKENIZER_PARTS
+    if tokenizer is None and task is None and not (before / preset.CONFIG_FILE).is_file():
+        return tuple(part for part in publishing.PARTS if part not in publishing.TOKENIZER_PARTS)
+    return publishing.PARTS
 
 
 def _named_variables(
@@ -159,3 +148,38 @@ def refuse_own_blocks(backbone: keras.Model) -> None:
             f"A preset is values only, and {type(backbone).__name__} is code of your own. Save the "
             'model as Keras does, with `save("model.keras")`.'
         )
+
+
+def _card(name: str, values: dict[str, Any], has_tokenizer: bool) -> str:
+    """The card of a preset: what it is, how to load it, with the header of the hub."""
+    backbone, task, metadata = values["backbone"], values["task"], values["metadata"]
+    license_line = f"license: {metadata['license']}\n" if "license" in metadata else ""
+    about = metadata.get("description") or f"An {KINDS[backbone['kind']]} transformer."
+    if "source" in metadata:
+        about += f" Made from {metadata['source']}."
+    rows = model_rows(backbone, task, metadata)
+    cells = ((label, as_text(value).replace("|", "\\|")) for label, value in rows.items())
+    table = "\n".join(f"| {label} | {cell} |" for label, cell in cells)
+    loader = task["name"] if task else "Backbone"
+    load = f'model = keras_transformer.{loader}.from_preset("{name}")'
+    if has_tokenizer and not task:
+        load += f'\ntokenizer = keras_transformer.Tokenizer.from_preset("{name}")'
+    return f"""---
+library_name: keras_transformer
+{license_line}---
+{publishing.CARD_MARK}
+
+# {name}
+
+{about}
+
+| | |
+|---|---|
+{table}
+
+```python
+import keras_transformer
+
+{load}
+```
+"""

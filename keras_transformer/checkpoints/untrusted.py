@@ -48,13 +48,7 @@ def write_json(path: str | os.PathLike, values: dict) -> None:
 
 
 def path_inside(folder: str | os.PathLike, name: str, is_folder: bool = False) -> Path:
-    """Returns the path of a file of a preset, which must stay inside the preset's folder.
-
-    What is there is a file that can be read, see `keras_transformer.files.has_file`.
-
-    Links are followed before the check. A snapshot of the hub's cache is made of links to the
-    `blobs` beside it, so these are inside too.
-    """
+    """Returns the path of a file of a preset, which must stay inside the preset's folder."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if (
         not parts

@@ -6,7 +6,7 @@ anything is loaded, `export` turns variables into the checkpoint's tensors.
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,32 +19,19 @@ from keras_transformer.structure import sides
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """One line of a weight table.
+    """One line of a weight table."""
 
-    Args:
-        ours: The variable's path relative to the backbone (or head); `{i}` is the layer.
-        theirs: The tensor's name in the checkpoint, with the same `{i}`.
-        transpose: Whether theirs is ours transposed, as `torch.nn.Linear` stores its matrix.
-        part: Their tensor holds several of ours, side by side in the last axis of ours: which one
-            this is, and how many there are.
-        per_head: Whether the parts stand side by side within each head.
-        row: Whether theirs has a leading axis of length 1.
-        also: Further names that the tensor may have, or have too.
-        when: A config value and what it must be for this line to hold.
-        outside: Whether the tensor stands beside the bare model, so that its name has no prefix.
-        groups: The number of heads, for `per_head`; `expand` sets it.
-    """
-
-    ours: str
-    theirs: str
-    transpose: bool = False
+    ours: str  # the variable's path relative to the backbone (or head); `{i}` is the layer
+    theirs: str  # the tensor's name in the checkpoint, with the same `{i}`
+    transpose: bool = False  # theirs is ours transposed, as `torch.nn.Linear` stores its matrix
+    # Theirs holds several of ours, side by side in the last axis of ours: which one, and how many.
     part: tuple[int, int] | None = None
-    per_head: bool = False
-    row: bool = False
-    also: tuple[str, ...] = ()
-    when: tuple[str, Any] | None = None
-    outside: bool = False
-    groups: int = 1
+    per_head: bool = False  # the parts stand side by side within each head
+    row: bool = False  # theirs has a leading axis of length 1
+    also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
+    when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
+    outside: bool = False  # beside the bare model: its name has no prefix
+    groups: int = 1  # the number of heads, for `per_head`; `of` sets it
 
     def of(self, config: TransformerConfig) -> "Weight":
         """The line for a config."""
@@ -91,42 +78,46 @@ LAYER_NORM, RMS_NORM = (("normalization", kind) for kind in ("layer_norm", "rms_
 
 
 def layers(
-    table: Mapping[str, str], ours: str = "", theirs: str = "", **options: Any
+    table: Mapping[str, str],
+    ours: str = "",
+    theirs: str = "",
+    *,
+    line: type[Weight] = Weight,
+    ends: tuple[str, str] = (".weight", ".bias"),
+    transpose: bool = True,
+    **options: Any,
 ) -> tuple[Weight, ...]:
-    """The lines of whole layers, by what our name of each says that it is.
-
-    Args:
-        table: Our path of a layer, and theirs. `..._norm` is a normalization, `..._embedding` and
-            `..._bias` are an embedding, all else is a dense layer, a `torch.nn.Linear` there.
-        ours: What stands before each of our paths, such as `"encoder/layer_{i}/"`.
-        theirs: What stands before each of theirs.
-        **options: Of the lines of dense layers.
-    """
+    """The lines of whole layers, by our path of each and theirs, and further values of a line."""
+    # `..._norm` is a normalization, `..._embedding` and `..._bias` are an embedding, all else is a
+    # dense layer, a `torch.nn.Linear` there.
     lines: list[Weight] = []
     for mine, its in table.items():
-        path, name = f"{ours}{mine}", f"{theirs}{its}"
+        path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
+        parts = [("kernel", first, {"transpose": transpose}), ("bias", second, {})]
         if path.endswith("_norm"):
-            lines += [
-                Weight(f"{path}/gamma", f"{name}.weight", when=LAYER_NORM),
-                Weight(f"{path}/beta", f"{name}.bias", when=LAYER_NORM),
-                Weight(f"{path}/scale", f"{name}.weight", when=RMS_NORM),
-            ]
+            parts = [("gamma", first, {"when": LAYER_NORM}), ("beta", second, {"when": LAYER_NORM})]
+            parts += [("scale", first, {"when": RMS_NORM})]
         elif path.endswith(("_embedding", "_bias")):
-            lines.append(Weight(f"{path}/embeddings", f"{name}.weight"))
-        else:
-            kernel = {"transpose": True, **options}
-            lines.append(Weight(f"{path}/kernel", f"{name}.weight", **kernel))
-            lines.append(Weight(f"{path}/bias", f"{name}.bias", **{**kernel, "transpose": False}))
+            parts = [("embeddings", first, {})]
+        lines += [line(f"{path}/{name}", tensor, **options | own) for name, tensor, own in parts]
     return tuple(lines)
 
 
-def fused(ours: Sequence[str], theirs: str, **options: Any) -> tuple[Weight, ...]:
+def attention(theirs: str, *names: str, ours: str = "self_attention") -> dict[str, str]:
+    """The dense layers of an attention, by their names in place of `{}` in `theirs`."""
+    parts = ("query", "key", "value", "output")
+    return {f"{ours}/{part}": theirs.format(name) for part, name in zip(parts, names, strict=True)}
+
+
+def fused(
+    ours: Sequence[str], theirs: str, layers: Callable = layers, **options: Any
+) -> tuple[Weight, ...]:
     """The lines of several dense layers that are one there, such as query, key and value."""
-    parts = (
-        layers({path: theirs}, part=(index, len(ours)), **options)
+    return tuple(
+        line
         for index, path in enumerate(ours)
+        for line in layers({path: theirs}, part=(index, len(ours)), **options)
     )
-    return tuple(line for lines in parts for line in lines)
 
 
 def output_matrix(theirs: str, *also: str) -> Weight:
@@ -137,17 +128,11 @@ def output_matrix(theirs: str, *also: str) -> Weight:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """How a checkpoint's tensor names may differ from those of the table.
+    """How a checkpoint's tensor names may differ from those of the table."""
 
-    Args:
-        prefixes: What may stand before every name, e.g. `"bert."`.
-        suffixes: What a name's end is also called, e.g. `{".gamma": ".weight"}`.
-        ignored: Patterns of names that need no place in the model.
-    """
-
-    prefixes: tuple[str, ...] = ()
-    suffixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()  # may stand before every name, e.g. "bert."
+    suffixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other ends of names
+    ignored: tuple[str, ...] = ()  # patterns of names that need no place in the model
 
     def canonical(self, name: str) -> str:
         """The table's name for a tensor of a checkpoint."""
@@ -183,11 +168,9 @@ def match(
     names: Names = Names(),
     where: str = "the checkpoint",
 ) -> dict[str, tuple[str, Weight]]:
-    """Finds the tensor for every variable; complains about all that does not fit, at once.
-
-    Lines for variables that the model lacks (a pooler it does without) say only that their tensors
-    may be left over. Gives, by our path, the tensor's actual name and its line.
-    """
+    """The actual name and the line of every variable's tensor; refuses all that does not fit."""
+    # Lines for variables that the model lacks (a pooler it does without) say only that their
+    # tensors may be left over.
     actual: dict[str, str] = {}
     twice = []
     for name in checkpoint:
@@ -242,16 +225,12 @@ def export(
             f"The family's checkpoints have no tensor for these variables:{_list('', unknown)}"
         )
     together: dict[str, list[Weight]] = {}
-    for path in variables:
-        together.setdefault(lines[path].theirs, []).append(lines[path])
+    for line in sorted(map(lines.get, variables), key=lambda line: line.part or (0, 1)):
+        together.setdefault(line.theirs, []).append(line)
     return {
-        name: parts[0].join([to_numpy(variables[line.ours]) for line in _in_order(parts)])
+        name: parts[0].join([to_numpy(variables[line.ours]) for line in parts])
         for name, parts in together.items()
     }
-
-
-def _in_order(parts: list[Weight]) -> list[Weight]:
-    return sorted(parts, key=lambda line: line.part or (0, 1))
 
 
 def _list(kind: str, found: list[str], most: int = 8) -> str:

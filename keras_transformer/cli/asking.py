@@ -3,8 +3,8 @@
 import argparse
 import pathlib
 
-from keras_transformer.cli import lines
-from keras_transformer.cli.command import ABOUT_LINES, ABOUT_PRESET, ASKING, Command, option, top_k
+from keras_transformer.cli.command import Option, option, positive
+from keras_transformer.cli.lines import Asking, asking, load, one_line, pairs, show_texts
 from keras_transformer.files import read_file
 from keras_transformer.tasks import (
     MaskedLM,
@@ -15,26 +15,64 @@ from keras_transformer.tasks import (
 )
 
 
-def _classify(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    task = lines.load(TextClassifier, options.preset, trained=True)
+def _top_k(default: int) -> Option:
+    text = "the K likeliest (default %(default)s)"
+    return option("--top-k", text, type=positive, default=default, metavar="K")
+
+
+@asking(
+    "classify",
+    """\
+print the label of texts
+
+Prints the likeliest label of each text and its probability; as tsv or json all labels, the
+likeliest first. The preset must be a classifier that was trained and saved, as
+TextClassifier.save_to_preset does:
+
+  import keras_transformer as kt
+  classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
+  classifier.fit(texts, labels, epochs=3)
+  classifier.save_to_preset("my_classifier")
+
+examples:
+  keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
+  keras-transformer classify --preset my_classifier < reviews.txt
+  keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
+""",
+    option("--pairs", "each text is two, with a tab between them", action="store_true"),
+    found="classes",
+)
+def _classify(options: argparse.Namespace) -> Asking:
+    task = load(TextClassifier, options.preset, trained=True)
     names = task.label_names
     width = max(map(len, names))
 
     def find(texts):
-        x = lines.pairs(texts, "two texts") if options.pairs else texts
+        x = pairs(texts, "two texts") if options.pairs else texts
         found = task.classify(x, batch_size=options.batch_size, top_k=task.num_classes)
         return [[{"label": label, "probability": share} for label, share in row] for row in found]
 
     def show(text, rows):
         return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"
 
-    lines.answer_lines(options, chunks, find, show, "classes")
+    return find, show
 
 
-def _embed(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    task = lines.load(TextEmbedder, options.preset)
+@asking(
+    "embed",
+    """\
+print the vectors of texts
+
+Prints a vector of each text. The dot product of two says how near the texts are to each other, if
+the model makes vectors of length 1, as minilm_l6_en does.
+
+examples:
+  keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
+  keras-transformer embed --preset minilm_l6_en --format tsv < texts.txt > vectors.tsv
+""",
+)
+def _embed(options: argparse.Namespace) -> Asking:
+    task = load(TextEmbedder, options.preset)
 
     def find(texts):
         vectors = task.predict(texts, batch_size=options.batch_size, verbose=0)
@@ -43,12 +81,26 @@ def _embed(options: argparse.Namespace) -> None:
     def show(text, rows):
         return " ".join(f"{x:.4f}" for x in rows[0]["vector"])
 
-    lines.answer_lines(options, chunks, find, show)
+    return find, show
 
 
-def _fill_mask(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    task = lines.load(MaskedLM, options.preset, trained=True)
+@asking(
+    "fill-mask",
+    """\
+print the likeliest words in place of a mask
+
+Prints the likeliest tokens in place of the mask of each text, with their probabilities. A mask is
+written as the model has it: [MASK] for BERT, <mask> for RoBERTa.
+
+examples:
+  keras-transformer fill-mask --preset bert_base_en_uncased "Paris is the [MASK] of France."
+  keras-transformer fill-mask --preset roberta_base_en --top-k 3 --format json < masked.txt
+""",
+    _top_k(5),
+    found="fillings",
+)
+def _fill_mask(options: argparse.Namespace) -> Asking:
+    task = load(MaskedLM, options.preset, trained=True)
 
     def find(texts):
         found = task.fill_mask(texts, top_k=options.top_k, batch_size=options.batch_size)
@@ -66,37 +118,68 @@ def _fill_mask(options: argparse.Namespace) -> None:
     def show(text, rows):
         return "\t".join(f"{row['token'].strip()} {row['score']:.3f}" for row in rows)
 
-    lines.answer_lines(options, chunks, find, show, "fillings")
+    return find, show
 
 
-def _recognize(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    task = lines.load(TokenClassifier, options.preset, trained=True)
+@asking(
+    "recognize",
+    """\
+print the named entities in texts
+
+Prints the entities of each text with their labels; as tsv or json also where they are, in
+characters from 0, and how sure the model is. A text without any gives an empty line.
+
+examples:
+  keras-transformer recognize --preset bert_base_en_ner "Ada Lovelace lived in London."
+  keras-transformer recognize --preset bert_base_en_ner --format json < news.txt
+""",
+    found="entities",
+)
+def _recognize(options: argparse.Namespace) -> Asking:
+    task = load(TokenClassifier, options.preset, trained=True)
 
     def find(texts):
         found = task.recognize(texts, batch_size=options.batch_size)
         return [[entity._asdict() for entity in entities] for entities in found]
 
     def show(text, rows):
-        return "\t".join(f"{row['label']} {lines.one_line(row['text'])}" for row in rows)
+        return "\t".join(f"{row['label']} {one_line(row['text'])}" for row in rows)
 
-    lines.answer_lines(options, chunks, find, show, "entities")
+    return find, show
 
 
-def _answer(options: argparse.Namespace) -> None:
+@asking(
+    "answer",
+    """\
+print the answers that stand in a text
+
+Answers each question with a stretch of its context. With --context or --context-file the texts are
+questions, without either each is a question, a tab, and its context.
+
+examples:
+  keras-transformer answer --preset distilbert_base_en_cased_squad --context-file story.txt \\
+      "Who rides a bike?" "Where?"
+  keras-transformer answer --preset my_answerer --top-k 3 --format json < pairs.tsv
+""",
+    option("--context", "the text that all answers are in", metavar="TEXT"),
+    option("--context-file", "the file of that text", metavar="FILE"),
+    _top_k(1),
+    option("--allow-no-answer", "an empty answer where none is likelier", action="store_true"),
+    found="answers",
+)
+def _answer(options: argparse.Namespace) -> Asking:
     context = options.context
     if options.context_file is not None:
         if context is not None:
             raise ValueError("Give either --context or --context-file.")
         context = read_file(pathlib.Path(options.context_file), 2**24).decode("utf-8-sig")
-    chunks = lines.read_texts(options)
-    task = lines.load(QuestionAnswerer, options.preset, trained=True)
+    task = load(QuestionAnswerer, options.preset, trained=True)
 
     def find(texts):
         questions, contexts = texts, [context] * len(texts)
         if context is None:
             what = "a question and its context (or give --context or --context-file)"
-            questions, contexts = lines.pairs(texts, what)
+            questions, contexts = pairs(texts, what)
         found = task.answer(
             questions, contexts, top_k=options.top_k, allow_no_answer=options.allow_no_answer,
             batch_size=options.batch_size,
@@ -104,116 +187,7 @@ def _answer(options: argparse.Namespace) -> None:
         found = [each if isinstance(each, list) else [each] for each in found]
         return [[answer._asdict() for answer in answers] for answers in found]
 
-    def show(text, rows):
-        return "\t".join(lines.one_line(row["text"]) for row in rows)
-
-    lines.answer_lines(options, chunks, find, show, "answers")
+    return find, show_texts
 
 
-CLASSIFY = Command(
-    name="classify",
-    short="print the label of texts",
-    description=f"""\
-Prints the likeliest label of each text and its probability; as tsv or json all labels, the
-likeliest first. The preset must be a classifier that was trained and saved, as
-TextClassifier.save_to_preset does:
-
-  import keras_transformer as kt
-  classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
-  classifier.fit(texts, labels, epochs=3)
-  classifier.save_to_preset("my_classifier")
-
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
-  keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
-  keras-transformer classify --preset my_classifier < reviews.txt
-  keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
-""",
-    options=(
-        *ASKING,
-        option("--pairs", "each text is two, with a tab between them", action="store_true"),
-    ),
-    run=_classify,
-)
-
-EMBED = Command(
-    name="embed",
-    short="print the vectors of texts",
-    description=f"""\
-Prints a vector of each text. The dot product of two says how near the texts are to each other, if
-the model makes vectors of length 1, as minilm_l6_en does.
-
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
-  keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
-  keras-transformer embed --preset minilm_l6_en --format tsv < texts.txt > vectors.tsv
-""",
-    options=ASKING,
-    run=_embed,
-)
-
-FILL_MASK = Command(
-    name="fill-mask",
-    short="print the likeliest words in place of a mask",
-    description=f"""\
-Prints the likeliest tokens in place of the mask of each text, with their probabilities. A mask is
-written as the model has it: [MASK] for BERT, <mask> for RoBERTa.
-
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
-  keras-transformer fill-mask --preset bert_base_en_uncased "Paris is the [MASK] of France."
-  keras-transformer fill-mask --preset roberta_base_en --top-k 3 --format json < masked.txt
-""",
-    options=(*ASKING, top_k(5)),
-    run=_fill_mask,
-)
-
-RECOGNIZE = Command(
-    name="recognize",
-    short="print the named entities in texts",
-    description=f"""\
-Prints the entities of each text with their labels; as tsv or json also where they are, in
-characters from 0, and how sure the model is. A text without any gives an empty line.
-
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
-  keras-transformer recognize --preset bert_base_en_ner "Ada Lovelace lived in London."
-  keras-transformer recognize --preset bert_base_en_ner --format json < news.txt
-""",
-    options=ASKING,
-    run=_recognize,
-)
-
-ANSWER = Command(
-    name="answer",
-    short="print the answers that stand in a text",
-    description=f"""\
-Answers each question with a stretch of its context. With --context or --context-file the texts are
-questions, without either each is a question, a tab, and its context.
-
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
-  keras-transformer answer --preset distilbert_base_en_cased_squad --context-file story.txt \\
-      "Who rides a bike?" "Where?"
-  keras-transformer answer --preset my_answerer --top-k 3 --format json < pairs.tsv
-""",
-    options=(
-        *ASKING,
-        option("--context", "the text that all answers are in", metavar="TEXT"),
-        option("--context-file", "the file of that text", metavar="FILE"),
-        top_k(1),
-        option(
-            "--allow-no-answer",
-            "an empty answer where none is likelier",
-            action="store_true",
-        ),
-    ),
-    run=_answer,
-)
-
-COMMANDS = (CLASSIFY, EMBED, FILL_MASK, RECOGNIZE, ANSWER)
+COMMANDS = (_classify, _embed, _fill_mask, _recognize, _answer)

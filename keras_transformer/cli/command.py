@@ -10,38 +10,34 @@ Option = tuple[str, dict[str, Any]]
 AS_WRITTEN = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Command:
-    """One sub-command, all that there is to say of it.
-
-    Args:
-        name: what is typed.
-        short: a few words, for the list of all.
-        description: what it does, in whole sentences.
-        examples: lines to copy.
-        options: its arguments, see `option`.
-        run: is given the parsed options.
-    """
+    """One sub-command, all that there is to say of it."""
 
     name: str
-    short: str
-    description: str
-    examples: str
+    text: str  # a few words for the list of all; what it does; `examples:` with lines to copy
     options: tuple[Option, ...]
-    run: Callable[[argparse.Namespace], None]
+    run: Callable[[argparse.Namespace], None]  # is given the parsed options
 
     def add_to(self, commands) -> None:
         """Adds it to the sub-commands of a parser."""
+        short, text = self.text.split("\n\n", 1)
+        description, examples = text.split("\nexamples:\n")
         parser = commands.add_parser(
             self.name,
-            help=self.short,
-            description=self.description,
-            epilog=f"examples:\n{self.examples}",
+            help=short,
+            description=description,
+            epilog=f"examples:\n{examples}",
             formatter_class=AS_WRITTEN,
         )
         for name, values in self.options:
             parser.add_argument(name, **values)
         parser.set_defaults(run=self.run)
+
+
+def command(name: str, text: str, *options: Option) -> Callable[..., Command]:
+    """Makes a sub-command of the function that it runs."""
+    return lambda run: Command(name, text, options, run)
 
 
 def option(name: str, help: str, **values) -> Option:
@@ -64,29 +60,3 @@ ABOUT_PRESET = """\
 PRESET is the name of a bundled preset (`keras-transformer presets` prints them), a folder (one
 that save_to_preset wrote, or in Hugging Face's format), or hf://org/name for a model on the hub.
 """
-
-ABOUT_LINES = """\
-Without a TEXT the texts are the lines of standard input, in UTF-8. Line i of the output belongs to
-line i of the input, and an empty line stays empty. --format tsv gives all that was found, in
-columns with tabs between them; --format json an object a line, for an empty one too.
-"""
-
-PRESET = option("--preset", "the model", required=True, metavar="PRESET")
-TEXTS = option("texts", "texts, each in quotes; else lines of stdin", nargs="*", metavar="TEXT")
-FORMAT = option(
-    "--format", "text to read, or all that was found as tsv or json lines (default %(default)s)",
-    choices=("text", "tsv", "json"), default="text",
-)  # fmt: skip
-BATCH_SIZE = option(
-    "--batch-size", "texts computed together (default %(default)s)", type=positive, default=32,
-    metavar="N",
-)  # fmt: skip
-ASKING = (PRESET, TEXTS, FORMAT, BATCH_SIZE)
-
-
-def top_k(default: int) -> Option:
-    """How many results each text has."""
-    return option(
-        "--top-k", "the K likeliest (default %(default)s)", type=positive, default=default,
-        metavar="K",
-    )  # fmt: skip

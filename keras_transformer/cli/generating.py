@@ -7,96 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from keras_transformer.checkpoints import Preset, load_config, resolve_preset
-from keras_transformer.cli import lines
-from keras_transformer.cli.command import (
-    ABOUT_LINES,
-    ABOUT_PRESET,
-    ASKING,
-    Command,
-    option,
-    positive,
-)
+from keras_transformer.cli.command import option, positive
+from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.files import read_file
 from keras_transformer.generation import BeamSearch, Greedy, Random, Rules
 from keras_transformer.tasks import CausalLM, Seq2SeqLM
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 
 _MAX_SCHEMA = 4 * 2**20  # bytes
-
-
-def _translate(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    options.beams = options.beams or max(5, options.n_best)
-    arguments = _arguments(options)
-    source = resolve_preset(options.preset)
-    split, join = _forms(source)
-    task = lines.load(Seq2SeqLM, source)
-    arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
-
-    def find(texts):
-        rows = [_rows(each) for each in task.generate(split(texts), **arguments)]
-        return [[{**row, "text": join(row["text"])} for row in each] for each in rows]
-
-    def show(text, rows):
-        return "\t".join(lines.one_line(row["text"]) for row in rows)
-
-    lines.answer_lines(options, chunks, find, show, "translations")
-
-
-def _generate(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    options.beams = options.beams or (
-        options.n_best if options.n_best > 1 and not _drawing(options) else 1
-    )
-    arguments = _arguments(options) | {"stop": options.stop, "seed": options.seed}
-    if options.stream and (options.n_best > 1 or options.format != "text"):
-        raise ValueError("--stream prints one text as it is made: no --n-best and no --format.")
-    task = lines.load(CausalLM, options.preset)
-    arguments["rules"] = _rules(task, options, options.choice)
-
-    def find(texts):
-        return [_rows(each) for each in task.generate(texts, **arguments)]
-
-    def show(text, rows):
-        return "\n".join(text + row["text"] for row in rows)
-
-    if not options.stream:
-        lines.answer_lines(options, chunks, find, show, "continuations")
-        return
-    for text in (text for chunk in chunks for text in chunk):
-        print(text, end="", flush=True)
-        if text.strip():
-            for piece in task.generate(text, stream=True, **arguments):
-                print(piece, end="", flush=True)
-        print()
-
-
-def _score(options: argparse.Namespace) -> None:
-    chunks = lines.read_texts(options)
-    source = resolve_preset(options.preset)
-    paired = load_config(source, load_weights=False)[0].kind == "seq2seq"
-    split, _ = _forms(source)
-    task = lines.load(Seq2SeqLM if paired else CausalLM, source)
-
-    def find(texts):
-        given = lines.pairs(texts, "a source and its target") if paired else (texts,)
-        given = map(split, given)
-        found = (scores.astype("float64") for scores in task.score(*given, per_token=True))
-        return [
-            [
-                {
-                    "log_probability": float(scores.sum()),
-                    "tokens": len(scores),
-                    "perplexity": float(np.exp(-scores.mean())),
-                }
-            ]
-            for scores in found
-        ]
-
-    def show(text, rows):
-        return f"{rows[0]['log_probability']:10.3f}  {text}"
-
-    lines.answer_lines(options, chunks, find, show)
 
 
 def _forms(preset: Preset) -> tuple[Callable, Callable]:
@@ -132,8 +50,7 @@ def _arguments(options: argparse.Namespace) -> dict:
 
 def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rules | None:
     """What the text must and must not hold."""
-    automaton = None
-    schema = None
+    automaton = schema = None
     if options.json_schema is not None:
         try:
             schema = json.loads(read_file(options.json_schema, _MAX_SCHEMA))
@@ -149,7 +66,7 @@ def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rule
     return None if rules == Rules() else rules
 
 
-def _rows(found) -> lines.Rows:
+def _rows(found) -> Rows:
     """One text, or several, with or without details."""
     rows = []
     for each in found if isinstance(found, list) else [found]:
@@ -164,7 +81,6 @@ def _rows(found) -> lines.Rows:
 def _writing(beams: str, length: int) -> tuple:
     """The options of translate and generate."""
     return (
-        *ASKING,
         option(
             "--beams", f"beams of the search; 1 takes the likeliest token each time ({beams})",
             type=positive, metavar="N",
@@ -194,10 +110,11 @@ def _writing(beams: str, length: int) -> tuple:
     )  # fmt: skip
 
 
-TRANSLATE = Command(
-    name="translate",
-    short="translate texts",
-    description=f"""\
+@asking(
+    "translate",
+    """\
+translate texts
+
 Translates each text with beam search and prints one translation a line. As tsv or json each has
 its score, which is what the search ranks by, and why it ended: at its end, or at its length.
 
@@ -206,22 +123,35 @@ as transformer_tiny_en_de, is given the text in that form, and its output is joi
 lowercased. It has only seen descriptions of images: "A man rides a bike." goes well, news does not.
 Its --regex and --choice are lowercased too.
 
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
+examples:
   keras-transformer translate --preset transformer_tiny_en_de "A man rides a bike."
   keras-transformer translate --preset transformer_tiny_en_de < english.txt > german.txt
   keras-transformer translate --preset transformer_tiny_en_de --n-best 3 --format json "A dog."
   keras-transformer translate --preset transformer_tiny_en_de --regex "ein hund.*" "A dog runs."
 """,
-    options=_writing("default 5", 128),
-    run=_translate,
+    *_writing("default 5", 128),
+    found="translations",
 )
+def _translate(options: argparse.Namespace) -> Asking:
+    options.beams = options.beams or max(5, options.n_best)
+    arguments = _arguments(options)
+    source = resolve_preset(options.preset)
+    split, join = _forms(source)
+    task = load(Seq2SeqLM, source)
+    arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
-GENERATE = Command(
-    name="generate",
-    short="continue a prompt",
-    description=f"""\
+    def find(texts):
+        rows = [_rows(each) for each in task.generate(split(texts), **arguments)]
+        return [[{**row, "text": join(row["text"])} for row in each] for each in rows]
+
+    return find, show_texts
+
+
+@asking(
+    "generate",
+    """\
+continue a prompt
+
 Continues each text with a decoder-only model, and prints it with its continuation. With --stream
 the text comes as it is made.
 
@@ -229,47 +159,88 @@ The likeliest token is taken at each step, unless --temperature, --top-k, --top-
 otherwise. Use --seed to get the same random text again. A continuation may have several lines: take
 --format json for many texts. A prompt of several lines goes in quotes: "$(cat prompt.txt)".
 
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
+examples:
   keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --beams 4 --max-new-tokens 80
   keras-transformer generate --preset gpt_tiny_shakespeare "ROMEO:" --stream --top-p 0.9
   keras-transformer generate --preset gpt_tiny_shakespeare --format json < prompts.txt
 """,
-    options=(
-        *_writing("default 1, with --n-best as many", 64),
-        option("--stream", "print the text as it is made", action="store_true"),
-        option(
-            "--temperature", "draw tokens, below 1 the likely ones more often", type=float,
-            metavar="T",
-        ),
-        option("--top-k", "draw from the K likeliest tokens", type=positive, metavar="K"),
-        option(
-            "--top-p", "draw from the likeliest tokens that have the probability P together",
-            type=float, metavar="P",
-        ),
-        option("--seed", "draw the same text again", type=int, metavar="N"),
-        option("--stop", "end before this text; can be repeated", action="append", metavar="TEXT"),
+    *_writing("default 1, with --n-best as many", 64),
+    option("--stream", "print the text as it is made", action="store_true"),
+    option(
+        "--temperature", "draw tokens, below 1 the likely ones more often", type=float,
+        metavar="T",
     ),
-    run=_generate,
+    option("--top-k", "draw from the K likeliest tokens", type=positive, metavar="K"),
+    option(
+        "--top-p", "draw from the likeliest tokens that have the probability P together",
+        type=float, metavar="P",
+    ),
+    option("--seed", "draw the same text again", type=int, metavar="N"),
+    option("--stop", "end before this text; can be repeated", action="append", metavar="TEXT"),
+    found="continuations",
 )  # fmt: skip
+def _generate(options: argparse.Namespace) -> Asking:
+    options.beams = options.beams or (
+        options.n_best if options.n_best > 1 and not _drawing(options) else 1
+    )
+    arguments = _arguments(options) | {"stop": options.stop, "seed": options.seed}
+    if options.stream and (options.n_best > 1 or options.format != "text"):
+        raise ValueError("--stream prints one text as it is made: no --n-best and no --format.")
+    task = load(CausalLM, options.preset)
+    arguments["rules"] = _rules(task, options, options.choice)
 
-SCORE = Command(
-    name="score",
-    short="print how likely a model finds texts",
-    description=f"""\
+    def find(texts):
+        return [_rows(each) for each in task.generate(texts, **arguments)]
+
+    def show(text, rows):
+        return "\n".join(text + row["text"] for row in rows)
+
+    def stream(text, rows):
+        print(text, end="", flush=True)
+        for piece in task.generate(text, stream=True, **arguments):
+            print(piece, end="", flush=True)
+        return ""
+
+    return (lambda texts: [[]] * len(texts), stream) if options.stream else (find, show)
+
+
+@asking(
+    "score",
+    """\
+print how likely a model finds texts
+
 Prints the natural logarithm of each text's probability; as tsv or json also the number of tokens
 that were scored, and the perplexity. For a translation model each text is a source, a tab, and a
 target, whose probability it is.
 
-{ABOUT_LINES}
-{ABOUT_PRESET}""",
-    examples="""\
+examples:
   keras-transformer score --preset gpt_tiny_shakespeare "To be, or not to be" "Be to or to not"
   paste english.txt german.txt | keras-transformer score --preset opus_mt_en_de --format tsv
 """,
-    options=ASKING,
-    run=_score,
 )
+def _score(options: argparse.Namespace) -> Asking:
+    source = resolve_preset(options.preset)
+    paired = load_config(source, load_weights=False)[0].kind == "seq2seq"
+    split, _ = _forms(source)
+    task = load(Seq2SeqLM if paired else CausalLM, source)
 
-COMMANDS = (TRANSLATE, GENERATE, SCORE)
+    def find(texts):
+        given = pairs(texts, "a source and its target") if paired else (texts,)
+        found = task.score(*map(split, given), per_token=True)
+        return [[_likelihood(scores.astype("float64"))] for scores in found]
+
+    def show(text, rows):
+        return f"{rows[0]['log_probability']:10.3f}  {text}"
+
+    return find, show
+
+
+def _likelihood(scores: np.ndarray) -> dict:
+    return {
+        "log_probability": float(scores.sum()),
+        "tokens": len(scores),
+        "perplexity": float(np.exp(-scores.mean())),
+    }
+
+
+COMMANDS = (_translate, _generate, _score)

@@ -9,20 +9,51 @@ from typing import Any
 
 from keras_transformer.checking import shorten
 from keras_transformer.checkpoints import Preset, resolve_preset
+from keras_transformer.cli.command import ABOUT_PRESET, Command, Option, option, positive
 
 Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
+# What is found in each of some texts; and a text and what was found in it, as people read it.
+Asking = tuple[Callable[[list[str]], list[Rows]], Callable[[str, Rows], str]]
 
 _CHUNK = 4096  # lines that are read, computed and printed together
+_ABOUT = f"""
+Without a TEXT the texts are the lines of standard input, in UTF-8. Line i of the output belongs to
+line i of the input, and an empty line stays empty. --format tsv gives all that was found, in
+columns with tabs between them; --format json an object a line, for an empty one too.
+
+{ABOUT_PRESET}"""
+_OPTIONS = (
+    option("--preset", "the model", required=True, metavar="PRESET"),
+    option("texts", "texts, each in quotes; else lines of stdin", nargs="*", metavar="TEXT"),
+    option(
+        "--format",
+        "text to read, or all that was found as tsv or json lines (default %(default)s)",
+        choices=("text", "tsv", "json"), default="text",
+    ),
+    option(
+        "--batch-size", "texts computed together (default %(default)s)", type=positive, default=32,
+        metavar="N",
+    ),
+)  # fmt: skip
+
+
+def asking(name: str, text: str, *options: Option, found: str | None = None):
+    """Makes a sub-command that answers each line, of a function that says how."""
+    # `found` is what JSON calls all that is found in a text, None for the one thing that there is.
+
+    def make(prepare: Callable[[argparse.Namespace], Asking]) -> Command:
+        def run(given: argparse.Namespace) -> None:
+            chunks = _read_texts(given)
+            _answer_lines(given.format, chunks, *prepare(given), found)
+
+        about = text.replace("\nexamples:\n", f"{_ABOUT}\nexamples:\n")
+        return Command(name, about, (*_OPTIONS, *options), run)
+
+    return make
 
 
 def load(task_class: type, preset: str | Preset, trained: bool = False):
-    """The task of a preset. That it is of the right kind is seen before its weights are fetched.
-
-    Args:
-        task_class: its class.
-        preset: its name, or what `resolve_preset` made of it.
-        trained: whether the task has a head of its own, which must be among the weights.
-    """
+    """The task of a preset. That it is of the right kind is seen before its weights are fetched."""
     opened = resolve_preset(preset)
     saved = opened.description[1]
     name = task_class.__name__
@@ -36,7 +67,7 @@ def load(task_class: type, preset: str | Preset, trained: bool = False):
     return task_class.from_preset(opened)
 
 
-def read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
+def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
     """The texts of the command line, else the lines of standard input, in chunks."""
     for number, text in enumerate(options.texts, 1):
         if not text.strip():
@@ -62,29 +93,16 @@ def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
         yield text.rstrip("\r\n")
 
 
-def answer_lines(
-    options: argparse.Namespace,
-    chunks: Iterator[list[str]],
-    find: Callable[[list[str]], list[Rows]],
-    show: Callable[[str, Rows], str],
-    name: str | None = None,
-) -> None:
-    """Prints a line for each text, in their order; an empty one for an empty one.
-
-    Args:
-        options: with `format`.
-        chunks: of `read_texts`.
-        find: what is found in each of some texts.
-        show: a text and what was found in it, as people read it.
-        name: what JSON calls all that is found in a text. None for the one thing that there is,
-            whose values stand beside the text.
-    """
+def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str | None) -> None:
+    """Prints a line for each text, in their order; an empty one for an empty one."""
 
     def written(line: str, rows: Rows) -> str:
-        if options.format == "json":
+        if form == "json":
             found = {name: rows} if name else dict(*rows)
-            return json.dumps({"text": line, **found}, ensure_ascii=False, default=_rounded)
-        if options.format == "tsv":
+            # NumPy's numbers and arrays, of which JSON knows nothing, as Python's.
+            text = {"text": line, **found}
+            return json.dumps(text, ensure_ascii=False, default=lambda value: value.tolist())
+        if form == "tsv":
             return "\t".join(_cells(row[key] for row in rows for key in row))
         return show(line, rows) if line.strip() else ""
 
@@ -99,6 +117,11 @@ def answer_lines(
 def one_line(text: str) -> str:
     """A text on one line: its line ends and tabs become spaces."""
     return " ".join(text.split()) if any(mark in text for mark in "\r\n\t") else text
+
+
+def show_texts(text: str, rows: Rows) -> str:
+    """The texts that were found, with tabs between them."""
+    return "\t".join(one_line(row["text"]) for row in rows)
 
 
 def pairs(lines: list[str], what: str) -> tuple[list[str], list[str]]:
@@ -121,8 +144,3 @@ def _cells(values: Iterable[Any]) -> Iterator[str]:
             yield from _cells(value)
         else:
             yield f"{value:.7g}" if isinstance(value, float) else str(value)
-
-
-def _rounded(value: Any) -> Any:
-    """NumPy's numbers and arrays, of which JSON knows nothing."""
-    return value.tolist()

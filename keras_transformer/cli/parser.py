@@ -8,7 +8,7 @@ import keras_transformer
 from keras_transformer.cli import asking, generating, plan, presets
 from keras_transformer.cli.command import AS_WRITTEN
 
-COMMANDS = (*presets.COMMANDS, plan.PLAN, *asking.COMMANDS, *generating.COMMANDS)
+COMMANDS = (*presets.COMMANDS, *plan.COMMANDS, *asking.COMMANDS, *generating.COMMANDS)
 
 _DESCRIPTION = """\
 Transformers in Keras: list the presets, plan what a model takes, and ask a model, of texts on the

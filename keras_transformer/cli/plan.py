@@ -5,29 +5,10 @@ import json
 import pathlib
 
 from keras_transformer.checkpoints import load_config, resolve_preset
-from keras_transformer.cli.command import Command, option
+from keras_transformer.cli.command import command, option
 from keras_transformer.config import TransformerConfig
 from keras_transformer.files import read_file
 from keras_transformer.planning import make_plan
-
-
-def _plan(options: argparse.Namespace) -> None:
-    config = _config(options.preset)
-    plan = make_plan(
-        config,
-        batch_size=options.batch,
-        length=config.max_sequence_length if options.length is None else options.length,
-        target_length=options.target_length,
-        devices=options.devices,
-        dtype=options.dtype,
-        optimizer=options.optimizer,
-        generating=options.generate,
-        model_parallel=options.model_parallel,
-        device_memory=options.memory,
-        flops=options.flops,
-        bandwidth=options.bandwidth,
-    )
-    print(f"{options.preset}: {plan}")
 
 
 def _config(preset: str):
@@ -49,24 +30,7 @@ _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def quantity(text: str) -> float:
-    """A number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`.
-
-    Args:
-        text: a number, optionally a factor (k, M, G, T, P) and a unit.
-
-    Returns:
-        Float.
-
-    Raises:
-        argparse.ArgumentTypeError: for anything else.
-
-    Example:
-    ```python
-    from keras_transformer.cli.plan import quantity
-
-    assert quantity("80G") == quantity("80 GB") == 80e9
-    ```
-    """
+    """A number of bytes or operations, such as `80G`, `312 TFLOP/s` or `3.35e12`."""
     short = text.strip().removesuffix("/s").removesuffix("FLOP").removesuffix("B").strip()
     factor = short[-1:] if short[-1:] in _FACTORS else ""
     try:
@@ -80,10 +44,11 @@ def quantity(text: str) -> float:
     return value
 
 
-PLAN = Command(
-    name="plan",
-    short="plan training or generation: parameters, memory, layout, time",
-    description="""\
+@command(
+    "plan",
+    """\
+plan training or generation: parameters, memory, layout, time
+
 Says what a step of a model takes before anything is paid for: parameters, operations, the memory
 of a device part by part, how the model lies on the devices, and how long a step lasts. Nothing is
 built, loaded or allocated: GPT-3 on 1,024 devices is planned on a laptop, in a second.
@@ -108,8 +73,8 @@ Time. --flops is what a device reaches in products of matrices: half of the figu
 sheet is a good start. --bandwidth is what it sends to others. Nothing is taken to overlap.
 
 Sizes are written 80G, 1.5T or 3.35e12: thousands, not 1024. A B or /s behind is allowed.
-""",
-    examples="""\
+
+examples:
   keras-transformer plan bert_base_en --batch 32 --length 512
   keras-transformer plan gpt3_175b_en --devices 1024 --batch 64 --length 2048 \\
       --dtype mixed_bfloat16 --memory 141G --flops 400T --bandwidth 300G
@@ -117,38 +82,55 @@ Sizes are written 80G, 1.5T or 3.35e12: thousands, not 1024. A B or /s behind is
   keras-transformer plan llama3_8b_en --generate --batch 16 --length 8192 --dtype bfloat16
   keras-transformer plan my_config.json --devices 8 --model-parallel 4 --batch 64 --length 1024
 """,
-    options=(
-        option("preset", "preset, folder, hf:// name or JSON file of a config", metavar="PRESET"),
-        option("--devices", "devices (default %(default)s)", type=int, default=1, metavar="N"),
-        option("--batch", "rows, of all devices together", type=int, required=True, metavar="B"),
-        option(
-            "--length",
-            "tokens of a row, of the source for an encoder-decoder (default: the model's longest)",
-            type=int, metavar="L",
-        ),
-        option(
-            "--target-length", "tokens of the target, for an encoder-decoder (default: --length)",
-            type=int, metavar="L",
-        ),
-        option(
-            "--dtype",
-            "float32, mixed_bfloat16 (weights in float32), mixed_float16, bfloat16 (weights too) "
-            "or float16 (default %(default)s)",
-            default="float32", metavar="D",
-        ),
-        option(
-            "--optimizer", "adamw, adam, lion, rmsprop or sgd (default %(default)s)",
-            default="adamw", metavar="NAME",
-        ),
-        option("--generate", "plan generation with a cache, not training", action="store_true"),
-        option(
-            "--model-parallel",
-            "devices that share a model (default: the fewest with which the memory suffices)",
-            type=int, metavar="M",
-        ),
-        option("--memory", "memory of a device, such as 80G", type=quantity, metavar="BYTES"),
-        option("--flops", "what a device computes, such as 150T", type=quantity, metavar="FLOP/S"),
-        option("--bandwidth", "what it sends, such as 300G", type=quantity, metavar="BYTES/S"),
+    option("preset", "preset, folder, hf:// name or JSON file of a config", metavar="PRESET"),
+    option("--devices", "devices (default %(default)s)", type=int, default=1, metavar="N"),
+    option("--batch", "rows, of all devices together", type=int, required=True, metavar="B"),
+    option(
+        "--length",
+        "tokens of a row, of the source for an encoder-decoder (default: the model's longest)",
+        type=int, metavar="L",
     ),
-    run=_plan,
+    option(
+        "--target-length", "tokens of the target, for an encoder-decoder (default: --length)",
+        type=int, metavar="L",
+    ),
+    option(
+        "--dtype",
+        "float32, mixed_bfloat16 (weights in float32), mixed_float16, bfloat16 (weights too) "
+        "or float16 (default %(default)s)",
+        default="float32", metavar="D",
+    ),
+    option(
+        "--optimizer", "adamw, adam, lion, rmsprop or sgd (default %(default)s)",
+        default="adamw", metavar="NAME",
+    ),
+    option("--generate", "plan generation with a cache, not training", action="store_true"),
+    option(
+        "--model-parallel",
+        "devices that share a model (default: the fewest with which the memory suffices)",
+        type=int, metavar="M",
+    ),
+    option("--memory", "memory of a device, such as 80G", type=quantity, metavar="BYTES"),
+    option("--flops", "what a device computes, such as 150T", type=quantity, metavar="FLOP/S"),
+    option("--bandwidth", "what it sends, such as 300G", type=quantity, metavar="BYTES/S"),
 )  # fmt: skip
+def _plan(options: argparse.Namespace) -> None:
+    config = _config(options.preset)
+    made = make_plan(
+        config,
+        batch_size=options.batch,
+        length=config.max_sequence_length if options.length is None else options.length,
+        target_length=options.target_length,
+        devices=options.devices,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        generating=options.generate,
+        model_parallel=options.model_parallel,
+        device_memory=options.memory,
+        flops=options.flops,
+        bandwidth=options.bandwidth,
+    )
+    print(f"{options.preset}: {made}")
+
+
+COMMANDS = (_plan,)

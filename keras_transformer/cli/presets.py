@@ -12,10 +12,27 @@ from keras_transformer.checkpoints import (
     variable_shapes,
 )
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.cli.command import ABOUT_PRESET, Command, option, positive
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
 from keras_transformer.generation import Cache
 
 
+@command(
+    "presets",
+    """\
+print a table of the bundled presets
+
+Prints the bundled presets: what they are, their size on disk and where the weights are.
+
+examples:
+  keras-transformer presets
+  keras-transformer presets --task token_classification
+""",
+    option(
+        "--task",
+        "only those with a head for this task, such as text_classification or causal_lm",
+        metavar="TASK",
+    ),
+)
 def _presets(options: argparse.Namespace) -> None:
     rows = [("name", "family", "kind", "parameters", "task", "size on disk", "weights")]
     for name in list_presets(options.task):
@@ -43,6 +60,34 @@ def _where(pointer: dict[str, str] | None) -> str:
     return f"none: extra [{pointer['extra']}]" if "extra" in pointer else "none: on the hub"
 
 
+@command(
+    "info",
+    f"""\
+print what a preset is: architecture, parameters, sizes
+
+Prints the architecture of a preset, its parameters by part, and the memory that it
+takes: the weights, and the keys and values kept in generation.
+
+{ABOUT_PRESET}
+examples:
+  keras-transformer info minilm_l6_en
+  keras-transformer info llama3_8b_en --length 8192 --batch 4
+""",
+    option("preset", "the model", metavar="PRESET"),
+    option(
+        "--length",
+        "tokens of a sequence, for the size of the cache (default: the model's longest)",
+        type=positive,
+        metavar="N",
+    ),
+    option(
+        "--batch",
+        "sequences generated together (default %(default)s)",
+        type=positive,
+        default=1,
+        metavar="N",
+    ),
+)
 def _info(options: argparse.Namespace) -> None:
     source = resolve_preset(options.preset)
     config, task, metadata = load_config(source, load_weights=False)
@@ -126,51 +171,4 @@ def _print_table(rows: list[tuple[str, ...]], right: Sequence[int] = ()) -> None
         print("  ".join(cells).rstrip())
 
 
-PRESETS = Command(
-    name="presets",
-    short="print a table of the bundled presets",
-    description="Prints the bundled presets: what they are, their size on disk and where the "
-    "weights are.",
-    examples="""\
-  keras-transformer presets
-  keras-transformer presets --task token_classification
-""",
-    options=(
-        option(
-            "--task",
-            "only those with a head for this task, such as text_classification or causal_lm",
-            metavar="TASK",
-        ),
-    ),
-    run=_presets,
-)
-
-INFO = Command(
-    name="info",
-    short="print what a preset is: architecture, parameters, sizes",
-    description="Prints the architecture of a preset, its parameters by part, and the memory that "
-    f"it\ntakes: the weights, and the keys and values kept in generation.\n\n{ABOUT_PRESET}",
-    examples="""\
-  keras-transformer info minilm_l6_en
-  keras-transformer info llama3_8b_en --length 8192 --batch 4
-""",
-    options=(
-        option("preset", "the model", metavar="PRESET"),
-        option(
-            "--length",
-            "tokens of a sequence, for the size of the cache (default: the model's longest)",
-            type=positive,
-            metavar="N",
-        ),
-        option(
-            "--batch",
-            "sequences generated together (default %(default)s)",
-            type=positive,
-            default=1,
-            metavar="N",
-        ),
-    ),
-    run=_info,
-)
-
-COMMANDS = (PRESETS, INFO)
+COMMANDS = (_presets, _info)

@@ -1,5 +1,6 @@
 """The blocks of a decoder one after the other, with a cache or without."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,12 +35,7 @@ class BlockRun:
         self.positions = self.key_positions = inputs.get("position_ids")
         # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
         mask = inputs.get("padding_mask")
-        # Behind its real tokens a row has none that a causal block could see: the kernel's own
-        # causality says it all. What is collected shows the mask.
-        self._causality_suffices = cache is None and not collect and is_on_the_right(mask)
         self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
-        # Then no causal block could see padding, and its kernel needs no mask beside causality.
-        self._masks_itself = cache is None and is_on_the_right(mask)
         if cache is not None:
             length = x.shape[1]
             self.cache = cache.reserve(x, mask)
@@ -57,6 +53,11 @@ class BlockRun:
         """The positions that the cache counts; None without one."""
         return None if self.cache is None else self.positions
 
+    @functools.cached_property
+    def _padding_is_unseen(self) -> bool:
+        """Whether causality alone hides the padding: then the kernel needs no mask beside it."""
+        return is_on_the_right(self._options["inputs_mask"])
+
     def __call__(self, block, x, **options):
         """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
 
@@ -68,9 +69,7 @@ class BlockRun:
         """
         used = block.rotary is not None or block.window is not None
         options = {**self._options, "positions": self.positions if used else None, **options}
-        if block.causal and self._masks_itself:
-            options["inputs_mask"] = None
-        if self._causality_suffices and block.causal:
+        if block.causal and self._padding_is_unseen:
             options["inputs_mask"] = None
         if "states" in self.collected:
             self.collected["states"].append(x)

@@ -9,6 +9,12 @@ import tokenizers
 
 from keras_transformer.checking import check_text
 
+# Chinese characters, for a class of a regular expression.
+CHINESE = (
+    r"\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{20000}-\x{2a6df}\x{2a700}-\x{2b73f}"
+    r"\x{2b740}-\x{2b81f}\x{2b820}-\x{2ceaf}\x{f900}-\x{faff}\x{2f800}-\x{2fa1f}"
+)
+
 
 class Unusable(Exception):
     """A tokenizer is broken, or asks for more than it may."""
@@ -40,6 +46,13 @@ def copy_backend(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         (copy.add_special_tokens if special else copy.add_tokens)(list(tokens))
     copy.encode_special_tokens = backend.encode_special_tokens
     return copy
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in GPT-2's vocabulary: itself if it is visible."""
+    alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    hidden = (char for char in sorted(alphabet) if ord(char) > 255)
+    return [chr(byte) if chr(byte) in alphabet else next(hidden) for byte in range(256)]
 
 
 def check_texts(texts, name: str) -> list[str]:

@@ -9,6 +9,7 @@ import functools
 import json
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,19 +46,7 @@ _INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def bounded(text: str) -> str:
-    """A `tokenizer.json` that asks for no more than published ones do.
-
-    Padding, truncation and dropout are taken out: they are no part of what a text is encoded to.
-
-    Args:
-        text: the content of the file.
-
-    Returns:
-        The content to be given to the library.
-
-    Raises:
-        Unusable: if it is not JSON, or asks for too much, with the part that does.
-    """
+    """A `tokenizer.json` that asks for no more than published ones do."""
     if text.count("[") + text.count("{") > _MAX_PARTS:
         raise Unusable(f"it has more than {_MAX_PARTS:,} lists and objects")
     try:
@@ -86,22 +75,11 @@ def bounded(text: str) -> str:
 
 
 def check_ids(backend: tokenizers.Tokenizer) -> None:
-    """Refuses ids that no embedding can have a row for.
-
-    Args:
-        backend: the backend.
-
-    Raises:
-        Unusable: if the vocabulary has one, or what is put around a text has one that is beyond
-            the vocabulary.
-    """
+    """Refuses ids that no embedding can have a row for."""
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > MAX_VOCABULARY:
         raise Unusable(f"a token has the id {size - 1:,}; it may have up to {MAX_VOCABULARY:,}")
-    if backend.post_processor is None:
-        return
-    around = {"post_processor": json.loads(backend.post_processor.__getstate__())}
-    for step in _steps(around, "post_processor"):
+    for step in steps_of(backend.post_processor):
         for token, index in _around(step):
             if index >= size:
                 raise Unusable(
@@ -111,18 +89,10 @@ def check_ids(backend: tokenizers.Tokenizer) -> None:
 
 
 def segment_count(backend: tokenizers.Tokenizer) -> int:
-    """How many segments the backend tells apart: 2, or more if its template has more.
-
-    Args:
-        backend: the backend.
-
-    Returns:
-        The highest segment id plus one.
-    """
-    around = backend.post_processor and json.loads(backend.post_processor.__getstate__())
+    """How many segments the backend tells apart: 2, or more if its template has more."""
     ids = [
         value.get("type_id", 0)
-        for step in _steps({"post_processor": around}, "post_processor")
+        for step in steps_of(backend.post_processor)
         for piece in [*step.get("single", ()), *step.get("pair", ())]
         for value in piece.values()
     ]
@@ -130,18 +100,9 @@ def segment_count(backend: tokenizers.Tokenizer) -> int:
 
 
 def try_out(backend: tokenizers.Tokenizer) -> None:
-    """Shows the faults that show only in use, by what the library raises.
-
-    A template or an unknown token without an id; and a regular expression that tries so many ways
-    at each character that a page would take minutes. (The library fails after ten million ways at
-    one character.) The text grows, so that finding out is quick.
-
-    Args:
-        backend: the backend.
-
-    Raises:
-        Unusable: if it takes too long.
-    """
+    """Shows the faults that show only in use, by what the library raises."""
+    # A template or an unknown token without an id; and a regular expression that tries so many ways
+    # at each character that a page would take minutes. The text grows, so that this shows quickly.
     backend.encode("a", "\U00012000")  # cuneiform, which hardly a vocabulary has
     length = 1
     while length < 2 * len(_SAMPLE):
@@ -177,11 +138,13 @@ def _check_vocabulary(values: dict[str, Any]) -> int:
 # Steps
 
 
-def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part in their order, those of sequences one by one.
+def steps_of(part: Any) -> list[dict[str, Any]]:
+    """What `tokenizer.json` says of each step of a part of a backend; none of None."""
+    return [] if part is None else list(_steps({"": json.loads(part.__getstate__())}, ""))
 
-    What has no type is refused: the library would guess one.
-    """
+
+def _steps(values: dict[str, Any], part: str) -> Iterator[dict[str, Any]]:
+    """The steps of a part in their order, those of sequences one by one."""
     waiting, count = [values.get(part)], 0
     while waiting:
         step = waiting.pop()
@@ -224,12 +187,10 @@ class _Sizes(dict):
 
 
 def _growth(steps: list[dict[str, Any]]) -> float:
-    """The most characters that the steps make of one.
-
-    From the last step to the first: how many characters a character becomes in this step and those
-    behind it. The end of a text counts as one too. For characters that the file does not write
-    Unicode's own rules do not count, by which one of a text may become 18.
-    """
+    """The most characters that the steps make of one."""
+    # From the last step to the first: how many characters a character becomes in this step and
+    # those behind it. The end of a text counts as one too. For characters that the file does not
+    # write Unicode's own rules do not count, by which one of a text may become 18.
     patterns = [step.get("pattern") for step in steps]
     patterns = sum(isinstance(pattern, dict) and "Regex" in pattern for pattern in patterns)
     if patterns > _MAX_PATTERNS:
@@ -335,20 +296,17 @@ def _around(step: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def _check_around(steps: list[dict[str, Any]]) -> None:
     tokens, copies = 0, 1
     for step in steps:
-        lengths = {}
-        for name, _ in _around(step):
-            lengths[name] = lengths.get(name, 0) + 1
-        most = 0
+        lengths, most = Counter(name for name, _ in _around(step)), 1
         for form in ("single", "pair"):
             pieces = step.get(form)
             pieces = [p for p in pieces if isinstance(p, dict)] if isinstance(pieces, list) else []
-            named = [p["SpecialToken"] for p in pieces if isinstance(p.get("SpecialToken"), dict)]
-            tokens += sum(lengths.get(str(token.get("id")), 0) for token in named)
-            texts = [
-                str(p["Sequence"].get("id")) for p in pieces if isinstance(p.get("Sequence"), dict)
-            ]
-            most = max([most, *map(texts.count, set(texts))])
-        copies *= max(most, 1)
+            named, texts = (
+                [str(p[kind].get("id")) for p in pieces if isinstance(p.get(kind), dict)]
+                for kind in ("SpecialToken", "Sequence")
+            )
+            tokens += sum(lengths[name] for name in named)
+            most = max([most, *Counter(texts).values()])
+        copies *= most
     if tokens > _MAX_AROUND or copies > _MAX_COPIES:
         raise Unusable(
             f"its post_processor has a text {copies:,} times, of at most {_MAX_COPIES}, and puts "

@@ -1,10 +1,21 @@
-"""Chats as the text that a model was trained on, by the template of its tokenizer."""
+"""Chats as the text that a model was trained on, by the template of its tokenizer.
 
+Templates are rendered in another process, which is started once, kept, and replaced.
+"""
+
+import atexit
+import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from keras_transformer.tokenizers.chat_process import render_apart
+from keras_transformer.tokenizers import chat_child
 
 # Characters; published templates have up to some ten thousand.
 MAX_TEMPLATE = 2**20
@@ -16,6 +27,12 @@ _WRONG = {
     "refused": "refuses this chat: ",
     "failed": "fails for this chat: ",
 }
+SECONDS = 2.0  # of computing
+PATIENCE = 30.0  # seconds by the clock, whoever else is computing
+MEMORY = 256 * 2**20  # bytes
+MAX_REQUEST = 16 * 2**20  # bytes, of a template and what it is given
+# Of the environment no more than what a Python may need to start, and the time zone.
+_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
 def render_chat(
@@ -27,44 +44,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> str:
-    """The text of a chat, as Transformers' `apply_chat_template` gives it.
-
-    A template comes with a model and is not trusted: it can do nothing but make text of what it
-    is given here. It is read and rendered in a process of its own, which the operating system
-    ends after 2 seconds of computing, and gives 256 MB (on Linux; on Windows the end comes after
-    30 seconds by the clock). The first call starts that process, later ones use it.
-
-    The text has the special tokens in it. It is encoded with `special_tokens=False`.
-
-    Args:
-        template: the template, in Jinja.
-        messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...) and
-            `content`, and further keys that the template may know.
-        add_generation_prompt: end with what comes before the assistant's next answer.
-        special_tokens: such as `{"bos_token": "<s>"}`.
-        tools: descriptions of functions that the model may call, as dicts of JSON values.
-        **variables: what else the template knows, such as `enable_thinking`.
-
-    Returns:
-        The text.
-
-    Raises:
-        ImportError: if jinja2 is not installed.
-        RuntimeError: if the process for it cannot be started.
-        ValueError: if a message is wrong, or the template is: it is invalid, it refuses the chat,
-            it asks for what it may not, or for too much.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers.chat import render_chat
-
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-    messages = [{"role": "user", "content": "Hello!"}]
-    text = render_chat(template, messages, special_tokens={"eos_token": "</s>"})
-    assert text == "<user>Hello!</s>"
-    ```
-    """
+    """The text of a chat, as Transformers' `apply_chat_template` gives it."""
     messages = _checked(messages)
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise ValueError(
@@ -115,3 +95,167 @@ def _plain(value: Any, name: str) -> Any:
         return value
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"`{name}` must hold JSON values only: {error}") from None
+
+
+class Ended(Exception):
+    """The process ended without an answer."""
+
+
+def render_apart(
+    template: str, given: dict[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
+) -> tuple[str, str]:
+    """Renders a template in another process, which is killed if it takes too much."""
+    global _process
+    request = json.dumps([template, given]).encode()
+    if len(request) > MAX_REQUEST:
+        return "size", f"with the chat it has {len(request):,} bytes, and may have {MAX_REQUEST:,}"
+    with _lock:
+        for _ in range(2):
+            if _process is None:
+                _process = _Process()
+            process = _process
+            try:
+                kind, last, text = process.ask(request, seconds, patience)
+            except BaseException as error:
+                process.end()
+                _process = None
+                if not isinstance(error, Ended):
+                    raise  # such as an interruption, behind which an answer would still come
+            else:
+                if last:
+                    process.end()
+                    _process = None
+                return kind, text
+            if process.timed_out:
+                return "size", f"it takes longer than {patience:g} seconds"
+            if process.status == -getattr(signal, "SIGPROF", 0):
+                return "size", f"it takes more than {seconds:g} seconds of computing"
+            if process.status == chat_child.OUT_OF_MEMORY:
+                return "size", f"it takes more than {MEMORY // 2**20} MB"
+            # Killed from outside, perhaps while it waited: once more.
+    return "size", f"it ends the process that renders it (with the status {process.status})"
+
+
+class _Process:
+    """A process that renders templates. Its pipes have no buffers, for a fork to copy or lock."""
+
+    def __init__(self):
+        command = [sys.executable, "-I", "-S", "-B", chat_child.__file__, str(MEMORY), *_folders()]
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+                # Ctrl-C in a terminal is for the process that asks.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+            self._timed(PATIENCE, self._answer)
+        except (OSError, Ended) as error:
+            if not isinstance(error, OSError):
+                self.end()
+                error = f"it ended with the status {self.status}"
+            raise RuntimeError(
+                f"The process that renders chat templates does not start: {error}. Its command is: "
+                f"{' '.join(command)}"
+            ) from None
+
+    @property
+    def status(self) -> int | None:
+        """How it ended: a number, below 0 by that signal."""
+        return self._popen.returncode
+
+    def ask(self, request: bytes, seconds: float, patience: float) -> tuple[str, bool, str]:
+        """The kind of an answer, whether the process ends after it, and its text."""
+        return self._timed(patience, self._exchange, request, seconds)
+
+    def _timed(self, patience, function, *args):
+        timer = threading.Timer(patience, self._time_out)
+        timer.daemon = True
+        self.timed_out = False
+        timer.start()
+        try:
+            return function(*args)
+        finally:
+            timer.cancel()
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        self._popen.kill()
+
+    def _exchange(self, request: bytes, seconds: float):
+        data = memoryview(chat_child.REQUEST.pack(seconds, len(request)) + request)
+        try:
+            while data:
+                data = data[self._popen.stdin.write(data) :]
+        except BrokenPipeError:
+            raise Ended from None
+        return self._answer()
+
+    def _answer(self) -> tuple[str, bool, str]:
+        kind, last, length = chat_child.ANSWER.unpack(self._read(chat_child.ANSWER.size))
+        if length > 4 * chat_child.MAX_TEXT:
+            raise Ended
+        text = self._read(length).decode("utf-8", "surrogatepass")
+        return kind.rstrip(b"\0").decode(), last, text
+
+    def _read(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            part = self._popen.stdout.read(min(length - len(data), 2**20))
+            if not part:
+                raise Ended
+            data += part
+        return bytes(data)
+
+    def end(self) -> None:
+        """Kills it, and waits until it has ended."""
+        self._popen.kill()
+        self._popen.wait()
+        self._close()
+
+    def leave(self) -> None:
+        """Lets go of it in a fork of the process that has started it, and keeps."""
+        self._popen.returncode = 0  # not a child of this process: nothing to wait for
+        self._close()
+
+    def _close(self) -> None:
+        self._popen.stdin.close()
+        self._popen.stdout.close()
+
+
+def _folders() -> list[str]:
+    """Where jinja2 and what it needs are. The process looks in no place of its own."""
+    folders = {}
+    for name in ("jinja2", "markupsafe"):
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ImportError(f"No module named {name!r}")
+        folders[str(Path(spec.origin).parent.parent.absolute())] = None
+    return list(folders)
+
+
+_lock = threading.Lock()
+_process: _Process | None = None
+
+
+def _leave() -> None:
+    """In a fork: another thread may have held the lock, and the process is the parent's."""
+    global _lock, _process
+    _lock = threading.Lock()
+    if _process is not None:
+        _process.leave()
+        _process = None
+
+
+@atexit.register
+def _end() -> None:
+    if _process is not None:
+        _process.end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)

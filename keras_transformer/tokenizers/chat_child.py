@@ -1,6 +1,6 @@
 """The process in which the templates of chats are rendered, a script of its own.
 
-`chat_process` starts it. It imports jinja2 and nothing of this package, takes one chat after
+`chat` starts it. It imports jinja2 and nothing of this package, takes one chat after
 another from its standard input, and gives back the text of each, or what went wrong.
 
 Jinja's sandbox keeps a template from Python's internals. It keeps it neither from filling the
@@ -52,13 +52,8 @@ def make_environment():
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         # Not Jinja's own, which escapes what has a meaning in HTML.
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
+        layout = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
     def raise_exception(message):
         raise jinja2.exceptions.TemplateError(message)
@@ -101,7 +96,7 @@ def render(compiled, request):
 def main(memory, *folders):
     """Answers requests until there are no more."""
     sys.path += folders
-    answers = os.dup(1)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is printed is no answer
     environment = make_environment()
     compiled = functools.lru_cache(_KEPT_TEMPLATES)(environment.from_string)
@@ -112,15 +107,15 @@ def main(memory, *folders):
     kind, text, last = "ready", "", False
     while True:
         data = text.encode("utf-8", "surrogatepass")
-        write(answers, ANSWER.pack(kind.encode(), last, len(data)))
-        write(answers, data)
+        answers.write(ANSWER.pack(kind.encode(), last, len(data)) + data)
+        answers.flush()
         if last:
             return
         del text, data
         set_timer(0)
-        seconds, length = REQUEST.unpack(read(0, REQUEST.size))
+        seconds, length = REQUEST.unpack(read(requests, REQUEST.size))
         set_timer(seconds)
-        kind, text = render(compiled, read(0, length))
+        kind, text = render(compiled, read(requests, length))
         last = size_in_memory() > start_size + _MAX_GROWTH
 
 
@@ -155,22 +150,12 @@ def size_in_memory():
     return int(os.pread(statistics(), 100, 0).split()[0]) * resource.getpagesize()
 
 
-def read(file, length):
+def read(requests, length):
     """Bytes; ends this process where there are no more, since the one that asks has ended."""
-    parts = []
-    while length:
-        parts.append(os.read(file, min(length, 2**20)))
-        if not parts[-1]:
-            os._exit(0)
-        length -= len(parts[-1])
-    return b"".join(parts)
-
-
-def write(file, data):
-    """All of the bytes."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    data = requests.read(length)
+    if len(data) < length:
+        os._exit(0)
+    return data
 
 
 if __name__ == "__main__":

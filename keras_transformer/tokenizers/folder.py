@@ -1,8 +1,13 @@
-"""The files of a published tokenizer: what their JSON says, and the tokens that they add."""
+"""The files of a published tokenizer: what their JSON says, and the tokens that they add.
+
+Only JSON values, text and SentencePiece's files are read, from fixed names in one folder.
+Nothing is imported or executed, and no path found in a file is followed.
+"""
 
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,6 @@ from tokenizers import AddedToken
 from keras_transformer.files import has_file, read_file
 from keras_transformer.tokenizers.bounds import MAX_FILE
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE
-from keras_transformer.tokenizers.preparing import Settings
-from keras_transformer.tokenizers.published import GENERIC, class_of
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -49,24 +52,61 @@ TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
+# A role and the names that published files have for it, the more telling first.
+PUBLISHED_KEYS = {
+    "pad": ("pad_token",),
+    "start": ("bos_token", "cls_token"),
+    "end": ("eos_token", "sep_token"),
+    "mask": ("mask_token",),
+    "unknown": ("unk_token",),
+}
+# Used when no file says which token has which role.
+_WELL_KNOWN = {
+    "pad": ("<pad>", "[PAD]"),
+    "start": ("<s>", "[CLS]", "<|endoftext|>"),
+    "end": ("</s>", "[SEP]", "<|endoftext|>"),
+    "mask": ("<mask>", "[MASK]"),
+    "unknown": ("<unk>", "[UNK]"),
+}
 # Bytes that a file may have: vocabularies of one kind have up to 5 MB, configs up to 2 MB.
 _LIMIT = 16 * 2**20
 _LIMITS = {TOKENIZER_FILE: MAX_FILE, CHAT_FILE: MAX_TEMPLATE, "config.json": 4 * 2**20}
-_TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
+# What the files of a tokenizer without a class of its own say, without the ending "Fast".
+GENERIC = "PreTrainedTokenizer"
+# The class of a model's tokenizer if its tokenizer_config.json names none. The class of the
+# Llama line is in its files only.
+_CLASS_OF_MODEL = {
+    "albert": "AlbertTokenizer",
+    "bart": "RobertaTokenizer",
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "marian": "MarianTokenizer",
+    "mistral": GENERIC,
+    "modernbert": GENERIC,
+    "mt5": "T5Tokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "t5": "T5Tokenizer",
+    "umt5": GENERIC,
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+# Models whose files often name another class than theirs.
+_WRONGLY_NAMED = ("modernbert", "qwen2")
 
 
 class Folder:
-    """What the JSON files of a folder say of its tokenizer.
-
-    Args:
-        directory: the folder.
-
-    Raises:
-        ValueError: if one of the files is broken.
-    """
+    """What the JSON files of a folder say of its tokenizer; `of_class` adds what its class says."""
 
     def __init__(self, directory: str | os.PathLike):
         self.path = Path(directory)
+        self.where, self.tokens, self.charsmap = repr(str(self.path)), {}, b""
         self.values = read_json_object(self.path / CONFIG_FILE)
         self.model_config = read_json_object(self.path / "config.json")
         # A config that lists the added tokens is complete; else the older files say more.
@@ -81,7 +121,15 @@ class Folder:
                 self.values.pop(name, None)
         self.class_name = GENERIC
         if not OUR_MARK.items() <= self.values.items():
-            self.class_name = class_of(self.values, self.model_config, self.tokenizer_json or "")
+            self.class_name = self._class_name()
+
+    def of_class(self, path: Path, tokens: dict[str, str], charsmap: bytes = b"") -> "Folder":
+        """Itself, with the file to name, a class's special tokens and SentencePiece's rules."""
+        self.where, self.charsmap = repr(str(path)), charsmap
+        self.tokens = {
+            name: _content(self.values.get(name, tokens.get(name))) for name in TOKEN_NAMES
+        }
+        return self
 
     def has(self, *names: str) -> bool:
         """Whether all these files are there."""
@@ -93,25 +141,68 @@ class Folder:
         named = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
         return named and self.has(*MARIAN_FILES)
 
-    @property
-    def names_tokens(self) -> bool:
-        """Whether a file says which token is what."""
-        return not self.values.keys().isdisjoint(TOKEN_NAMES)
+    def _class_name(self) -> str:
+        """The class that `AutoTokenizer` takes, without the ending "Fast"; `GENERIC` for none."""
+        # The tokenizer's file decides, except for models that are known for wrong names or have
+        # no class of their own.
+        named = self.values.get("tokenizer_class") or self.model_config.get("tokenizer_class")
+        named = named.removesuffix("Fast") if isinstance(named, str) else None
+        model_type = self.model_config.get("model_type")
+        registered = _CLASS_OF_MODEL.get(model_type) if isinstance(model_type, str) else None
+        if named is None:
+            return registered or GENERIC
+        # Llama 3, whose words are spelled in bytes, is often named as Llama 2.
+        in_bytes = '"ByteLevel"' in (self.tokenizer_json or "")
+        if named == "LlamaTokenizer" and in_bytes and model_type not in _WRONGLY_NAMED:
+            return GENERIC
+        if registered == GENERIC or (registered and model_type in _WRONGLY_NAMED):
+            return registered
+        return named
+
+    def flag(self, name: str, default: bool | None) -> bool | None:
+        """A value that is true, false or not said."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{name!r} must be true or false in {self.where}, but is {value!r}.")
+        return default if value is None else value
+
+    def size(self, name: str, default: int, most: int) -> int:
+        """A number of things."""
+        value = self.values.get(name, default)
+        if not isinstance(value, int) or not 0 <= value <= most:
+            raise ValueError(f"{name!r} must be 0 to {most} in {self.where}, but is {value!r}.")
+        return value
+
+    def needed(self, backend: tokenizers.Tokenizer, *names: str) -> list[str]:
+        """The special tokens of these names, which the vocabulary must have."""
+        found = [self.tokens.get(name) for name in names]
+        for name, token in zip(names, found, strict=True):
+            if token is None or backend.token_to_id(token) is None:
+                raise ValueError(
+                    f"{self.where} is not a {type(backend.model).__name__} vocabulary of its "
+                    f"class: it has no token {token!r}, which is the {name!r} "
+                    f"({backend.get_vocab_size()} tokens read)."
+                )
+        return found
+
+    def roles(self, backend: tokenizers.Tokenizer) -> dict[str, str | None]:
+        """Which token has which role: what the files and the class say, else well-known names."""
+        said = any(self.tokens.values()) or not self.values.keys().isdisjoint(TOKEN_NAMES)
+        roles = {}
+        for role, keys in PUBLISHED_KEYS.items():
+            tokens = [self.tokens[key] for key in keys] if said else _WELL_KNOWN[role]
+            # A file may name a token that its vocabulary lacks: then no embedding row has it.
+            found = (t for t in tokens if t and backend.token_to_id(t) is not None)
+            roles[role] = next(found, None)
+        return roles
 
     def chat_template(self) -> str | None:
-        """The template of chats, `None` if no file has one.
-
-        The file of its own counts, else the config, where it may be one of several with names.
-
-        Raises:
-            ValueError: if it is no text, or too long for one.
-        """
-        path = self.path / CHAT_FILE
-        if has_file(path):
-            return read_text(path)
+        """The template of chats, of its own file or else of the config, `None` without one."""
+        if self.has(CHAT_FILE):
+            return read_text(self.path / CHAT_FILE)
         where = f"'chat_template' in {str(self.path / CONFIG_FILE)!r}"
         template = self.values.get("chat_template")
-        if isinstance(template, list):
+        if isinstance(template, list):  # several with names
             if not all(isinstance(item, dict) and "template" in item for item in template):
                 raise ValueError(f"{where} must be a list of objects with 'name' and 'template'.")
             named = {str(item.get("name")): item["template"] for item in template}
@@ -124,68 +215,15 @@ class Folder:
             )
         return template
 
-    def settings(self, where: Path, defaults: dict[str, str], charsmap: bytes = b"") -> Settings:
-        """The values, with the special tokens of a class where no file names others."""
-        tokens = {name: _content(self.values.get(name, defaults.get(name))) for name in TOKEN_NAMES}
-        return Settings(self.values, repr(str(where)), tokens, charsmap)
-
-    def listed_tokens(self) -> dict[int, AddedToken]:
-        """The added tokens that the config or `added_tokens.json` lists with their ids."""
-        if self.lists_added:
-            listed = self.values["added_tokens_decoder"]
-            if not isinstance(listed, dict) or not all(map(_is_id, listed)):
-                raise ValueError(
-                    f"'added_tokens_decoder' in {str(self.path / CONFIG_FILE)!r} must be an "
-                    "object whose keys are ids."
-                )
-            return {int(index): _added_token(token) for index, token in listed.items()}
-        path = self.path / "added_tokens.json"
-        listed = read_json_object(path)
-        if not all(isinstance(index, int) for index in listed.values()):
-            raise ValueError(f"{str(path)!r} must hold the ids of its tokens.")
-        special = {_content(self.values.get(name)) for name in TOKEN_NAMES}
-        special.update(token.content for token in self.further_tokens() or ())
-        return {
-            index: AddedToken(token, normalized=token not in special, special=token in special)
-            for token, index in listed.items()
-        }
-
-    def further_tokens(self) -> list[AddedToken] | None:
-        """Special tokens beyond the named ones, `None` if no file speaks of them."""
-        # The newer name first.
-        for name in ("extra_special_tokens", "additional_special_tokens"):
-            tokens = self.values.get(name)
-            if tokens:
-                if not isinstance(tokens, list | dict):
-                    raise ValueError(
-                        f"{name!r} in {str(self.path)!r} must be a list or an object of tokens."
-                    )
-                tokens = tokens.values() if isinstance(tokens, dict) else tokens
-                return [_added_token(token, special=True) for token in tokens]
-        return None
-
     def add_tokens(
         self,
         backend: tokenizers.Tokenizer,
-        listed: dict[int, AddedToken],
-        tokens: dict[str, str | None],
-        more: list[AddedToken],
+        usual: Sequence[AddedToken] = (),
+        own: dict[int, AddedToken] | None = None,
     ) -> None:
-        """Adds the tokens that the files list or name to a backend.
-
-        A token that is only named, and that the vocabulary lacks, is added to it if the model
-        has an embedding for it. (Transformers always adds it.)
-
-        Args:
-            backend: the backend, with the model's own vocabulary.
-            listed: the added tokens by id.
-            tokens: the special tokens by name.
-            more: further special tokens.
-
-        Raises:
-            ValueError: if a listed token has another id in the vocabulary.
-        """
-        names = {token for token in tokens.values() if token}
+        """Adds the tokens that the files list or name, `usual` if none speaks of further ones."""
+        listed = self._listed_tokens() | ({} if self.lists_added else own or {})
+        names = {token for token in self.tokens.values() if token}
         present = backend.get_added_tokens_decoder().values()
         known = {token.content for token in present}
         same = {repr(token) for token in present}
@@ -203,15 +241,18 @@ class Folder:
                     f"{token.content!r} with the id {index}, but in the vocabulary it has "
                     f"{backend.token_to_id(token.content)}."
                 )
+        # What is only named, and not in the vocabulary, is added if the model has an embedding for
+        # it. (Transformers always adds it.)
         room = self.model_config.get("vocab_size")
         room = room - backend.get_vocab_size() if isinstance(room, int) else 0
         adding = []
         named = [
             _added_token(self.values.get(name) or token, special=True)
-            for name, token in tokens.items()
+            for name, token in self.tokens.items()
             if token
         ]
-        for token in [*named, *more]:
+        further = self._further_tokens()
+        for token in [*named, *(usual if further is None else further)]:
             if not token.content or token.content in known:
                 continue
             if backend.token_to_id(token.content) is None:
@@ -222,13 +263,44 @@ class Folder:
             adding.append(token)
         backend.add_tokens(adding)
 
+    def _listed_tokens(self) -> dict[int, AddedToken]:
+        """The added tokens that the config or `added_tokens.json` lists with their ids."""
+        if self.lists_added:
+            listed = self.values["added_tokens_decoder"]
+            if not isinstance(listed, dict) or not all(map(_is_id, listed)):
+                raise ValueError(
+                    f"'added_tokens_decoder' in {str(self.path / CONFIG_FILE)!r} must be an "
+                    "object whose keys are ids."
+                )
+            return {int(index): _added_token(token) for index, token in listed.items()}
+        path = self.path / "added_tokens.json"
+        listed = read_json_object(path)
+        if not all(isinstance(index, int) for index in listed.values()):
+            raise ValueError(f"{str(path)!r} must hold the ids of its tokens.")
+        special = {_content(self.values.get(name)) for name in TOKEN_NAMES}
+        special.update(token.content for token in self._further_tokens() or ())
+        return {
+            index: AddedToken(token, normalized=token not in special, special=token in special)
+            for token, index in listed.items()
+        }
+
+    def _further_tokens(self) -> list[AddedToken] | None:
+        """Special tokens beyond the named ones, `None` if no file speaks of them."""
+        # The newer name first.
+        for name in ("extra_special_tokens", "additional_special_tokens"):
+            tokens = self.values.get(name)
+            if tokens:
+                if not isinstance(tokens, list | dict):
+                    raise ValueError(
+                        f"{name!r} in {str(self.path)!r} must be a list or an object of tokens."
+                    )
+                tokens = tokens.values() if isinstance(tokens, dict) else tokens
+                return [_added_token(token, special=True) for token in tokens]
+        return None
+
 
 def read_text(path: Path) -> str:
-    """A text file, of a size that such a file may have.
-
-    Raises:
-        ValueError: if it is larger, or not UTF-8.
-    """
+    """A text file, of a size that such a file may have."""
     data = read_file(path, _LIMITS.get(path.name, _LIMIT))
     try:
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
@@ -237,11 +309,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
-
-    Raises:
-        ValueError: if it is not JSON, or not an object.
-    """
+    """The object in a JSON file; empty if there is no such file."""
     if not has_file(path):
         return {}
     text = read_text(path)
@@ -273,5 +341,5 @@ def _added_token(value, special: bool = False) -> AddedToken:
     if text is None:
         raise ValueError(f"A token must be a string or have a 'content', but is {value!r}.")
     options = value if isinstance(value, dict) else {}
-    flags = {name: options[name] for name in _TOKEN_FLAGS if isinstance(options.get(name), bool)}
+    flags = {name: options[name] for name in TOKEN_FLAGS if isinstance(options.get(name), bool)}
     return AddedToken(text, **flags | {"special": special or flags.get("special", False)})

@@ -1,56 +1,38 @@
-"""Tokenizer files: read the published formats, write `tokenizer.json`.
-
-Only JSON values, text and SentencePiece's files are read, from fixed names in one folder.
-Nothing is imported or executed, and no path found in a file is followed.
-"""
+"""Tokenizer files: read the published formats, write `tokenizer.json`."""
 
 import base64
-import dataclasses
 import json
 import os
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import decoders, models, normalizers
 
-from keras_transformer.files import has_file, write_text
+from keras_transformer.files import write_text
 from keras_transformer.tokenizers.backend import refusing
-from keras_transformer.tokenizers.bounds import bounded, check_ids, try_out
+from keras_transformer.tokenizers.bounds import bounded, check_ids, steps_of, try_out
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,
-    MARIAN_FILES,
+    GENERIC,
     OUR_MARK,
+    PUBLISHED_KEYS,
     TOKENIZER_FILE,
     Folder,
     read_json_object,
     read_text,
 )
-from keras_transformer.tokenizers.preparing import Settings, start_and_end
-from keras_transformer.tokenizers.published import CLASSES, GENERIC_CLASSES, Published
+from keras_transformer.tokenizers.published import CLASSES, Published, start_and_end
 from keras_transformer.tokenizers.sentencepiece import (
     SPACE,
     charsmap_normalizers,
+    piece_model,
     space_decoder,
 )
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 
-# A role and the names that published files have for it, the more telling first.
-_PUBLISHED_KEYS = {
-    "pad": ("pad_token",),
-    "start": ("bos_token", "cls_token"),
-    "end": ("eos_token", "sep_token"),
-    "mask": ("mask_token",),
-    "unknown": ("unk_token",),
-}
-# Used when no file says which token has which role.
-_WELL_KNOWN = {
-    "pad": ("<pad>", "[PAD]"),
-    "start": ("<s>", "[CLS]", "<|endoftext|>"),
-    "end": ("</s>", "[SEP]", "<|endoftext|>"),
-    "mask": ("<mask>", "[MASK]"),
-    "unknown": ("<unk>", "[UNK]"),
-}
+# Names of classes that say no more than the files do.
+_GENERIC_CLASSES = (GENERIC, "TokenizersBackend", "PythonBackend", "MarianTokenizer")
 # What "clean_up_tokenization_spaces" asks for in decoded text, in this order.
 _CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -59,39 +41,19 @@ _CLEAN_UP = (
 )
 
 
-def read_directory(
-    directory: str | os.PathLike,
-) -> tuple[tokenizers.Tokenizer, dict[str, str | None], str | None]:
-    """Reads `tokenizer.json`, else the older files of a published class.
-
-    Args:
-        directory: the folder.
-
-    Returns:
-        The backend, the special token of each role, `None` for a role without one, and the
-        template of chats, `None` if there is none.
-
-    Raises:
-        FileNotFoundError: if the folder has none of these files.
-        ValueError: if a file is broken, naming the file and what is wrong.
-    """
-    folder = Folder(directory)
-    if folder.tokenizer_json is None:
-        backend, settings = _read_older_files(folder)
-    else:
-        backend, settings = _read_tokenizer_json(folder)
-    backend.encode_special_tokens = settings.flag("split_special_tokens", False)
-    if settings.flag("clean_up_tokenization_spaces", False):
-        _clean_up(backend)
+def read_folder(folder: Folder) -> tokenizers.Tokenizer:
+    """The backend of `tokenizer.json`, else of the older files of a published class."""
+    read = _read_older_files if folder.tokenizer_json is None else _read_tokenizer_json
+    backend = read(folder)
+    backend.encode_special_tokens = folder.flag("split_special_tokens", False)
+    # Spaces before punctuation go in decoding, except for BPE, as in Transformers.
+    cleaned = folder.flag("clean_up_tokenization_spaces", False)
+    if cleaned and backend.decoder is not None and not isinstance(backend.model, models.BPE):
+        steps = [decoders.Replace(old, new) for old, new in _CLEAN_UP]
+        backend.decoder = decoders.Sequence([backend.decoder, decoders.Fuse(), *steps])
     with refusing(f"The tokenizer in {str(folder.path)!r} is not usable"):
         check_ids(backend)
-    named = folder.names_tokens or any(settings.tokens.values())
-    return backend, read_roles(backend, settings, guess=not named), folder.chat_template()
-
-
-def is_marian(directory: str | os.PathLike) -> bool:
-    """Whether a folder has the files of Marian's tokenizer, see `MarianTokenizer`."""
-    return has_file(Path(directory, MARIAN_FILES[0])) and Folder(directory).is_marian
+    return backend
 
 
 def write_directory(
@@ -100,16 +62,12 @@ def write_directory(
     roles: dict[str, str | None],
     chat_template: str | None = None,
 ) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too.
-
-    The template of chats goes into the config: a file of its own would stay behind where another
-    tokenizer is saved over this one.
-    """
+    """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     # A role without a token is written as null, so that reading does not guess one.
-    for role, keys in _PUBLISHED_KEYS.items():
+    for role, keys in PUBLISHED_KEYS.items():
         config.update(dict.fromkeys(keys, roles[role]))
     if backend.encode_special_tokens:  # which their file does not keep
         config["split_special_tokens"] = True
@@ -118,18 +76,11 @@ def write_directory(
     config.update(OUR_MARK)
     write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
     write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    remove_chat_file(directory)
-
-
-def remove_chat_file(directory: str | os.PathLike) -> None:
-    """Removes the template of the tokenizer that was in a folder before: it would count."""
+    # That of the tokenizer that was in the folder before would count.
     Path(directory, CHAT_FILE).unlink(missing_ok=True)
 
 
-# tokenizer.json
-
-
-def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
+def _read_tokenizer_json(folder: Folder) -> tokenizers.Tokenizer:
     path = folder.path / TOKENIZER_FILE
     with refusing(
         f"{str(path)!r} is not a usable tokenizer.json. It may be truncated or written by "
@@ -137,45 +88,36 @@ def _read_tokenizer_json(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings
     ):
         backend = tokenizers.Tokenizer.from_str(bounded(folder.tokenizer_json))
         charsmap = _charsmap(backend, path)
-        listed = folder.listed_tokens()
-        if not folder.lists_added:
-            listed |= backend.get_added_tokens_decoder()
+        own = backend.get_added_tokens_decoder()
         cls = CLASSES.get(folder.class_name)
         if cls is not None and isinstance(backend.model, cls.model):
-            settings = folder.settings(path, cls.tokens, charsmap)
-            model = backend.model
-            for name, value in cls.options(settings).items():
+            folder.of_class(path, cls.tokens, charsmap)
+            model, template = backend.model, backend.post_processor
+            for name, value in cls.model_options(folder).items():
                 setattr(model, name, value)
-            backend = _build(cls, model, folder, settings, listed, template=backend.post_processor)
+            backend = _build(cls, model, folder, own=own, template=template)
         else:
-            settings = folder.settings(path, {}, charsmap)
-            folder.add_tokens(backend, listed, settings.tokens, folder.further_tokens() or [])
+            folder.of_class(path, {}, charsmap)
+            folder.add_tokens(backend, own=own)
         try_out(backend)
-    return backend, settings
+    return backend
 
 
 def _charsmap(backend: tokenizers.Tokenizer, path: Path) -> bytes:
     """SentencePiece's compiled rules in a normalizer, which are checked."""
-    if backend.normalizer is None:
-        return b""
-    found, parts = b"", [json.loads(backend.normalizer.__getstate__())]
-    while parts:
-        part = parts.pop()
-        parts += part.get("normalizers", ())
-        if part["type"] == "Precompiled":
-            found = base64.b64decode(part["precompiled_charsmap"])
+    found = b""
+    for step in steps_of(backend.normalizer):
+        if step["type"] == "Precompiled":
+            found = base64.b64decode(step["precompiled_charsmap"])
             charsmap_normalizers(found, repr(str(path)))
     return found
 
 
-# The older files
-
-
-def _read_older_files(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
+def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
     name = folder.class_name
     if name not in CLASSES or not _files(folder, CLASSES[name]):
         guess = _guess_class(folder)
-        if name not in CLASSES and name not in GENERIC_CLASSES:
+        if name not in CLASSES and name not in _GENERIC_CLASSES:
             raise ValueError(
                 f"The tokenizer in {str(folder.path)!r} is a {name!r}, which has rules of its own "
                 "that its older files do not tell. Give a tokenizer.json too, as `save_pretrained` "
@@ -188,20 +130,20 @@ def _read_older_files(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
     files = _files(folder, cls)
     where = " and ".join(repr(str(folder.path / file)) for file in files)
     with refusing(f"{where}: not a usable {cls.model.__name__} vocabulary"):
-        listed, more = folder.listed_tokens(), []
-        settings = folder.settings(folder.path / files[0], cls.tokens)
+        folder.of_class(folder.path / files[0], cls.tokens)
+        more = []
         if cls.from_pieces is not None:
             pieces = parse_sentencepiece(folder.path / files[0])
-            model, more = cls.from_pieces(pieces, settings), pieces.added_tokens()
-            settings = dataclasses.replace(settings, charsmap=pieces.charsmap)
+            folder.charsmap = pieces.charsmap
+            model, more = cls.from_pieces(pieces, folder), pieces.added_tokens()
         elif cls.model is models.BPE:
             vocabulary, merges = _read_vocab_and_merges(folder.path)
-            model = models.BPE(vocabulary, merges, **cls.options(settings))
+            model = models.BPE(vocabulary, merges, **cls.model_options(folder))
         else:
-            model = models.WordPiece(_read_vocab_txt(folder.path), **cls.options(settings))
-        backend = _build(cls, model, folder, settings, listed, more)
+            model = models.WordPiece(_read_vocab_txt(folder.path), **cls.model_options(folder))
+        backend = _build(cls, model, folder, more)
         try_out(backend)
-        return backend, settings
+        return backend
 
 
 def _files(folder: Folder, cls: Published) -> tuple[str, ...]:
@@ -237,43 +179,22 @@ def _guess_class(folder: Folder) -> str | None:
     )
 
 
-def _read_generic_pieces(folder: Folder) -> tuple[tokenizers.Tokenizer, Settings]:
-    """A `tokenizer.model` of no class that has rules of its own, such as Mistral's.
-
-    Transformers 5.23 puts no space before the text here, whatever the file says (release 4 read
-    it as Llama's). For the same ids, neither do we; a `tokenizer.json` has its own rules.
-    """
+def _read_generic_pieces(folder: Folder) -> tokenizers.Tokenizer:
+    """A `tokenizer.model` of no class that has rules of its own, such as Mistral's."""
+    # Transformers 5.23 puts no space before the text here, whatever the file says (release 4 read
+    # it as Llama's). For the same ids, neither do we; a `tokenizer.json` has its own rules.
     path = folder.path / "tokenizer.model"
     pieces = parse_sentencepiece(path)
-    names = {name: pieces.pieces[i] for name, i in pieces.special_ids.items() if i >= 0}
-    settings = folder.settings(
-        path, {f"{name}_token": token for name, token in names.items()}, pieces.charsmap
-    )
-    listed = folder.listed_tokens()
+    names = {f"{name}_token": pieces.pieces[i] for name, i in pieces.special_ids.items() if i >= 0}
+    folder.of_class(path, names, pieces.charsmap)
     with refusing(f"{str(path)!r} is not a usable SentencePiece vocabulary"):
-        if pieces.kind == "unigram":
-            model = models.Unigram(pieces.scored, pieces.special_ids["unk"], pieces.byte_fallback)
-        else:
-            model = models.BPE(
-                pieces.vocabulary,
-                pieces.merges(),
-                unk_token=names["unk"],
-                fuse_unk=True,
-                byte_fallback=pieces.byte_fallback,
-            )
-        backend = tokenizers.Tokenizer(model)
-        backend.normalizer = normalizers.Sequence(
-            [
-                *charsmap_normalizers(pieces.charsmap, repr(str(path))),
-                normalizers.Replace(" ", SPACE),
-            ]
-        )
+        backend = tokenizers.Tokenizer(piece_model(pieces, pieces.scores, pieces.byte_fallback))
+        rules = charsmap_normalizers(pieces.charsmap, repr(str(path)))
+        backend.normalizer = normalizers.Sequence([*rules, normalizers.Replace(" ", SPACE)])
         backend.decoder = space_decoder(strip=False)
-        more = folder.further_tokens()
-        more = pieces.added_tokens() if more is None else more
-        folder.add_tokens(backend, listed, settings.tokens, more)
-        start_and_end(backend, settings)
-    return backend, settings
+        folder.add_tokens(backend, pieces.added_tokens())
+        start_and_end(backend, folder)
+    return backend
 
 
 def _read_vocab_txt(directory: Path) -> dict[str, int]:
@@ -291,57 +212,17 @@ def _read_vocab_and_merges(directory: Path) -> tuple[dict[str, int], list[tuple[
     return vocabulary, [tuple(line.split(" ")) for line in lines if line]
 
 
-# All of a class
-
-
 def _build(
-    cls: Published,
-    model: models.Model,
-    folder: Folder,
-    settings: Settings,
-    listed: dict[int, AddedToken],
-    more: list[AddedToken] | None = None,
-    template=None,
+    cls: Published, model: models.Model, folder: Folder, more=(), own=None, template=None
 ) -> tokenizers.Tokenizer:
-    """A backend of a published class.
-
-    Args:
-        cls: the class.
-        model: the vocabulary.
-        folder: what the files say.
-        settings: their values.
-        listed: the added tokens by id.
-        more: the added tokens of a SentencePiece file.
-        template: the post-processor of a `tokenizer.json`, `None` if there is none.
-    """
+    """A backend of a published class: `more` tokens of a file of pieces, `own` of the other."""
     backend = tokenizers.Tokenizer(model)
-    cls.prepare(backend, settings)
-    further = folder.further_tokens()
-    if further is None:
-        further = [*(more or ()), *cls.further(settings)]
-    folder.add_tokens(backend, listed, settings.tokens, further)
-    settings.needed(backend, *cls.needs)
+    cls.prepare(backend, folder)
+    folder.add_tokens(backend, [*more, *cls.further(folder)], own)
+    if cls.names_unknown:
+        folder.needed(backend, "unk_token")
     if template is not None and not cls.own_template:
         backend.post_processor = template
     else:
-        (cls.template or start_and_end)(backend, settings)
+        cls.template(backend, folder)
     return backend
-
-
-def _clean_up(backend: tokenizers.Tokenizer) -> None:
-    """Takes the spaces before punctuation away in decoding, except for BPE, as Transformers."""
-    if backend.decoder is not None and not isinstance(backend.model, models.BPE):
-        steps = [decoders.Replace(old, new) for old, new in _CLEAN_UP]
-        backend.decoder = decoders.Sequence([backend.decoder, decoders.Fuse(), *steps])
-
-
-def read_roles(
-    backend: tokenizers.Tokenizer, settings: Settings, guess: bool = False
-) -> dict[str, str | None]:
-    """Which token has which role: what the files and the class say, else well-known names."""
-    roles = {}
-    for role, keys in _PUBLISHED_KEYS.items():
-        tokens = _WELL_KNOWN[role] if guess else [settings.tokens[key] for key in keys]
-        # A file may name a token that its vocabulary lacks: then no embedding row has it.
-        roles[role] = next((t for t in tokens if t and backend.token_to_id(t) is not None), None)
-    return roles

@@ -1,12 +1,14 @@
-"""What each token adds to a text, in bytes, as the decoder of a tokenizer has it."""
+"""What each token adds to a text, in bytes, as the decoder of a tokenizer has it.
 
-import json
+The bytes of a text's tokens together are the UTF-8 of the decoded text, but for a space at its
+start. (And for those before punctuation, where `clean_up_tokenization_spaces` takes them away.)
+"""
+
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import tokenizers
-
+from keras_transformer.tokenizers.backend import byte_alphabet
+from keras_transformer.tokenizers.bounds import steps_of
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -17,36 +19,7 @@ _AROUND = "a"
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """What each token adds to a decoded text when it is neither the first nor the last token.
-
-    The bytes of a text's tokens together are the UTF-8 of the decoded text, but for a space at
-    its start, see `strips_first_space`. (Also, a tokenizer that was saved with
-    `clean_up_tokenization_spaces` takes some spaces before punctuation away that its tokens
-    have, where they are apart from it.)
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        For each id the bytes, which may be a part of a character only; `None` for a special
-        token and for an id that no token has.
-
-    Raises:
-        ValueError: if the tokenizer has a decoder for which this depends on other tokens, as
-            that of GPT (2018) puts a space behind a word unless it is the last.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers import Tokenizer
-    from keras_transformer.tokenizers.pieces import token_bytes
-
-    tokenizer = Tokenizer.train(["one two"] * 2, vocabulary_size=300)
-    pieces = token_bytes(tokenizer)
-    ids = tokenizer.encode("one two — 🙂", special_tokens=False)
-    assert b"".join(pieces[i] for i in ids).decode() == " one two — 🙂"
-    ```
-    """
+    """What each token adds to a decoded text when it is neither the first nor the last token."""
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     tokens: list[bytes | None] = [None] * tokenizer.vocabulary_size
@@ -57,27 +30,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def strips_first_space(tokenizer: Tokenizer) -> bool:
-    """Whether a decoded text lacks the space that its first token adds elsewhere.
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        A bool.
-
-    Raises:
-        ValueError: as `token_bytes`.
-
-    Example:
-
-    ```python
-    from keras_transformer.tokenizers import Tokenizer
-    from keras_transformer.tokenizers.pieces import strips_first_space
-
-    tokenizer = Tokenizer.train(["one two"] * 2, vocabulary_size=300)
-    assert strips_first_space(tokenizer)
-    ```
-    """
+    """Whether a decoded text lacks the space that its first token adds elsewhere."""
     piece = _Pieces(tokenizer)
     special = set(tokenizer.special_ids)
     for token, index in tokenizer.get_vocabulary().items():
@@ -94,32 +47,12 @@ def ids_within_words(tokenizer: Tokenizer) -> list[int]:
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder, in their order.
-
-    Args:
-        tokenizer: the tokenizer.
-
-    Returns:
-        What `tokenizer.json` says of each; empty if there is no decoder.
-    """
-    decoder = tokenizer._backend.decoder
-    return [] if decoder is None else list(_flat(json.loads(decoder.__getstate__())))
-
-
-def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if step["type"] == "Sequence":
-        for part in step["decoders"]:
-            yield from _flat(part)
-    else:
-        yield step
+    """The steps of a tokenizer's decoder, in their order."""
+    return steps_of(tokenizer._backend.decoder)
 
 
 class _Pieces:
-    """The bytes of a token that is neither the first nor the last.
-
-    Bytes are read off the token where the decoder has a step that does so. For all else the
-    decoder is asked: what is between two tokens that it leaves as they are.
-    """
+    """The bytes of a token that is neither the first nor the last."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer._backend.decoder
@@ -131,13 +64,14 @@ class _Pieces:
                 f"What a token adds to a text is not known for a tokenizer with the decoder "
                 f"{' and '.join(sorted(unknown or kinds))}."
             )
-        self._byte_level = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        characters = byte_alphabet() if "ByteLevel" in kinds else ()
+        self._byte_level = {character: byte for byte, character in enumerate(characters)}
         self._byte_tokens = "ByteFallback" in kinds
         self._before = self._decode([_AROUND])
         self._after = self._decode([_AROUND, _AROUND])[len(self._before) :]
 
     def __call__(self, token: str) -> bytes:
-        if self._byte_level is not None:
+        if self._byte_level:
             # A token with another character, which was added, is the text that it shows.
             if all(character in self._byte_level for character in token):
                 return bytes(self._byte_level[character] for character in token)
@@ -154,16 +88,3 @@ class _Pieces:
             return " ".join(tokens)
         with self._refusing("decode"):
             return self._decoder.decode(tokens)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in GPT-2's vocabulary.
-
-    Bytes that can be seen stand for themselves, the others are numbered from 256 on.
-
-    Source: Radford et al. 2019, section 2.2, and its `encoder.py`.
-    """
-    characters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    alphabet = {character: ord(character) for character in characters if ord(character) < 256}
-    rest = sorted(set(range(256)) - set(alphabet.values()))
-    return alphabet | {chr(256 + number): byte for number, byte in enumerate(rest)}

@@ -1,81 +1,206 @@
-"""The published tokenizer classes, as values.
+"""The published tokenizer classes: how each prepares text, what it puts around it, its model.
 
 Transformers 5 takes from a `tokenizer.json` of one of these classes the vocabulary, the merges,
 the compiled normalization rules, the added tokens and mostly the template; normalizer,
 pre-tokenizer and decoder are the class's own. So do we. (Release 4 took all from the file. It
 matters where they differ: Llama's files of that time, say, always put a space before a text,
 release 5 only where there is none yet.) Every other class is what its file says.
+
+Facts are from Transformers 5.23, `models/*/tokenization_*.py`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from keras_transformer.tokenizers import preparing
-from keras_transformer.tokenizers.preparing import Settings
+from keras_transformer.tokenizers.folder import Folder
+from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
 from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
+from keras_transformer.tokenizers.training import TEMPLATES, set_template
 
-# What the files of a tokenizer without a class of its own say, without the ending "Fast".
-GENERIC = "PreTrainedTokenizer"
-GENERIC_CLASSES = (GENERIC, "TokenizersBackend", "PythonBackend", "MarianTokenizer")
+_QWEN2_WORD = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# `<s> a </s>`, `<s> a </s></s> b </s>`, of RoBERTa and BART.
+PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
 
-# The class of a model's tokenizer if its tokenizer_config.json names none. The class of the
-# Llama line is in its files only.
-CLASS_OF_MODEL = {
-    "albert": "AlbertTokenizer",
-    "bart": "RobertaTokenizer",
-    "bert": "BertTokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "marian": "MarianTokenizer",
-    "mistral": GENERIC,
-    "modernbert": GENERIC,
-    "mt5": "T5Tokenizer",
-    "openai-gpt": "OpenAIGPTTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "roberta": "RobertaTokenizer",
-    "t5": "T5Tokenizer",
-    "umt5": GENERIC,
-    "xlm-roberta": "XLMRobertaTokenizer",
-}
-# Models whose files often name another class than theirs.
-WRONGLY_NAMED = ("modernbert", "qwen2")
+# What sets something of a backend by what a folder says.
+Setter = Callable[[tokenizers.Tokenizer, Folder], None]
 
 
-@dataclasses.dataclass(frozen=True)
+def start_and_end(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """The start and the end token if `add_bos_token` and `add_eos_token` say so."""
+    start, end = (
+        folder.tokens.get(f"{name}_token") if folder.flag(f"add_{name}_token", False) else None
+        for name in ("bos", "eos")
+    )
+    tokens = {token: backend.token_to_id(token) for token in (start, end) if token is not None}
+
+    def around(text: str, segment: int) -> list[str]:
+        return [f"{part}:{segment}" for part in (start, text, end) if part]
+
+    backend.post_processor = processors.TemplateProcessing(
+        single=around("$A", 0),
+        pair=around("$A", 0) + around("$B", 1),
+        special_tokens=[(token, index) for token, index in tokens.items() if index is not None],
+    )
+
+
+def _around(template: tuple[str, str], start: str, end: str) -> Setter:
+    """A template of the special tokens that have these names."""
+
+    def set_around(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+        names = dict.fromkeys((start, end))
+        found = dict(zip(names, folder.needed(backend, *names), strict=True))
+        set_template(backend, template, found[start], found[end])
+
+    return set_around
+
+
+def _roberta_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    start, end = folder.needed(backend, "cls_token", "sep_token")
+    backend.post_processor = processors.RobertaProcessing(
+        (end, backend.token_to_id(end)),
+        (start, backend.token_to_id(start)),
+        folder.flag("trim_offsets", True),
+        folder.flag("add_prefix_space", False),
+    )
+
+
+_BERT_TEMPLATE = _around(TEMPLATES["bert"], "cls_token", "sep_token")
+
+
+# How text is prepared
+
+
+def _prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Words and punctuation marks, by default in lower case and without accents."""
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=folder.flag("do_lower_case", True),
+        handle_chinese_chars=folder.flag("tokenize_chinese_chars", True),
+        strip_accents=folder.flag("strip_accents", None),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+
+
+def _prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """As BERT, for merges that know where a word ends (GPT, 2018)."""
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+
+
+def _prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """GPT-2's words, spelled in bytes."""
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=folder.flag("add_prefix_space", False)
+    )
+    backend.decoder = decoders.ByteLevel()
+
+
+def _prepare_neox(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """GPT-2's words of composed characters."""
+    _prepare_bytes(backend, folder)
+    backend.normalizer = normalizers.NFC()
+
+
+def _prepare_qwen2(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Words and single digits of composed characters, spelled in bytes."""
+    _prepare_neox(backend, folder)
+    spelled = backend.pre_tokenizer
+    spelled.use_regex = False
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_QWEN2_WORD), behavior="isolated"), spelled]
+    )
+
+
+def _prepare_words(
+    backend: tokenizers.Tokenizer, folder: Folder, prefix: bool | None = None
+) -> None:
+    """Words that start with `▁`, as SentencePiece has them, normalized by the file's rules."""
+    prefix = folder.flag("add_prefix_space", True) if prefix is None else prefix
+    for rules in charsmap_normalizers(folder.charsmap, folder.where):
+        backend.normalizer = rules
+    words = {"replacement": SPACE, "prepend_scheme": "always" if prefix else "never"}
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**words)]
+    )
+    backend.decoder = decoders.Metaspace(**words)
+
+
+def _prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """Words behind `▁`, by default in lower case and without accents."""
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not folder.flag("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if folder.flag("do_lower_case", True):
+        steps += [normalizers.Lowercase()]
+    steps += charsmap_normalizers(folder.charsmap, folder.where)
+    _prepare_words(backend, folder)
+    backend.normalizer = normalizers.Sequence(steps)
+
+
+def _prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """The whole text, with `▁` for spaces and one before it."""
+    prefix = folder.flag("add_prefix_space", True)
+    # What is "legacy" about it: a space also behind a special token that is written in a text.
+    scheme = "always" if folder.flag("legacy", False) else "first"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
+    )
+    backend.decoder = space_decoder(strip=prefix)
+
+
+# Models from SentencePiece's files. The id of the unknown piece is that of the class.
+
+
+def _fairseq_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """The pieces behind Fairseq's four special tokens, then the mask."""
+    names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
+    specials = [(folder.tokens[name] or f"<{name}>", 0.0) for name in names]
+    return models.Unigram([*specials[:4], *pieces.scored[3:], specials[4]], 3, False)
+
+
+def _sentinels(folder: Folder) -> list[AddedToken]:
+    """`<extra_id_0>` and so on, which stand for what is to be filled in."""
+    count = folder.size("extra_ids", 100, most=10_000)
+    return [AddedToken(f"<extra_id_{i}>", special=True) for i in range(count)]
+
+
+def _t5_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """The pieces, then the sentinels, the last one first."""
+    sentinels = [(token.content, 0.0) for token in reversed(_sentinels(folder))]
+    return models.Unigram(pieces.scored + sentinels, 2, False)
+
+
+# The classes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
-    """A published tokenizer class.
+    """A published tokenizer class."""
 
-    Args:
-        model: the kind of its model.
-        files: its files if there is no `tokenizer.json`.
-        tokens: the special tokens that it has if its files do not name others.
-        prepare: sets normalizer, pre-tokenizer and decoder of a backend.
-        template: sets what is put around a text; `None` for the start and end that
-            `add_bos_token` and `add_eos_token` ask for.
-        own_template: whether this is so whatever the `tokenizer.json` says.
-        options: values of the model.
-        needs: the names of the special tokens that the vocabulary must have.
-        further: special tokens beyond the named ones, if no file speaks of such.
-        from_pieces: the model from a SentencePiece file.
-    """
+    model: type  # the kind of its model
+    files: tuple[str, ...]  # if there is no `tokenizer.json`
+    tokens: dict[str, str]  # its special tokens if its files name no others
+    prepare: Setter  # normalizer, pre-tokenizer and decoder
+    template: Setter = start_and_end  # what is put around a text
+    own_template: bool = False  # whether so whatever the `tokenizer.json` says
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the model
+    names_unknown: bool = False  # whether the model is told the unknown token, and needs it
+    further: Callable[[Folder], list[AddedToken]] = lambda folder: []  # special tokens if none said
+    from_pieces: Callable[[SentencePieceModel, Folder], models.Model] | None = None
 
-    model: type
-    files: tuple[str, ...]
-    tokens: dict[str, str]
-    prepare: Callable[[tokenizers.Tokenizer, Settings], None]
-    template: Callable[[tokenizers.Tokenizer, Settings], None] | None = None
-    own_template: bool = False
-    options: Callable[[Settings], dict[str, Any]] = lambda settings: {}
-    needs: tuple[str, ...] = ()
-    further: Callable[[Settings], list[AddedToken]] = lambda settings: []
-    from_pieces: Callable[[SentencePieceModel, Settings], models.Model] | None = None
+    def model_options(self, folder: Folder) -> dict[str, Any]:
+        """The values of the model."""
+        unknown = {"unk_token": folder.tokens["unk_token"]} if self.names_unknown else {}
+        return {**self.options, **unknown}
 
 
 _BERT_TOKENS = {
@@ -94,31 +219,46 @@ _ROBERTA_TOKENS = {
     "cls_token": "<s>",
     "mask_token": "<mask>",
 }
+_BPE_OPTIONS = {
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": "",
+    "end_of_word_suffix": "",
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
 _END_OF_TEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_BPE_FILES = ("vocab.json", "merges.txt")
 
 _BERT = Published(
     model=models.WordPiece,
     files=("vocab.txt",),
     tokens=_BERT_TOKENS,
-    prepare=preparing.prepare_bert,
-    template=preparing.bert_template,
+    prepare=_prepare_bert,
+    template=_BERT_TEMPLATE,
     own_template=True,
-    needs=("unk_token",),
-    options=lambda settings: {
-        "unk_token": settings.tokens["unk_token"],
-        "max_input_chars_per_word": 100,
-        "continuing_subword_prefix": "##",
-    },
+    options={"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"},
+    names_unknown=True,
 )
-_ROBERTA = Published(
+_GPT2 = Published(
     model=models.BPE,
-    files=_BPE_FILES,
-    tokens=_ROBERTA_TOKENS,
-    prepare=preparing.prepare_bytes,
-    template=preparing.roberta_template,
+    files=("vocab.json", "merges.txt"),
+    tokens=_END_OF_TEXT,
+    prepare=_prepare_bytes,
+    options=_BPE_OPTIONS,
+)
+_ROBERTA = dataclasses.replace(
+    _GPT2, tokens=_ROBERTA_TOKENS, template=_roberta_template, own_template=True
+)
+_T5 = Published(
+    model=models.Unigram,
+    files=("spiece.model",),
+    tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    prepare=functools.partial(_prepare_words, prefix=True),
+    template=_around(TEMPLATES["end"], "eos_token", "eos_token"),
     own_template=True,
-    options=preparing.bpe_options(),
+    from_pieces=_t5_pieces,
+    further=_sentinels,
 )
 CLASSES = {
     "BertTokenizer": _BERT,
@@ -126,36 +266,26 @@ CLASSES = {
     "ElectraTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,
     "BartTokenizer": _ROBERTA,
-    "GPT2Tokenizer": Published(
-        model=models.BPE,
-        files=_BPE_FILES,
-        tokens=_END_OF_TEXT,
-        prepare=preparing.prepare_bytes,
-        options=preparing.bpe_options(),
-    ),
-    "GPTNeoXTokenizer": Published(
-        model=models.BPE,
-        files=_BPE_FILES,
+    "GPT2Tokenizer": _GPT2,
+    "GPTNeoXTokenizer": dataclasses.replace(
+        _GPT2,
         tokens={**_END_OF_TEXT, "pad_token": "<|padding|>"},
-        prepare=preparing.prepare_neox,
+        prepare=_prepare_neox,
         own_template=True,
-        options=preparing.bpe_options(),
     ),
-    "Qwen2Tokenizer": Published(
-        model=models.BPE,
-        files=_BPE_FILES,
+    "Qwen2Tokenizer": dataclasses.replace(
+        _GPT2,
         tokens=dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
-        prepare=preparing.prepare_qwen2,
-        options=preparing.bpe_options(),
+        prepare=_prepare_qwen2,
     ),
-    "OpenAIGPTTokenizer": Published(
-        model=models.BPE,
-        files=_BPE_FILES,
+    "OpenAIGPTTokenizer": dataclasses.replace(
+        _GPT2,
         tokens={"unk_token": "<unk>"},
-        prepare=preparing.prepare_gpt,
-        needs=("unk_token",),
-        options=preparing.bpe_options(suffix="</w>", unknown=True),
+        prepare=_prepare_gpt,
+        options={**_BPE_OPTIONS, "end_of_word_suffix": "</w>"},
+        names_unknown=True,
     ),
+    "T5Tokenizer": _T5,
     "AlbertTokenizer": Published(
         model=models.Unigram,
         files=("spiece.model",),
@@ -166,56 +296,27 @@ CLASSES = {
             "unk_token": "<unk>",
             "pad_token": "<pad>",
         },
-        prepare=preparing.prepare_albert,
-        template=preparing.bert_template,
-        from_pieces=preparing.albert_pieces,
+        prepare=_prepare_albert,
+        template=_BERT_TEMPLATE,
+        from_pieces=lambda pieces, folder: models.Unigram(pieces.scored, 1, False),
     ),
     "XLMRobertaTokenizer": Published(
         model=models.Unigram,
         files=("sentencepiece.bpe.model",),
         tokens=_ROBERTA_TOKENS,
-        prepare=preparing.prepare_xlm_roberta,
-        template=preparing.xlm_roberta_template,
+        prepare=_prepare_words,
+        template=_around(PAIRS, "bos_token", "eos_token"),  # whatever the classifier token is
         own_template=True,
-        from_pieces=preparing.xlm_roberta_pieces,
-    ),
-    "T5Tokenizer": Published(
-        model=models.Unigram,
-        files=("spiece.model",),
-        tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-        prepare=preparing.prepare_t5,
-        template=preparing.t5_template,
-        own_template=True,
-        from_pieces=preparing.t5_pieces,
-        further=preparing.t5_sentinels,
+        from_pieces=_fairseq_pieces,
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,
         files=("tokenizer.model",),
         tokens={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        prepare=preparing.prepare_llama,
-        options=preparing.bpe_options(fused_bytes=True),
-        from_pieces=preparing.llama_pieces,
+        prepare=_prepare_llama,
+        options={**_BPE_OPTIONS, "fuse_unk": True, "byte_fallback": True},
+        from_pieces=lambda pieces, folder: models.BPE(
+            pieces.vocabulary, pieces.merges(), fuse_unk=True, byte_fallback=True
+        ),
     ),
 }
-
-
-def class_of(tokenizer_config: dict, model_config: dict, tokenizer_json: str) -> str:
-    """The class that a folder's files name, without the ending "Fast"; `GENERIC` for none.
-
-    The rules are those of `AutoTokenizer`: the tokenizer's file decides, except for models that
-    are known for wrong names or have no class of their own.
-    """
-    named = tokenizer_config.get("tokenizer_class") or model_config.get("tokenizer_class")
-    named = named.removesuffix("Fast") if isinstance(named, str) else None
-    model_type = model_config.get("model_type")
-    registered = CLASS_OF_MODEL.get(model_type) if isinstance(model_type, str) else None
-    if named is None:
-        return registered or GENERIC
-    # Llama 3, whose words are spelled in bytes, is often named as Llama 2.
-    in_bytes = '"ByteLevel"' in tokenizer_json
-    if named == "LlamaTokenizer" and in_bytes and model_type not in WRONGLY_NAMED:
-        return GENERIC
-    if registered == GENERIC or (registered and model_type in WRONGLY_NAMED):
-        return registered
-    return named

@@ -21,38 +21,15 @@ SPACE = "▁"
 
 
 def read_sentencepiece(path: str | os.PathLike) -> tokenizers.Tokenizer:
-    """A SentencePiece file as a backend that segments as SentencePiece does.
-
-    The ids are those of the file; nothing is put around a text. Two things are other than in
-    SentencePiece, as they are in Transformers: a control symbol such as `</s>` that is written
-    out in a text is that symbol, and the normalization rules are looked up for a character
-    together with its marks, so that decomposed Korean or Japanese, or two marks on one letter,
-    may come out differently.
-
-    Args:
-        path: a file of the unigram or BPE kind, usually named `*.model` or `*.spm`.
-
-    Returns:
-        A `tokenizers.Tokenizer`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a usable SentencePiece file.
-    """
+    """A SentencePiece file as a backend that segments as SentencePiece does, with its ids."""
+    # Two things are other than there, as in Transformers: a control symbol such as `</s>` that is
+    # written out in a text is that symbol, and rules are looked up for a character together with
+    # its marks, so that decomposed Korean, or two marks on one letter, may come out differently.
     model = parse_sentencepiece(path)
-    specials = [index for index in model.special_ids.values() if index >= 0]
-    if model.kind == "unigram":
-        backend = tokenizers.Tokenizer(
-            models.Unigram(
-                list(zip(model.pieces, segmentation_scores(model), strict=True)),
-                model.special_ids["unk"],
-                model.byte_fallback,
-            )
-        )
-        added = [token for token in model.added_tokens() if token.special]
-    else:
-        backend = tokenizers.Tokenizer(_bpe(model, model.byte_fallback))
-        added = model.added_tokens()
+    backend = tokenizers.Tokenizer(
+        piece_model(model, segmentation_scores(model), model.byte_fallback)
+    )
+    added = [t for t in model.added_tokens() if t.special or model.kind != "unigram"]
     steps = charsmap_normalizers(model.charsmap, repr(os.fspath(path)))
     if model.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), "")]
@@ -61,56 +38,53 @@ def read_sentencepiece(path: str | os.PathLike) -> tokenizers.Tokenizer:
         steps += [normalizers.Prepend(SPACE)]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     backend.decoder = space_decoder(strip=model.add_dummy_prefix)
-    named = [AddedToken(model.pieces[i], normalized=False, special=True) for i in specials]
+    specials = [model.pieces[index] for index in model.special_ids.values() if index >= 0]
+    named = [AddedToken(piece, normalized=False, special=True) for piece in specials]
     backend.add_tokens(added + named)
     return backend
 
 
-def segmentation_scores(model: SentencePieceModel) -> list[float]:
-    """The scores of a unigram file as its segmentation uses them.
-
-    User defined symbols are to be found whatever their score: SentencePiece gives them, in
-    place of theirs, the best score once for each character.
-    """
-    best = max(
-        (score for score, type in zip(model.scores, model.types, strict=True) if type == NORMAL),
-        default=0.0,
+def piece_model(
+    model: SentencePieceModel, scores: list[float], byte_fallback: bool, bare: bool = True
+) -> models.Model:
+    """The library's model of a file, with these scores if it is of the unigram kind."""
+    if model.kind == "unigram":
+        # Else control symbols and bytes are not to be found in texts, none of which has a space.
+        names = [
+            piece if bare or type in (NORMAL, USER_DEFINED) else f" {piece}"
+            for piece, type in zip(model.pieces, model.types, strict=True)
+        ]
+        scored = list(zip(names, scores, strict=True))
+        return models.Unigram(scored, model.special_ids["unk"], byte_fallback)
+    return models.BPE(
+        model.vocabulary,
+        model.merges(),
+        unk_token=model.pieces[model.special_ids["unk"]],
+        fuse_unk=True,
+        byte_fallback=byte_fallback,
     )
+
+
+def segmentation_scores(model: SentencePieceModel) -> list[float]:
+    """The scores of a file as the segmentation of the unigram kind uses them."""
+    # User defined symbols are to be found whatever their score: SentencePiece gives them, in place
+    # of theirs, the best score once for each character.
+    typed = list(zip(model.pieces, model.scores, model.types, strict=True))
+    best = max((score for _, score, type in typed if type == NORMAL), default=0.0)
     return [
-        len(piece) * best - 0.1 if type == USER_DEFINED else score
-        for piece, score, type in zip(model.pieces, model.scores, model.types, strict=True)
+        len(piece) * best - 0.1 if type == USER_DEFINED else score for piece, score, type in typed
     ]
 
 
 class Segmenter:
-    """Segments texts exactly as SentencePiece does, into the strings of the pieces.
+    """Segments texts exactly as SentencePiece does; an unknown piece is what stands in the text."""
 
-    (Except that user defined symbols have no precedence in a file of the BPE kind.)
-
-    Args:
-        model: the content of a file.
-
-    Call arguments:
-        texts: strings.
-
-    Returns:
-        A list of pieces for each. An unknown piece is what stands in the text.
-    """
+    # Except that user defined symbols have no precedence in a file of the BPE kind.
 
     def __init__(self, model: SentencePieceModel):
         self.model = model
         self._charsmap = Charsmap(model.charsmap) if model.charsmap else None
-        if model.kind == "unigram":
-            # Control symbols and bytes are not to be found in texts, and no text has a space:
-            # see `_normalize`.
-            names = [
-                piece if type in (NORMAL, USER_DEFINED) else f" {piece}"
-                for piece, type in zip(model.pieces, model.types, strict=True)
-            ]
-            scored = list(zip(names, segmentation_scores(model), strict=True))
-            segment = models.Unigram(scored, model.special_ids["unk"], False)
-        else:
-            segment = _bpe(model, byte_fallback=False)
+        segment = piece_model(model, segmentation_scores(model), byte_fallback=False, bare=False)
         self._backend = tokenizers.Tokenizer(segment)
 
     def __call__(self, texts: list[str]) -> list[list[str]]:
@@ -126,7 +100,9 @@ class Segmenter:
         return [
             part
             for piece, index in zip(pieces, encoding.ids, strict=True)
-            for part in (_in_bytes(piece) if index == unknown else [piece])
+            for part in (
+                [f"<0x{byte:02X}>" for byte in piece.encode()] if index == unknown else [piece]
+            )
         ]
 
     def _normalize(self, text: str) -> str:
@@ -139,20 +115,6 @@ class Segmenter:
             text = SPACE + text
         text = text.replace(" ", SPACE)
         return text.rstrip(SPACE) if self.model.remove_extra_whitespaces else text
-
-
-def _in_bytes(piece: str) -> list[str]:
-    return [f"<0x{byte:02X}>" for byte in piece.encode()]
-
-
-def _bpe(model: SentencePieceModel, byte_fallback: bool) -> models.BPE:
-    return models.BPE(
-        model.vocabulary,
-        model.merges(),
-        unk_token=model.pieces[model.special_ids["unk"]],
-        fuse_unk=True,
-        byte_fallback=byte_fallback,
-    )
 
 
 def charsmap_normalizers(charsmap: bytes, where: str) -> list[normalizers.Normalizer]:

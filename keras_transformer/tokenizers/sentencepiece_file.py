@@ -35,31 +35,18 @@ _LABEL = 0x800000FF
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceModel:
-    """The content of a SentencePiece file.
+    """The content of a SentencePiece file."""
 
-    Args:
-        kind: `"unigram"` or `"bpe"`.
-        pieces: the pieces, their ids being their places.
-        scores: their log probabilities (unigram) or minus their ranks (BPE).
-        types: their types: `NORMAL`, `CONTROL` and so on.
-        byte_fallback: whether unknown characters are spelled in bytes.
-        special_ids: the ids of `"unk"`, `"bos"` and `"eos"`, -1 for one that is not used.
-        charsmap: the compiled rules of Unicode normalization, empty for none.
-        add_dummy_prefix: whether a space is put before a text.
-        remove_extra_whitespaces: whether spaces are stripped at the ends and joined inside.
-        data: the file itself.
-    """
-
-    kind: str
-    pieces: list[str]
-    scores: list[float]
-    types: list[int]
-    byte_fallback: bool
-    special_ids: dict[str, int]
-    charsmap: bytes
-    add_dummy_prefix: bool
-    remove_extra_whitespaces: bool
-    data: bytes = dataclasses.field(repr=False)
+    kind: str  # "unigram" or "bpe"
+    pieces: list[str]  # their ids are their places
+    scores: list[float]  # log probabilities (unigram) or minus the ranks (BPE)
+    types: list[int]  # `NORMAL`, `CONTROL` and so on
+    byte_fallback: bool  # whether unknown characters are spelled in bytes
+    special_ids: dict[str, int]  # of "unk", "bos" and "eos", -1 for one that is not used
+    charsmap: bytes  # the compiled rules of Unicode normalization, empty for none
+    add_dummy_prefix: bool  # whether a space is put before a text
+    remove_extra_whitespaces: bool  # at the ends, and of several all but one
+    data: bytes = dataclasses.field(repr=False)  # the file itself
 
     @property
     def scored(self) -> list[tuple[str, float]]:
@@ -91,18 +78,7 @@ class SentencePieceModel:
 
 
 def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
-    """Reads and checks a SentencePiece file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated or broken, or of a kind that is not unigram or BPE.
-    """
+    """Reads and checks a SentencePiece file."""
     path = Path(path)
     data = read_file(path, _MAX_FILE)
     try:
@@ -115,21 +91,7 @@ def parse_sentencepiece(path: str | os.PathLike) -> SentencePieceModel:
 
 
 class Charsmap:
-    """SentencePiece's compiled rules of normalization: strings and what replaces them.
-
-    At each place of a text the longest rule that fits is applied. (The library's `Precompiled`
-    looks at whole graphemes instead, and differs for rare sequences of combining characters.)
-
-    Args:
-        data: the size of a double-array trie, the trie, and the replacements.
-
-    Attributes:
-        replacements: what characters are replaced by, behind each a zero.
-        longest: the number of characters of the longest.
-
-    Raises:
-        ValueError: if the data are broken.
-    """
+    """SentencePiece's compiled rules of normalization: strings and what replaces them."""
 
     def __init__(self, data: bytes):
         size = struct.unpack("<I", data[:4])[0] if len(data) >= 4 else -1
@@ -316,3 +278,21 @@ def _float(value) -> float:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """A field of a protobuf as it is written: bytes, an integer or a float of 32 bits."""
+    if isinstance(value, float):
+        return _written(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return _written(number << 3) + _written(value)
+    return _written(number << 3 | 2) + _written(len(value)) + value
+
+
+def _written(value: int) -> bytes:
+    value %= 2**64
+    data = bytearray()
+    while value > 127:
+        data.append(value % 128 + 128)
+        value //= 128
+    return bytes([*data, value])

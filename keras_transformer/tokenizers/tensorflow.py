@@ -38,7 +38,6 @@ class TensorFlowTokenizer(keras.layers.Layer):
             without `pad_id` or without room for a token beside the special tokens.
 
     Example:
-
     ```python
     from keras_transformer.tokenizers import Tokenizer
 

@@ -4,13 +4,15 @@ The only module here that imports TensorFlow; `tensorflow.py` imports it when it
 Everything but the unigram model is plain ops over constants: no tables to initialize.
 """
 
+import functools
 import re
-import struct
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
-from tokenizers import pre_tokenizers
+
+from keras_transformer.tokenizers.backend import CHINESE, byte_alphabet
+from keras_transformer.tokenizers.sentencepiece_file import NORMAL, UNKNOWN, field
 
 # RE2's \s is ASCII. This is Unicode's White_Space, which the Rust library goes by.
 _SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
@@ -22,25 +24,12 @@ _GPT2_WORD = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
     rf"| ?[^{_SPACE}\p{{L}}\p{{N}}{_MARK}]+|[{_SPACE}]+"
 )
-_CHINESE = (
-    r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{20000}-\x{2a6df}\x{2a700}-\x{2b73f}"
-    r"\x{2b740}-\x{2b81f}\x{2b820}-\x{2ceaf}\x{f900}-\x{faff}\x{2f800}-\x{2fa1f}]"
-)
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
 _NEVER = np.iinfo(np.int32).max
 
 
 class TextToIds(tf.Module):
-    """Strings to ragged ids, as one `tokenizer.json` says.
-
-    Args:
-        description: the parsed `tokenizer.json`.
-        prefix: ids to put before every text.
-        suffix: ids to put after every text.
-
-    Raises:
-        ValueError: for a part that has no counterpart here.
-    """
+    """Strings to ragged ids, as one `tokenizer.json` says."""
 
     def __init__(self, description: dict, prefix: list[int], suffix: list[int]):
         super().__init__()
@@ -134,13 +123,7 @@ def _normalizer(description: dict | None):
     kind = description["type"]
     if kind == "Sequence":
         steps = [_normalizer(step) for step in description["normalizers"]]
-
-        def normalize(texts):
-            for step in steps:
-                texts = step(texts)
-            return texts
-
-        return normalize
+        return lambda texts: functools.reduce(lambda texts, step: step(texts), steps, texts)
     if kind == "Prepend":
         return lambda texts: tf.where(texts == "", "", description["prepend"] + texts)
     if kind == "Lowercase":
@@ -166,7 +149,7 @@ def _bert_normalizer(description: dict):
             texts = tf.strings.regex_replace(texts, r"[\x{fffd}\p{Cc}\p{Cf}\p{Co}]", "")
             texts = tf.strings.regex_replace(texts, f"[{_SPACE}]", " ")
         if description["handle_chinese_chars"]:
-            texts = tf.strings.regex_replace(texts, f"({_CHINESE})", r" \1 ")
+            texts = tf.strings.regex_replace(texts, f"([{CHINESE}])", r" \1 ")
         if strip_accents:
             texts = tf_text.normalize_utf8(texts, "NFD")
             texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
@@ -232,12 +215,16 @@ def _to_bytes(words):
     return tf.cast(values, tf.int32), split.value_rowids()
 
 
-class _BytePair(tf.Module):
-    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016).
+def _alphabet(vocabulary) -> list[str]:
+    alphabet = byte_alphabet()
+    missing = [char for char in alphabet if char not in vocabulary]
+    if missing:
+        raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+    return alphabet
 
-    Every round merges the best pair of each word at all its places, so the number of rounds
-    is that of the different merges of one word, not of its length.
-    """
+
+class _BytePair(tf.Module):
+    """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016)."""
 
     def __init__(self, description: dict):
         super().__init__()
@@ -247,10 +234,7 @@ class _BytePair(tf.Module):
         if description["ignore_merges"]:
             raise _unsupported("BPE with ignore_merges=True")
         vocabulary = description["vocab"]
-        alphabet = _byte_alphabet()
-        missing = [char for char in alphabet if char not in vocabulary]
-        if missing:
-            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        alphabet = _alphabet(vocabulary)
         self._byte_ids = np.array([vocabulary[char] for char in alphabet], np.int32)
         # A pair is one number, so that a sorted array serves as the table of merges.
         self._base = max(vocabulary.values()) + 1
@@ -299,11 +283,7 @@ class _BytePair(tf.Module):
 class _Unigram(tf.Module):
     def __init__(self, description: dict):
         super().__init__()
-        self._alphabet = _byte_alphabet()
-        known = {token for token, _ in description["vocab"]}
-        missing = [char for char in self._alphabet if char not in known]
-        if missing:
-            raise _unsupported(f"a byte-level vocabulary that lacks {missing[0]!r}")
+        self._alphabet = _alphabet({token for token, _ in description["vocab"]})
         model = _sentencepiece_model(description["vocab"], description["unk_id"])
         self._tokenizer = tf_text.SentencepieceTokenizer(model, out_type=tf.int32)
 
@@ -314,46 +294,16 @@ class _Unigram(tf.Module):
         return self._tokenizer.tokenize(tf.strings.reduce_join(spelled, axis=-1))
 
 
-def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte: itself if it is visible, else from U+0100 on."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    hidden = (char for char in sorted(alphabet) if ord(char) > 255)
-    return [chr(byte) if chr(byte) in alphabet else next(hidden) for byte in range(256)]
-
-
 def _sentencepiece_model(vocabulary: list, unknown_id: int | None) -> bytes:
-    """A SentencePiece `ModelProto` of tokens and scores that leaves its input as it is.
-
-    Written by hand in protobuf's wire format, which spares a dependency; the numbers are the
-    field numbers of sentencepiece_model.proto.
-    """
-
-    def varint(number: int) -> bytes:
-        out = bytearray()
-        while number > 127:
-            out.append(number & 127 | 128)
-            number >>= 7
-        return bytes([*out, number])
-
-    def field(number: int, value: bytes | int) -> bytes:
-        if isinstance(value, int):
-            return varint(number << 3) + varint(value)
-        return varint(number << 3 | 2) + varint(len(value)) + value
-
-    normal, unknown = 1, 2
-    out = b""
+    """A SentencePiece file of tokens and scores that leaves its input as it is."""
+    data = b""
     for index, (token, score) in enumerate(vocabulary):
-        out += field(
-            1,
-            field(1, token.encode())
-            + varint(2 << 3 | 5)
-            + struct.pack("<f", score)
-            + field(3, unknown if index == unknown_id else normal),
-        )
+        kind = UNKNOWN if index == unknown_id else NORMAL
+        data += field(1, field(1, token.encode()) + field(2, float(score)) + field(3, kind))
     unigram = 1
-    out += field(2, field(3, unigram) + field(40, unknown_id))
+    data += field(2, field(3, unigram) + field(40, unknown_id))
     # No dummy prefix, no removal of spaces, no escaping of them.
-    return out + field(3, field(1, b"identity") + field(3, 0) + field(4, 0) + field(5, 0))
+    return data + field(3, field(1, b"identity") + field(3, 0) + field(4, 0) + field(5, 0))
 
 
 _SPLITTERS = {"BertPreTokenizer": _split_bert, "ByteLevel": _split_bytes}

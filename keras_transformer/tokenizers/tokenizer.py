@@ -2,30 +2,21 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import (
-    check_bool,
-    check_int,
-    check_path,
-    check_text,
-    describe,
-    is_int,
-    shorten,
-)
-from keras_transformer.notebook import html_table
+from keras_transformer.checking import check_bool, check_path, is_int, shorten
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
-from keras_transformer.tokenizers.bounds import segment_count
 from keras_transformer.tokenizers.chat import render_chat
+from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
+from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
@@ -49,7 +40,6 @@ class Tokenizer:
         ValueError: if the vocabulary lacks a token that is given a role.
 
     Example:
-
     ```python
     from keras_transformer.tokenizers import Tokenizer
 
@@ -62,37 +52,6 @@ class Tokenizer:
 
     # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
     _takes_pieces = False
-    # What errors call it.
-    _name = "The tokenizer"
-
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        pad: str | None = None,
-        start: str | None = None,
-        end: str | None = None,
-        mask: str | None = None,
-        unknown: str | None = None,
-        chat_template: str | None = None,
-    ):
-        if not isinstance(backend, tokenizers.Tokenizer):
-            raise ValueError(
-                "`backend` must be a `tokenizers.Tokenizer`. Received: "
-                f"{type(backend).__name__}. To load files use `Tokenizer.from_files(directory)`."
-            )
-        if chat_template is not None and not isinstance(chat_template, str):
-            raise ValueError(
-                f"`chat_template` must be a string, received {type(chat_template).__name__}."
-            )
-        self.chat_template = chat_template
-        self._backend = copy_backend(backend)
-        self._roles = {"pad": pad, "start": start, "end": end, "mask": mask, "unknown": unknown}
-        for role, token in self._roles.items():
-            if token is not None and self.token_to_id(token) is None:
-                raise ValueError(
-                    f"The vocabulary has no token {token!r}, which was given as `{role}`."
-                )
 
     # Making one
 
@@ -116,14 +75,13 @@ class Tokenizer:
         normalized text (lowercased and without accents with `lowercase=True`), with one space
         around every word and punctuation mark, and `[UNK]` characters are lost.
 
-        The same texts give the same BPE vocabulary. The library's other two trainers go through
-        the words in no fixed order, so that two runs may differ in ids and in a few tokens.
+        The same texts give the same BPE vocabulary; of the other two, in which words have no fixed
+        order, two runs may differ in ids and in a few tokens.
 
         Args:
             texts: an iterable of strings, which is read once and not kept.
             kind: `"bpe"`, `"wordpiece"` or `"unigram"`.
-            vocabulary_size: the largest number of tokens, special ones included. Little text
-                gives fewer.
+            vocabulary_size: the most tokens, special ones included. Little text gives fewer.
             lowercase: lowercase every text first. Then decoding gives lowercased text.
             template: what encoding adds to a text: `"end"` gives `a </s>`, `"start_end"`
                 `<s> a </s>`, `"bert"` `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` with segment
@@ -131,20 +89,15 @@ class Tokenizer:
             special_tokens: further special tokens, such as `"<mask>"`. They follow the usual
                 ones: `<pad>`, `<s>`, `</s>`, `<unk>` with ids 0 to 3, or for WordPiece
                 `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]`, `[MASK]` with ids 0 to 4.
-            add_prefix_space: put a space before every text and take it away in decoding, so
-                that a word has the same id at the start of a text as inside (as in
-                SentencePiece). Not for WordPiece, where it makes no difference. With `False`
-                a decoded continuation keeps the space that it starts with.
-
-        Returns:
-            The `Tokenizer`.
+            add_prefix_space: put a space before every text and take it away in decoding, so that
+                a word has the same id at the start of a text as inside. No difference to WordPiece.
+                With `False` a decoded continuation keeps the space that it starts with.
 
         Raises:
             ValueError: for texts that are not strings or are missing, an unknown kind or
                 template, or a vocabulary size below the special tokens and the alphabet.
 
         Example:
-
         ```python
         from keras_transformer.tokenizers import Tokenizer
 
@@ -156,8 +109,6 @@ class Tokenizer:
         backend, roles = training.train(
             texts, kind, vocabulary_size, lowercase, template, special_tokens, add_prefix_space
         )
-        if "mask" not in roles and "<mask>" in special_tokens:
-            roles["mask"] = "<mask>"
         return cls(backend, **roles)
 
     @classmethod
@@ -173,19 +124,17 @@ class Tokenizer:
                 which class it is, which tokens are added, and which has which role. The template
                 of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.
 
-        Returns:
-            The `Tokenizer`.
-
         Raises:
             FileNotFoundError: if the folder has none of these files.
             ValueError: if a file is broken, naming the file and what is wrong.
         """
-        if loading.is_marian(directory):
-            # Lazily: it is a subclass.
-            from keras_transformer.tokenizers.marian import MarianTokenizer
+        folder = Folder(directory)
+        if folder.is_marian:
+            from keras_transformer.tokenizers.marian import MarianTokenizer  # a subclass
 
             return MarianTokenizer.from_files(directory)
-        backend, roles, chat_template = loading.read_directory(directory)
+        backend = loading.read_folder(folder)
+        roles, chat_template = folder.roles(backend), folder.chat_template()
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):
             tokenizer = cls(backend, chat_template=chat_template, **roles)
         tokenizer._name = f"The tokenizer of {str(directory)!r}"
@@ -197,9 +146,6 @@ class Tokenizer:
 
         Args:
             preset: a bundled name, a local folder, or `"hf://org/name"`.
-
-        Returns:
-            The `Tokenizer`.
         """
         return bound("load_tokenizer")(preset, cls)
 
@@ -233,9 +179,6 @@ class Tokenizer:
             pair: a second string, encoded behind the first.
             special_tokens: add the special tokens of the template, such as `[CLS]` and `[SEP]`.
 
-        Returns:
-            A list of ints.
-
         Raises:
             ValueError: if a text is not a string.
         """
@@ -266,7 +209,6 @@ class Tokenizer:
                 differ in number; for a `max_length` with no room beside the special tokens.
 
         Example:
-
         ```python
         from keras_transformer.tokenizers import Tokenizer
 
@@ -310,7 +252,6 @@ class Tokenizer:
             special token) and `sequence_ids` (0 for a token of the text, 1 of its pair, `None`).
 
         Example:
-
         ```python
         from keras_transformer.tokenizers import Tokenizer
 
@@ -354,24 +295,14 @@ class Tokenizer:
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
 
-    def _refusing(self, what: str):
-        """Failures of the library, also of its Rust code, become errors that name the tokenizer."""
-        return refusing(f"{self._name} cannot {what} this")
-
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of texts that a sequence-to-sequence model is to write, without special tokens.
 
-        They are those of `encode_batch`, except in a tokenizer that segments sources and targets
-        differently, as Marian's does.
-
-        Args:
-            texts: a list, tuple or 1-D NumPy array of strings.
+        Args: as of `encode_batch`.
 
         Returns:
-            One list of ints for each text.
-
-        Raises:
-            ValueError: for what is not a string, with its position.
+            One list of ints for each text: those of `encode_batch`, except in a tokenizer that
+            segments sources and targets differently, as Marian's does.
         """
         return self.encode_batch(texts, special_tokens=False)
 
@@ -403,7 +334,6 @@ class Tokenizer:
                 refuses the chat.
 
         Example:
-
         ```python
         from keras_transformer.tokenizers import Tokenizer
 
@@ -421,134 +351,14 @@ class Tokenizer:
                 "The tokenizer has no chat template: it is not that of a chat model. Set its "
                 "`chat_template`, or write the prompt as the model was trained on it."
             )
-        names = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
-        names |= {"unknown": "unk_token", "mask": "mask_token"}
         return render_chat(
             self.chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
-            special_tokens={
-                name: self._roles[role] for role, name in names.items() if self._roles[role]
-            },
+            special_tokens={PUBLISHED_KEYS[r][0]: t for r, t in self._roles.items() if t},
             tools=tools,
             **variables,
         )
-
-    # Ids to text
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids. Special tokens are left out.
-
-        Args:
-            ids: a list or 1-D array of integers.
-
-        Returns:
-            A string. Bytes that do not make up a character, as in a sequence that was cut
-            off, become U+FFFD.
-
-        Raises:
-            ValueError: if the ids are not integers or an id is outside the vocabulary.
-        """
-        ids = self._check_ids(ids, "ids")
-        with self._refusing("decode"):
-            return self._backend.decode(ids)
-
-    def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
-        """The texts of many rows of ids, in parallel; see `decode`.
-
-        Args:
-            ids: a list of lists or 1-D arrays of integers, or a 2-D array.
-
-        Returns:
-            One string for each row.
-
-        Raises:
-            ValueError: as `decode`, with the row.
-        """
-        if not isinstance(ids, (list, tuple, np.ndarray)) or getattr(ids, "ndim", 1) == 0:
-            raise ValueError(f"`ids` must be a list of rows of integers, received {describe(ids)}.")
-        rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
-        with self._refusing("decode"):
-            return self._backend.decode_batch(rows)
-
-    def _check_ids(self, ids, name: str) -> list[int]:
-        try:
-            array = np.asarray(ids)
-        except ValueError:
-            array = np.asarray(None)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(
-                f"`{name}` must be a list or 1-D array of integers. "
-                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape})"
-            )
-        wrong = array[(array < 0) | (array >= self.vocabulary_size)]
-        if wrong.size:
-            raise ValueError(
-                f"`{name}` holds the id {wrong[0]}, but the vocabulary has the ids 0 to "
-                f"{self.vocabulary_size - 1}."
-            )
-        return array.astype(int).tolist()
-
-    # The vocabulary
-
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """The highest id plus one: the rows that an embedding needs."""
-        return max(self.get_vocabulary().values(), default=-1) + 1
-
-    @cached_property
-    def segment_count(self) -> int:
-        """The highest segment id plus one, at least 2: the segments that a model must know."""
-        return segment_count(self._backend)
-
-    def get_vocabulary(self) -> dict[str, int]:
-        """Every token, special ones included, with its id."""
-        return self._backend.get_vocab(with_added_tokens=True)
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token, `None` if the vocabulary lacks it."""
-        return self._backend.token_to_id(check_text("token", token))
-
-    def id_to_token(self, id: int) -> str | None:
-        """The token of an id, `None` if the vocabulary lacks it."""
-        id = check_int("id", id)
-        return self._backend.id_to_token(id) if 0 <= id < self.vocabulary_size else None
-
-    @cached_property
-    def special_ids(self) -> tuple[int, ...]:
-        """The ids of all special tokens, in their order."""
-        added = self._backend.get_added_tokens_decoder().items()
-        ids = {id for id, token in added if token.special}
-        return tuple(sorted((ids | {self._role_id(role) for role in self._roles}) - {None}))
-
-    def _role_id(self, role: str) -> int | None:
-        token = self._roles[role]
-        return None if token is None else self.token_to_id(token)
-
-    @property
-    def pad_id(self) -> int | None:
-        """The id of the padding token, `None` if there is none."""
-        return self._role_id("pad")
-
-    @property
-    def start_id(self) -> int | None:
-        """The id of the token that starts a sequence, `None` if there is none."""
-        return self._role_id("start")
-
-    @property
-    def end_id(self) -> int | None:
-        """The id of the token that ends a sequence, `None` if there is none."""
-        return self._role_id("end")
-
-    @property
-    def mask_id(self) -> int | None:
-        """The id of the mask token, `None` if there is none."""
-        return self._role_id("mask")
-
-    @property
-    def unknown_id(self) -> int | None:
-        """The id of the unknown token, `None` if there is none."""
-        return self._role_id("unknown")
 
     # TensorFlow
 
@@ -571,18 +381,3 @@ class Tokenizer:
         return TensorFlowTokenizer(
             self._backend.to_str(), pad_id=self.pad_id, sequence_length=sequence_length
         )
-
-    def _repr_html_(self) -> str:
-        tokens = {
-            role: f"{token}  (id {self.token_to_id(token)})"
-            for role, token in self._roles.items()
-            if token
-        }
-        rows = {"kind": type(self._backend.model).__name__, "vocabulary": self.vocabulary_size}
-        rows |= {**tokens, "chat template": "yes" if self.chat_template else "no"}
-        return html_table(type(self).__name__, rows)
-
-    def __repr__(self) -> str:
-        model = type(self._backend.model).__name__
-        roles = ", ".join(f"{role}={token!r}" for role, token in self._roles.items() if token)
-        return f"Tokenizer({model}, vocabulary_size={self.vocabulary_size}, {roles})"

@@ -30,9 +30,6 @@ BERT_ROLES = {
 }
 SEQUENCE_ROLES = {"pad": "<pad>", "start": "<s>", "end": "</s>", "unknown": "<unk>"}
 
-# A token seen once teaches a model nothing.
-_MIN_FREQUENCY = 2
-
 
 def train(
     texts: Iterable[str],
@@ -43,15 +40,7 @@ def train(
     special_tokens: Sequence[str],
     add_prefix_space: bool,
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Trains a backend; see `Tokenizer.train` for the arguments.
-
-    Returns:
-        The trained `tokenizers.Tokenizer` and the roles of its special tokens.
-
-    Raises:
-        ValueError: for an unknown kind or template, a vocabulary too small for its special
-            tokens and alphabet, or texts that are not strings or are missing.
-    """
+    """Trains a backend; see `Tokenizer.train` for the arguments."""
     check_choice("kind", kind, KINDS)
     vocabulary_size = check_int("vocabulary_size", vocabulary_size)
     lowercase = check_bool("lowercase", lowercase)
@@ -69,9 +58,11 @@ def train(
         check_text(f"special_tokens[{place}]", token)
     roles = dict(BERT_ROLES if kind == "wordpiece" else SEQUENCE_ROLES)
     specials = list(dict.fromkeys([*roles.values(), *special_tokens]))
+    if "<mask>" in special_tokens:
+        roles.setdefault("mask", "<mask>")
     alphabet = [] if kind == "wordpiece" else sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(specials) + max(len(alphabet), 1)
-    if not isinstance(vocabulary_size, int) or vocabulary_size < smallest:
+    if vocabulary_size < smallest:
         raise ValueError(
             f"`vocabulary_size` must be an integer of at least {smallest} for kind={kind!r} "
             f"({len(specials)} special tokens and the alphabet). "
@@ -83,7 +74,7 @@ def train(
             f"models. Received: vocabulary_size={vocabulary_size!r}"
         )
 
-    backend, trainer = _BUILDERS[kind](vocabulary_size, specials, alphabet)
+    backend, trainer = _untrained(kind, vocabulary_size, specials, alphabet)
     if kind == "wordpiece":
         backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -131,42 +122,24 @@ def _set_byte_level(backend: tokenizers.Tokenizer, lowercase: bool, add_prefix_s
     backend.decoder = decoder
 
 
-def _bpe(size: int, specials: list[str], alphabet: list[str]):
+def _untrained(kind: str, size: int, specials: list[str], alphabet: list[str]):
+    common = {"vocab_size": size, "special_tokens": specials, "show_progress": False}
+    if kind == "unigram":
+        unknown = SEQUENCE_ROLES["unknown"]
+        trainer = trainers.UnigramTrainer(unk_token=unknown, initial_alphabet=alphabet, **common)
+        return tokenizers.Tokenizer(models.Unigram()), trainer
+    common["min_frequency"] = 2  # a token seen once teaches a model nothing
+    if kind == "wordpiece":
+        # Every character counts twice: at the start of a word and, with ##, inside.
+        limit = min(1000, (size - len(specials)) // 2)
+        trainer = trainers.WordPieceTrainer(limit_alphabet=limit, **common)
+        return tokenizers.Tokenizer(models.WordPiece(unk_token=BERT_ROLES["unknown"])), trainer
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=specials,
         initial_alphabet=alphabet,
         max_token_length=MAX_TOKEN,  # what is saved is to be loaded again
-        show_progress=False,
+        **common,
     )
     return tokenizers.Tokenizer(models.BPE()), trainer
-
-
-def _wordpiece(size: int, specials: list[str], alphabet: list[str]):
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=specials,
-        # Every character counts twice: at the start of a word and, with ##, inside.
-        limit_alphabet=min(1000, (size - len(specials)) // 2),
-        show_progress=False,
-    )
-    return tokenizers.Tokenizer(models.WordPiece(unk_token=BERT_ROLES["unknown"])), trainer
-
-
-def _unigram(size: int, specials: list[str], alphabet: list[str]):
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size,
-        special_tokens=specials,
-        unk_token=SEQUENCE_ROLES["unknown"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    return tokenizers.Tokenizer(models.Unigram()), trainer
-
-
-_BUILDERS = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from keras_transformer.tokenizers import chat_process
-from keras_transformer.tokenizers.chat import render_chat
-from keras_transformer.tokenizers.chat_process import MAX_REQUEST, render_apart
+from keras_transformer.tokenizers import chat
+from keras_transformer.tokenizers.chat import MAX_REQUEST, render_apart, render_chat
 
 pytestmark = [
     pytest.mark.backend_independent,
@@ -150,7 +149,7 @@ def memory(pid="self", line="VmHWM"):
 def child():
     """The number of the process that renders."""
     assert render_apart("x", {}) == ("text", "x")
-    return chat_process._process._popen.pid
+    return chat._process._popen.pid
 
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE.keys())
@@ -214,7 +213,7 @@ def test_what_templates_leave_behind_does_not_add_up():
     for number in range(14):
         source = "🙂" * 1_000_000 + str(number)
         assert render_apart(source, {}, seconds=20) == ("text", source)
-        process = chat_process._process
+        process = chat._process
         assert process is None or memory(process._popen.pid, "VmSize") < 130
 
 
@@ -245,8 +244,8 @@ def run(code, **options):
         folder = os.path.join(os.getcwd(), *name.split("."))
         start += f"sys.modules[{name!r}] = package = types.ModuleType({name!r})\n"
         start += f"package.__path__ = [{folder!r}]\n"
-    start += "from keras_transformer.tokenizers import chat_process\n"
-    start += "from keras_transformer.tokenizers.chat_process import render_apart\n"
+    start += "from keras_transformer.tokenizers import chat\n"
+    start += "from keras_transformer.tokenizers.chat import render_apart\n"
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", start + code]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
@@ -275,14 +274,14 @@ def test_a_fork_has_a_process_of_its_own_and_all_end():
         "import threading\n"
         "slow = '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}'\n"
         "render_apart('x', {})\n"
-        "first = chat_process._process._popen.pid\n"
+        "first = chat._process._popen.pid\n"
         "thread = threading.Thread(target=render_apart, args=(slow, {}, 0.5))\n"
         "thread.start()\n"
         "time.sleep(0.2)\n"
         "fork = os.fork()\n"
         "got = render_apart('{{ x }}', {'x': os.getpid()})\n"
         "assert got == ('text', str(os.getpid())), got\n"
-        "second = chat_process._process._popen.pid\n"
+        "second = chat._process._popen.pid\n"
         "assert second != first\n"
         "print(second, flush=True)\n"
         "if not fork:\n"
@@ -301,9 +300,7 @@ def test_a_fork_has_a_process_of_its_own_and_all_end():
 
 def test_the_end_of_the_process_that_asks_is_the_end_of_the_other():
     asking = run(
-        "render_apart('x', {})\n"
-        "print(chat_process._process._popen.pid, flush=True)\n"
-        "time.sleep(600)\n"
+        "render_apart('x', {})\nprint(chat._process._popen.pid, flush=True)\ntime.sleep(600)\n"
     )
     pid = int(asking.stdout.readline())
     assert memory_state(pid) != "Z"
@@ -316,13 +313,13 @@ def test_an_interruption_reaches_only_the_one_that_asks():
     """Ctrl-C goes to all of a terminal's processes. No late answer comes to the next question."""
     asking = run(
         "render_apart('x', {})\n"
-        "first = chat_process._process._popen.pid\n"
+        "first = chat._process._popen.pid\n"
         "print(first, flush=True)\n"
         "try:\n"
         "    time.sleep(600)\n"
         "except KeyboardInterrupt:\n"
         "    assert render_apart('{{ x }}', {'x': 2}) == ('text', '2')\n"
-        "    assert chat_process._process._popen.pid == first\n"
+        "    assert chat._process._popen.pid == first\n"
         "slow = '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}'\n"
         "print(flush=True)\n"
         "try:\n"

@@ -5,14 +5,11 @@ Narrow embeddings, sections 3.1, and layers that share their weights.
 
 from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 _LAYER = {
-    "self_attention/query": "attention.query",
-    "self_attention/key": "attention.key",
-    "self_attention/value": "attention.value",
-    "self_attention/output": "attention.dense",
+    **attention("attention.{}", "query", "key", "value", "dense"),
     "self_attention_norm": "attention.LayerNorm",
     "feed_forward/intermediate": "ffn",
     "feed_forward/output": "ffn_output",
@@ -44,24 +41,10 @@ ALBERT = Family(
         *layers(_LAYER, "encoder/layer_{i}/", "encoder.albert_layer_groups.{i}.albert_layers.0."),
     ),
     heads=encoder_heads(
-        masked_lm(
-            "predictions.dense",
-            "predictions.LayerNorm",
-            "predictions.bias",
-            "predictions.decoder.bias",
-        ),
+        masked_lm("predictions.", "dense", "LayerNorm", "bias", "decoder.bias"),
         masked_classes=("AlbertForMaskedLM", "AlbertForPreTraining"),
         dropout="classifier_dropout_prob",
     ),
-    names=Names(
-        prefixes=("albert.",),
-        ignored=(
-            "embeddings.position_ids",
-            "predictions.*",
-            "sop_classifier.*",
-            "classifier.*",
-            "qa_outputs.*",
-        ),
-    ),
+    names=Names(prefixes=("albert.",), ignored=(*IGNORED, "predictions.*", "sop_classifier.*")),
     pooler="pooler.weight",
 )

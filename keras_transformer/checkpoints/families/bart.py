@@ -4,11 +4,12 @@ Marian: Junczys-Dowmunt et al. 2018, https://arxiv.org/abs/1804.00344, as the OP
 published: the original Transformer with its sines before its cosines.
 """
 
+import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import sides
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
-from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
+from keras_transformer.checkpoints.families.shared import sides
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _FIELDS = {
@@ -26,13 +27,8 @@ _FIELDS = {
 }
 _CONSTANTS = {"kind": "seq2seq", "normalize_first": False, "normalization_epsilon": 1e-5}
 _SIDES = sides(attention_heads=("num_heads", 16), ffn_dim=("intermediate_dim", 4096))
-
-
 _ATTENTION = {
-    "attention/query": "attn.q_proj",
-    "attention/key": "attn.k_proj",
-    "attention/value": "attn.v_proj",
-    "attention/output": "attn.out_proj",
+    **attention("attn.{}_proj", "q", "k", "v", "out", ours="attention"),
     "attention_norm": "attn_layer_norm",
 }
 _FEED_FORWARD = {
@@ -88,9 +84,7 @@ BART = Family(
         *_learned_positions("encoder"),
         *_learned_positions("decoder"),
     ),
-    heads={
-        "Seq2SeqLM": Head(values={"start_id": 2}),
-    },
+    heads={"Seq2SeqLM": Head(values={"start_id": 2})},
     names=Names(
         prefixes=("model.",), ignored=("*.version", "classification_head.*", "qa_outputs.*")
     ),
@@ -126,7 +120,8 @@ _OWN_EMBEDDINGS = tuple(
     )
 )
 
-MARIAN = Family(
+MARIAN = dataclasses.replace(
+    BART,
     model_type="marian",
     architecture="MarianModel",
     fields={**_FIELDS, "vocab_size": Field("vocabulary_size", 58101)},
@@ -138,10 +133,6 @@ MARIAN = Family(
     ),
     weights=(*_OWN_EMBEDDINGS, *_EMBEDDINGS, *_WEIGHTS),
     heads={"Seq2SeqLM": Head(architectures=("MarianMTModel",), values={"start_id": 58100})},
-    names=Names(
-        prefixes=("model.",),
-        # The sines and cosines, which are computed.
-        ignored=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
-    ),
-    output_bias="final_logits_bias",
+    # The sines and cosines, which are computed.
+    names=Names(prefixes=("model.",), ignored=("*coder.embed_positions.weight",)),
 )

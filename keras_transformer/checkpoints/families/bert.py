@@ -4,8 +4,8 @@ Also what is BERT with other training: MiniLM, sentence-transformers models, BER
 """
 
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 FIELDS = {
     "vocab_size": Field("vocabulary_size", 30522),
@@ -34,10 +34,7 @@ EMBEDDINGS = {
     "encoder/embedding_norm": "embeddings.LayerNorm",
 }
 LAYER = {
-    "self_attention/query": "attention.self.query",
-    "self_attention/key": "attention.self.key",
-    "self_attention/value": "attention.self.value",
-    "self_attention/output": "attention.output.dense",
+    **attention("attention.{}", "self.query", "self.key", "self.value", "output.dense"),
     "self_attention_norm": "attention.output.LayerNorm",
     "feed_forward/intermediate": "intermediate.dense",
     "feed_forward/output": "output.dense",
@@ -60,18 +57,10 @@ BERT = Family(
     ),
     heads=encoder_heads(
         masked_lm(
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.bias",
-            "cls.predictions.decoder.bias",
+            "cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"
         ),
         masked_classes=("BertForMaskedLM", "BertForPreTraining"),
     ),
-    names=Names(
-        prefixes=("bert.",),
-        suffixes=OLDER_NORMS,
-        # A buffer of older releases; and the heads that do not make a backbone.
-        ignored=("embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
-    ),
+    names=Names(prefixes=("bert.",), suffixes=OLDER_NORMS, ignored=(*IGNORED, "cls.*")),
     pooler="pooler.dense.weight",
 )

@@ -3,7 +3,7 @@
 from keras_transformer.checkpoints.families.bert import OLDER_NORMS
 from keras_transformer.checkpoints.families.family import Family, Field
 from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 _EMBEDDINGS = {
     "token_embedding": "embeddings.word_embeddings",
@@ -11,10 +11,7 @@ _EMBEDDINGS = {
     "encoder/embedding_norm": "embeddings.LayerNorm",
 }
 _LAYER = {
-    "self_attention/query": "attention.q_lin",
-    "self_attention/key": "attention.k_lin",
-    "self_attention/value": "attention.v_lin",
-    "self_attention/output": "attention.out_lin",
+    **attention("attention.{}_lin", "q", "k", "v", "out"),
     "self_attention_norm": "sa_layer_norm",
     "feed_forward/intermediate": "ffn.lin1",
     "feed_forward/output": "ffn.lin2",
@@ -44,7 +41,7 @@ DISTILBERT = Family(
         *layers(_LAYER, "encoder/layer_{i}/", "transformer.layer.{i}."),
     ),
     heads=encoder_heads(
-        masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        masked_lm("vocab_", "transform", "layer_norm", "projector.bias"),
         classifier={"output": "classifier", "hidden": "pre_classifier"},
         hidden_activation="relu",
         dropout="seq_classif_dropout",

@@ -6,7 +6,7 @@ discriminators, which tell replaced tokens, are loaded as backbones for other ta
 
 from keras_transformer.checkpoints.families.bert import FIELDS, REQUIRED, STACK
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
 ELECTRA = Family(
@@ -27,23 +27,12 @@ ELECTRA = Family(
         *layers({"encoder/embedding_projection": "embeddings_project"}),
     ),
     heads=encoder_heads(
-        masked_lm(
-            "generator_predictions.dense",
-            "generator_predictions.LayerNorm",
-            "generator_lm_head.bias",
-        ),
+        masked_lm("generator_", "predictions.dense", "predictions.LayerNorm", "lm_head.bias"),
         masked_activation="gelu",
         classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
         hidden_activation="gelu",
     ),
     names=Names(
-        prefixes=("electra.",),
-        ignored=(
-            "embeddings.position_ids",
-            "generator_*",
-            "discriminator_predictions.*",
-            "classifier.*",
-            "qa_outputs.*",
-        ),
+        prefixes=("electra.",), ignored=(*IGNORED, "generator_*", "discriminator_predictions.*")
     ),
 )

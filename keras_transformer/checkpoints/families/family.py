@@ -36,53 +36,30 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """A task that a family's checkpoints serve.
+    """A task that a family's checkpoints serve."""
 
-    Args:
-        architectures: Their classes that have this head; the first is the one to export. Defaults
-            to the usual one, see `Family.classes`.
-        weights: The weight table of the head.
-        values: Options of our task class that are the same for the whole family.
-        dropout: Their name for the dropout before the output, `None` without one.
-    """
-
-    architectures: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()  # their classes, the first to export; else the usual one
     weights: tuple[Weight, ...] = ()
-    values: Values = dataclasses.field(default_factory=dict)
-    dropout: str | None = None
+    values: Values = dataclasses.field(default_factory=dict)  # options of our task class
+    dropout: str | None = None  # their name for the dropout before the output
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """One published architecture: how its config and its weights map to ours.
+    """One published architecture: how its config and its weights map to ours."""
 
-    Args:
-        model_type: What `config.json` of such a checkpoint says in `model_type`.
-        architecture: The name of the bare model in `architectures`.
-        fields: The config values that have a counterpart, by their name.
-        constants: Config values of ours that are the same for the whole family.
-        conversions: What is neither of the two.
-        required: Values of theirs with only one that our blocks compute.
-        activations: Our name for each of theirs.
-        weights: The weight table of the backbone.
-        heads: The tasks beside the bare model, by the name of our task class.
-        names: How the tensor names may vary.
-        pooler: The tensor that shows that a checkpoint has a pooler, `None` without one.
-        output_bias: The bias on the logits, likewise. One of zeros is none.
-    """
-
-    model_type: str
-    architecture: str
-    fields: Mapping[str, Field]
-    constants: Values
-    conversions: tuple[Conversion, ...] = ()
-    required: Values = dataclasses.field(default_factory=dict)
+    model_type: str  # as `config.json` says
+    architecture: str  # the bare model in `architectures`
+    fields: Mapping[str, Field]  # the config values that have a counterpart, by their name
+    constants: Values  # values of ours that are the same for the whole family
+    conversions: tuple[Conversion, ...] = ()  # what is neither of the two
+    required: Values = dataclasses.field(default_factory=dict)  # theirs, with one that is supported
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[Weight, ...]
-    heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
-    names: Names
-    pooler: str | None = None
-    output_bias: str | None = None
+    heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)  # by the name of our task
+    names: Names  # how the tensor names may vary
+    pooler: str | None = None  # the tensor that shows that a checkpoint has a pooler
+    output_bias: str | None = None  # the bias on the logits, likewise; one of zeros is none
 
     @property
     def silent(self) -> frozenset[str]:
@@ -106,9 +83,8 @@ class Family:
         for conversion in self.conversions:
             ours |= conversion.read(values)
         config = TransformerConfig.from_dict(ours)
-        return (
-            config if tensors is None else config.replace(**self._seen_in(tensors, config, values))
-        )
+        seen = {} if tensors is None else self._seen_in(tensors, config, values)
+        return config.replace(**seen) if seen else config
 
     def activation(self, name: str, value: Any) -> str:
         """Our name for the activation that their value `name` has. ValueError without one."""
@@ -141,13 +117,15 @@ class Family:
         if self.output_bias:
             bias = found.get(self.output_bias)
             seen["output_bias"] = bias is not None and bool(tensors.read(bias).any())
-        of_no_layer = [weight for weight in self.weights if "{i}" not in weight.ours]
-        table = {line.ours: line for line in expand(of_no_layer, config)}
+        # Without the lines of layers, of which a config may declare any number.
+        once = [line for line in self.weights if "{i}" not in line.ours]
+        table = {line.ours: line for line in expand(once, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
-            mine = next((found[name] for name in output.names if name in found), None)
-            embedding = table["token_embedding/embeddings"]
-            shared = next((found[name] for name in embedding.names if name in found), None)
+            mine, shared = (
+                next((found[name] for name in line.names if name in found), None)
+                for line in (output, table["token_embedding/embeddings"])
+            )
             # A bare model has no matrix of its own for the output, which is the embedding then; in
             # a language model that is not tied it is missing. With one, a config that says "tied"
             # is right only if the two are the same.
@@ -164,11 +142,10 @@ class Family:
     ) -> dict[str, Any]:
         """Their config for one of ours: the reverse of `config` and `task`."""
         cannot = f"A {self.model_type} checkpoint cannot express"
-        ours = config.to_dict()
         theirs = {"model_type": self.model_type, "architectures": [self.architecture]}
         theirs |= self.required
         for name, field in self.fields.items():
-            value = ours[field.ours]
+            value = getattr(config, field.ours)
             if field.ours == "activation":
                 names = [theirs for theirs, known in self.activations.items() if known == value]
                 if not names:
@@ -225,10 +202,9 @@ class Family:
         size = values.get(theirs, field.default)
         if not isinstance(size, int):
             return task
-        if "end_ids" in task:
-            task["end_ids"] = [i for i in task["end_ids"] if i < size]
-            if not task["end_ids"]:
-                del task["end_ids"]
+        ends = [i for i in task.pop("end_ids", ()) if i < size]
+        if ends:
+            task["end_ids"] = ends
         if task.get("start_id", 0) >= size:
             del task["start_id"]
         return task

@@ -4,12 +4,12 @@ GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 which moved the normalizations to the front.
 """
 
+import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import decoder_heads
-from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
+from keras_transformer.checkpoints.families.shared import decoder_heads, number
+from keras_transformer.checkpoints.weights import Names, Weight, fused, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _FIELDS = {
@@ -31,16 +31,16 @@ _LAYER = {
     "feed_forward/output": "mlp.c_proj",
     "feed_forward_norm": "ln_2",
 }
-# These families store the matrices of their layers as Keras does.
-_LAYERS = (
-    *fused(_QKV, "h.{i}.attn.c_attn", transpose=False),
-    *layers(_LAYER, "decoder/layer_{i}/", "h.{i}.", transpose=False),
-)
-_NAMES = Names(
-    prefixes=("transformer.",),
-    # The causal masks of older releases; the head of a classifier; that of two tasks in one.
-    ignored=("h.*.attn.bias", "h.*.attn.masked_bias", "score.*", "multiple_choice_head.*"),
-)
+
+
+def _weights(tokens: str, positions: str) -> tuple[Weight, ...]:
+    return (
+        *layers({"token_embedding": tokens, "decoder/position_embedding": positions}),
+        output_matrix("lm_head.weight"),
+        # These families store the matrices of their layers as Keras does.
+        *fused(_QKV, "h.{i}.attn.c_attn", transpose=False),
+        *layers(_LAYER, "decoder/layer_{i}/", "h.{i}.", transpose=False),
+    )
 
 
 def _read_width(values: Values) -> dict[str, Any]:
@@ -54,8 +54,6 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
     return {"embd_pdrop": config.dropout} | ({} if usual else {"n_inner": config.intermediate_dim})
 
 
-_WIDTH = Conversion(_read_width, _write_width)
-
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2Model",
@@ -65,28 +63,23 @@ GPT2 = Family(
         **_FIELDS,
     },
     constants={"kind": "decoder", "position": "learned", "normalize_first": True},
-    conversions=(_WIDTH,),
+    conversions=(Conversion(_read_width, _write_width),),
     required={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    weights=(
-        *layers(
-            {
-                "token_embedding": "wte",
-                "decoder/position_embedding": "wpe",
-                "decoder/final_norm": "ln_f",
-            }
-        ),
-        output_matrix("lm_head.weight"),
-        *_LAYERS,
-    ),
+    weights=(*_weights("wte", "wpe"), *layers({"decoder/final_norm": "ln_f"})),
     heads=decoder_heads("GPT2LMHeadModel"),
-    names=_NAMES,
+    names=Names(
+        prefixes=("transformer.",),
+        # The causal masks of older releases; the head of a classifier; that of two tasks in one.
+        ignored=("h.*.attn.bias", "h.*.attn.masked_bias", "score.*", "multiple_choice_head.*"),
+    ),
 )
 
-GPT = Family(
+GPT = dataclasses.replace(
+    GPT2,
     model_type="openai-gpt",
     architecture="OpenAIGPTModel",
     fields={
@@ -95,18 +88,10 @@ GPT = Family(
         **_FIELDS,
         "n_positions": Field("max_sequence_length", 512),
     },
-    constants={"kind": "decoder", "position": "learned", "normalize_first": False},
-    conversions=(_WIDTH,),
+    constants={**GPT2.constants, "normalize_first": False},
     required={"n_inner": None},
     # Its "gelu" has always been the approximate one.
     activations={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
-    weights=(
-        *layers(
-            {"token_embedding": "tokens_embed", "decoder/position_embedding": "positions_embed"}
-        ),
-        output_matrix("lm_head.weight"),
-        *_LAYERS,
-    ),
+    weights=_weights("tokens_embed", "positions_embed"),
     heads=decoder_heads("OpenAIGPTLMHeadModel"),
-    names=_NAMES,
 )

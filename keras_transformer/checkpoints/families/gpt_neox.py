@@ -3,9 +3,8 @@
 Attention and feed-forward side by side, and rotary positions on a part of each head.
 """
 
-from keras_transformer.checkpoints.families.conversions import rotary
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.families.shared import decoder_heads, rotary
 from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
 
 _QKV = [f"decoder/layer_{{i}}/self_attention/{name}" for name in ("query", "key", "value")]

@@ -7,16 +7,12 @@ in the window and in the norms of queries and keys.
 
 import dataclasses
 
-from keras_transformer.checkpoints.families.conversions import SWITCHED_WINDOW, rotary
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import decoder_heads
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.families.shared import SWITCHED_WINDOW, decoder_heads, rotary
+from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 _LAYER = {
-    "self_attention/query": "self_attn.q_proj",
-    "self_attention/key": "self_attn.k_proj",
-    "self_attention/value": "self_attn.v_proj",
-    "self_attention/output": "self_attn.o_proj",
+    **attention("self_attn.{}_proj", "q", "k", "v", "o"),
     "self_attention/query_norm": "self_attn.q_norm",
     "self_attention/key_norm": "self_attn.k_norm",
     "self_attention_norm": "input_layernorm",

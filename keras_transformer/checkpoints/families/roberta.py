@@ -7,9 +7,14 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.bert import FIELDS, OLDER_NORMS, REQUIRED, STACK
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import (
+    ENCODER,
+    IGNORED,
+    encoder_heads,
+    masked_lm,
+    number,
+)
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -46,16 +51,12 @@ XLM_ROBERTA = Family(
         *layers({"pooler": "pooler.dense"}),
     ),
     heads=encoder_heads(
-        masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.bias"),
+        masked_lm("lm_head.", "dense", "layer_norm", "bias", "decoder.bias"),
         masked_activation="gelu",
         classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
         hidden_activation="tanh",
     ),
-    names=Names(
-        prefixes=("roberta.",),
-        suffixes=OLDER_NORMS,
-        ignored=("embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
-    ),
+    names=Names(prefixes=("roberta.",), suffixes=OLDER_NORMS, ignored=(*IGNORED, "lm_head.*")),
     pooler="pooler.dense.weight",
 )
 

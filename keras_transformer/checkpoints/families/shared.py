@@ -1,10 +1,12 @@
-"""Tables that several families share: heads of tasks, constants of blocks."""
+"""What several families share: heads of tasks, constants of blocks, values that are alike."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Head
+from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.weights import Weight, layers
+from keras_transformer.config import SIDES, TransformerConfig
 
 # The block of BERT, with learned positions.
 ENCODER = {
@@ -16,11 +18,16 @@ ENCODER = {
 }
 
 
-def masked_lm(transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
+# Of a BERT: a buffer of older releases; and the heads that do not make a backbone.
+IGNORED = ("embeddings.position_ids", "classifier.*", "qa_outputs.*")
+
+
+def masked_lm(prefix: str, transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
     """The head of a masked language model; its matrix is the token embedding."""
+    bias, *also = (prefix + name for name in biases)
     return (
-        *layers({"transform": transform, "transform_norm": norm}),
-        Weight("output_bias/bias", biases[0], also=biases[1:]),
+        *layers({"transform": transform, "transform_norm": norm}, theirs=prefix),
+        Weight("output_bias/bias", bias, also=tuple(also)),
     )
 
 
@@ -33,16 +40,7 @@ def encoder_heads(
     hidden_activation: str | None = None,
     dropout: str = "classifier_dropout",
 ) -> dict[str, Head]:
-    """The four tasks of an encoder.
-
-    Args:
-        masked: The head of the masked language model.
-        masked_classes: The classes with that head, where they are more than the usual one.
-        masked_activation: Its activation, `None` for that of the blocks.
-        classifier: The layers of a text classifier.
-        hidden_activation: The activation behind the first of two.
-        dropout: The config's name for the dropout before the output.
-    """
+    """The four tasks of an encoder, by the layers of its classifier and the two activations."""
     hidden: dict[str, Any] = {"hidden_activation": hidden_activation}
     return {
         "MaskedLM": Head(
@@ -61,10 +59,151 @@ def encoder_heads(
 
 
 def decoder_heads(*lm_classes: str) -> dict[str, Head]:
-    """The two tasks of a decoder; a language model's head belongs to the backbone.
-
-    Args:
-        *lm_classes: The language model's classes, where they have not the usual name.
-    """
+    """The two tasks of a decoder; a language model's head belongs to the backbone."""
     score = Weight("output/kernel", "score.weight", transpose=True)
     return {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}
+
+
+# Values that are not one of ours each
+
+
+def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
+    """A number of theirs. ValueError if it is something else."""
+    value = values.get(name, default)
+    allowed = (int, float) if kind is float else int
+    if not isinstance(value, allowed) or isinstance(value, bool) or not abs(value) < 1e15:
+        raise ValueError(f"{name} must be a number, received {value!r}.")
+    return value
+
+
+def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> Conversion:
+    """Rotary positions, in the form of Transformers' release 5 or of those before it."""
+
+    def read(values: Values) -> dict[str, Any]:
+        options = values.get("rope_parameters") or values.get("rope_scaling") or {}
+        if not isinstance(options, dict):
+            raise ValueError(f"rope_parameters must be an object, received {options!r}.")
+        older = {
+            "rope_theta": values.get("rope_theta", values.get("rotary_emb_base", 10000.0)),
+            "partial_rotary_factor": values.get(
+                "partial_rotary_factor", values.get("rotary_pct", default_share)
+            ),
+        }
+        options = older | {key: value for key, value in options.items() if value is not None}
+        kind = options.get("rope_type", options.get("type", "default"))
+        share = number(options, "partial_rotary_factor", None, float)
+        ours = {
+            "rotary_base": number(options, "rope_theta", None, float),
+            "rotary_dim": None if share == 1 else int(_head_dim(values, default_head_dim) * share),
+        }
+        return ours if kind == "default" else ours | _read_stretch(values, options, kind)
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "rope_type": config.rotary_scaling or "default",
+            "rope_theta": config.rotary_base,
+        }
+        if config.rotary_dim is not None or default_share != 1:
+            rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
+            options["partial_rotary_factor"] = rotated / config.head_dim
+        if config.rotary_scaling is not None:
+            options["factor"] = config.rotary_factor
+        if config.rotary_scaling in _TURNS:
+            low, high = _TURNS[config.rotary_scaling]
+            options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
+            options["original_max_position_embeddings"] = config.rotary_original_length
+        return {"rope_parameters": options}
+
+    return Conversion(read, write)
+
+
+# Their names for the least and the greatest number of turns.
+_TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+
+
+def _read_stretch(values: Values, options: Values, kind: Any) -> dict[str, Any]:
+    """How rotary positions are stretched to longer texts."""
+    if kind not in ("linear", *_TURNS):
+        raise ValueError(
+            f"rope_type={kind!r} is not supported, only 'default', 'linear', 'llama3', 'yarn'."
+        )
+    ours = {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
+    if kind == "linear":
+        return ours
+    low, high = _TURNS[kind]
+    for name in ("mscale", "mscale_all_dim"):
+        if options.get(name):
+            raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
+    if options.get("truncate", True) is not True:
+        raise ValueError("truncate=False of rope_parameters is not supported.")
+    raised = options.get("attention_factor")
+    if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
+        raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
+    longest = values.get("max_position_embeddings", 2048)
+    return ours | {
+        "rotary_min_turns": number(options, low, 1.0, float),
+        "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
+        "rotary_original_length": number(options, "original_max_position_embeddings", longest),
+    }
+
+
+def _head_dim(values: Values, default: int | None) -> int:
+    if values.get("head_dim") is not None or "hidden_size" not in values:
+        return number(values, "head_dim", default)
+    width, heads = (number(values, name, None) for name in ("hidden_size", "num_attention_heads"))
+    return width // max(heads, 1)
+
+
+def _read_window(values: Values) -> dict[str, Any]:
+    if not values.get("use_sliding_window", False) or values.get("sliding_window", 4096) is None:
+        return {"window": None}
+    layers = number(values, "num_hidden_layers", 32)
+    first = number(values, "max_window_layers", 28)
+    kinds = values.get("layer_types")
+    windowed = (
+        [kind == "sliding_attention" for kind in kinds]
+        if isinstance(kinds, list)
+        else [first <= 0, first < layers]  # of the first and of the last layer
+    )
+    if any(windowed) and not all(windowed):
+        raise ValueError(
+            "A sliding window in some layers and not in others is not supported: "
+            f"layer_types={kinds!r}, max_window_layers={first} of {layers} layers."
+        )
+    return {"window": number(values, "sliding_window", 4096) if any(windowed) else None}
+
+
+def _write_window(config: TransformerConfig) -> dict[str, Any]:
+    windowed = config.window is not None
+    kind = "sliding_attention" if windowed else "full_attention"
+    return {
+        "use_sliding_window": windowed,
+        "sliding_window": config.window,
+        "max_window_layers": 0 if windowed else config.num_layers,
+        "layer_types": [kind] * config.num_layers,
+    }
+
+
+# Of Qwen, where the window is switched on by another value.
+SWITCHED_WINDOW = Conversion(_read_window, _write_window)
+
+
+def sides(**names: tuple[str, Any]) -> Conversion:
+    """Values that encoder and decoder each have."""
+
+    def read(values: Values) -> dict[str, Any]:
+        encoder, decoder = (
+            {ours: values.get(f"{side}_{name}", default) for name, (ours, default) in names.items()}
+            for side in SIDES
+        )
+        own = {ours: value for ours, value in decoder.items() if value != encoder[ours]}
+        return {**encoder, **({"decoder": own} if own else {})}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {
+            f"{side}_{name}": getattr(config.side(side), ours)
+            for side in SIDES
+            for name, (ours, _) in names.items()
+        }
+
+    return Conversion(read, write)

@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.family import (
     Head,
     Values,
 )
-from keras_transformer.checkpoints.weights import Names, Weight, layers, output_matrix
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 
@@ -54,12 +54,7 @@ def _write_scale(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-_ATTENTION = {
-    "attention/query": "Attention.q",
-    "attention/key": "Attention.k",
-    "attention/value": "Attention.v",
-    "attention/output": "Attention.o",
-}
+_ATTENTION = attention("Attention.{}", "q", "k", "v", "o", ours="attention")
 
 
 def _stack(name: str, feed_forward: int) -> tuple[Weight, ...]:

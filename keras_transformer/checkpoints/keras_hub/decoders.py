@@ -5,23 +5,23 @@ Facts are from KerasHub 0.32, `models/*/*_backbone.py`, `*_decoder.py` and `*_at
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.conversions import number
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
+from keras_transformer.checkpoints.families.llama import LLAMA
+from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.keras_hub.family import (
     DROPOUT,
     FIELDS,
     HEAD_WIDTH,
-    USUAL,
-    KerasHubFamily,
-)
-from keras_transformer.checkpoints.keras_hub.lines import (
     REVERSIBLE,
     TASK_PREFIX,
+    USUAL,
+    KerasHubFamily,
     attention,
     feed_forward,
     layers,
+    make_family,
 )
-from keras_transformer.checkpoints.weights import Names
+from keras_transformer.checkpoints.weights import Names, fused
 from keras_transformer.config import TransformerConfig
 
 _LLAMA3 = {
@@ -37,19 +37,9 @@ def _read_llama3(values: Values) -> dict[str, Any]:
     return {"rotary_scaling": "llama3", **given} if given else {}
 
 
-def _write_llama3(config: TransformerConfig) -> dict[str, Any]:
-    stretched = config.rotary_scaling == "llama3"
-    return {name: getattr(config, ours) for name, ours in _LLAMA3.items() if stretched}
-
-
 def _read_linear(values: Values) -> dict[str, Any]:
     factor = number(values, "rope_scaling_factor", 1.0, float)
     return {} if factor == 1 else {"rotary_scaling": "linear", "rotary_factor": factor}
-
-
-def _write_linear(config: TransformerConfig) -> dict[str, Any]:
-    linear = config.rotary_scaling == "linear"
-    return {"rope_scaling_factor": config.rotary_factor} if linear else {}
 
 
 def _read_share(values: Values) -> dict[str, Any]:
@@ -57,22 +47,35 @@ def _read_share(values: Values) -> dict[str, Any]:
     return {"rotary_dim": int(width * number(values, "rotary_percentage", 0.25, float))}
 
 
-def _write_share(config: TransformerConfig) -> dict[str, Any]:
-    return {"rotary_percentage": (config.rotary_dim or config.head_dim) / config.head_dim}
-
-
-def _read_switched_window(values: Values) -> dict[str, Any]:
+def _read_window(values: Values) -> dict[str, Any]:
     used = values.get("use_sliding_window_attention", False)
     return {"window": values.get("sliding_window_size", 32768) if used else None}
 
 
-def _write_switched_window(config: TransformerConfig) -> dict[str, Any]:
-    if config.window is None:
-        return {"use_sliding_window_attention": False}
-    return {"use_sliding_window_attention": True, "sliding_window_size": config.window}
+def _write_window(config: TransformerConfig) -> dict[str, Any]:
+    size = {} if config.window is None else {"sliding_window_size": config.window}
+    return {"use_sliding_window_attention": bool(size), **size}
 
 
-_WINDOW = Conversion(_read_switched_window, _write_switched_window)
+_STRETCH = Conversion(
+    _read_llama3,
+    lambda config: {
+        name: getattr(config, ours)
+        for name, ours in _LLAMA3.items()
+        if config.rotary_scaling == "llama3"
+    },
+)
+_LINEAR = Conversion(
+    _read_linear,
+    lambda config: (
+        {"rope_scaling_factor": config.rotary_factor} if config.rotary_scaling == "linear" else {}
+    ),
+)
+_SHARE = Conversion(
+    _read_share,
+    lambda config: {"rotary_percentage": (config.rotary_dim or config.head_dim) / config.head_dim},
+)
+_WINDOW = Conversion(_read_window, _write_window)
 _FIELDS = {
     **{name: field for name, field in FIELDS.items() if name != "num_heads"},
     "dropout": Field("dropout", 0.0),
@@ -102,88 +105,62 @@ _LLAMA_TABLE = {
 _HEADS = {"CausalLM": Head()}
 
 
-def _like_llama(model_type: str, name: str, layer: str, norm: str, **values: Any) -> KerasHubFamily:
+def _like_llama(
+    model_type: str, name: str, layer: str, norm: str, fields, constants=None, **values: Any
+) -> KerasHubFamily:
     """A decoder as Llama's, by the paths of a block and of the last normalization."""
-    constants = {
-        **_DECODER,
-        "normalization": "rms_norm",
-        "gated": True,
-        "activation": "silu",
-        "use_bias": False,
-        **values.pop("constants", {}),
-    }
-    weights = (
+    usual = {**_DECODER, **LLAMA.constants, "activation": "silu", "use_bias": False}
+    lines = (
         *REVERSIBLE,
         *layers(_LLAMA_TABLE, "decoder/layer_{i}/", f"layers/{layer}{{i}}/"),
         *layers({"decoder/final_norm": f"layers/{norm}"}),
     )
-    values["fields"] = {**_FIELDS, **values["fields"]}
-    return KerasHubFamily(
-        model_type=model_type,
-        architecture=f"{name}Backbone",
-        constants=constants,
-        weights=weights,
-        heads=_HEADS,
-        names=_NAMES,
-        **values,
-    )
+    fields, constants = {**_FIELDS, **fields}, {**usual, **(constants or {})}
+    return make_family(model_type, name, fields, constants, lines, _HEADS, names=_NAMES, **values)
 
 
 _LLAMA = {
     "layer": "llama_transformer_decoder",
     "norm": "llama_layer_norm",
     "fields": {"tie_word_embeddings": Field("tie_embeddings", False)},
-    "conversions": (HEAD_WIDTH, DROPOUT, Conversion(_read_llama3, _write_llama3)),
+    "conversions": (HEAD_WIDTH, DROPOUT, _STRETCH),
     "more": tuple(_LLAMA3),
     "required": {"rope_position_scaling_factor": 1.0},  # which KerasHub has, and does not use
 }
-_LINEAR = Conversion(_read_linear, _write_linear)
 _NEOX = ("decoder/layer_{i}/", "layers/gpt_neo_x_decoder{i}/")
-_NEOX_TABLE = {
-    "self_attention_norm": "_self_attention_layer_norm",
-    **feed_forward("intermediate", "output"),
-}
+_NEOX_QKV = [f"{_NEOX[0]}self_attention/{name}" for name in ("query", "key", "value")]
+_NEOX_LINES = (
+    *layers(
+        {"token_embedding": "reversible_embedding", "decoder/final_norm": "layer_normalization"},
+        theirs="layers/",
+    ),
+    *fused(_NEOX_QKV, f"{_NEOX[1]}_self_attention_layer/_qkv_dense", layers, per_head=True),
+    *layers({"self_attention/output": "_self_attention_layer/_output_dense"}, *_NEOX, apart=False),
+    *layers(
+        {
+            "self_attention_norm": "_self_attention_layer_norm",
+            **feed_forward("intermediate", "output"),
+        },
+        *_NEOX,
+    ),
+)
 
 DECODERS = (
-    KerasHubFamily(
-        model_type="gpt_neox",
-        architecture="GPTNeoXBackbone",
-        fields={
+    make_family(
+        "gpt_neox",
+        "GPTNeoX",
+        {
             **FIELDS,
             "dropout": Field("dropout", 0.0),
             "rotary_max_wavelength": Field("rotary_base", 10000.0),
             "layer_norm_epsilon": Field("normalization_epsilon", 1e-5),
             "max_sequence_length": Field("max_sequence_length", 512),
         },
-        constants={**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
-        conversions=(*USUAL, Conversion(_read_share, _write_share)),
+        {**_DECODER, "activation": "gelu_tanh", "parallel_residual": True},
+        _NEOX_LINES,
+        _HEADS,
+        conversions=(*USUAL, _SHARE),
         more=("activation", "rotary_percentage"),
-        weights=(
-            *layers(
-                {
-                    "token_embedding": "reversible_embedding",
-                    "decoder/final_norm": "layer_normalization",
-                },
-                theirs="layers/",
-            ),
-            *(
-                line
-                for place, part in enumerate(("query", "key", "value"))
-                for line in layers(
-                    {f"self_attention/{part}": "_self_attention_layer/_qkv_dense"},
-                    *_NEOX,
-                    part=(place, 3),
-                    per_head=True,
-                )
-            ),
-            *layers(
-                {"self_attention/output": "_self_attention_layer/_output_dense"},
-                *_NEOX,
-                split=False,
-            ),
-            *layers(_NEOX_TABLE, *_NEOX),
-        ),
-        heads=_HEADS,
         names=_NAMES,
     ),
     _like_llama("llama", "Llama", **_LLAMA),

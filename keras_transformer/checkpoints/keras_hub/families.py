@@ -10,23 +10,26 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import ENCODER
+from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.keras_hub.decoders import DECODERS
-from keras_transformer.checkpoints.keras_hub.family import FIELDS, USUAL, KerasHubFamily
-from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
-from keras_transformer.checkpoints.keras_hub.lines import (
+from keras_transformer.checkpoints.keras_hub.family import (
+    FIELDS,
     REVERSIBLE,
     TASK_PREFIX,
+    USUAL,
+    KerasHubFamily,
     Line,
     blocks,
-    layers,
-)
-from keras_transformer.checkpoints.keras_hub.serialized import (
     check_dtype,
+    layers,
+    make_family,
     registered_class,
     serialized_arguments,
 )
+from keras_transformer.checkpoints.keras_hub.hdf5 import TASK_WEIGHTS_FILE
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
+from keras_transformer.checkpoints.weights import attention
 
 TASK_FILE = "task.json"
 
@@ -74,39 +77,30 @@ def read_config(folder: str | os.PathLike, values: Values) -> dict[str, Any]:
         raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
 
 
-_ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
-_DECODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)}
-_SEGMENTS = {"num_segments": Field("segment_vocabulary_size", 2)}
-_NARROW = {"embedding_dim": Field("embedding_dim", None)}
 _GELU = {"activation": "gelu", "normalization_epsilon": 1e-5, "initializer_range": 0.02}
 _ENCODER = {**ENCODER, **_GELU}
 _BERT = {**_ENCODER, "activation": "gelu_tanh", "normalization_epsilon": 1e-12, "pooler": True}
 _SEQ2SEQ = {"kind": "seq2seq", "position": "learned", "embedding_normalization": True, **_GELU}
 _GPT2 = {**_GELU, "kind": "decoder", "position": "learned", "normalize_first": True}
-_T5 = {
-    "kind": "seq2seq",
-    "position": "relative",
-    "score": "dot",
-    "use_bias": False,
-    "normalization": "rms_norm",
-    "normalize_first": True,
-    "activation": "relu",
-}
+_ENCODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 512)}
+_DECODER_FIELDS = {**FIELDS, "max_sequence_length": Field("max_sequence_length", 1024)}
+_BERT_FIELDS = {**_ENCODER_FIELDS, "num_segments": Field("segment_vocabulary_size", 2)}
+_NARROW_FIELDS = {**_BERT_FIELDS, "embedding_dim": Field("embedding_dim", None)}
+_ELECTRA_FIELDS = {n: f for n, f in _NARROW_FIELDS.items() if n != "vocabulary_size"}
 
 _NORM = {"encoder/embedding_norm": "layer_normalization"}
 _TOKENS = {"token_embedding": "reversible_embedding"}
-_ENCODER_TABLE = {
+_TWO_EMBEDDINGS = {
     "token_embedding": "token_and_position_embedding/token_embedding",
     "encoder/position_embedding": "token_and_position_embedding/position_embedding",
     **_NORM,
 }
-_BERT_TABLE = {
+_THREE_EMBEDDINGS = {
     **_TOKENS,
     "encoder/position_embedding": "position_embedding",
     "encoder/segment_embedding": "embedding",
     **_NORM,
 }
-_PROJECTED_TABLE = {**_BERT_TABLE, "encoder/embedding_projection": "dense"}
 _GPT2_TABLE = {
     **_TOKENS,
     "decoder/position_embedding": "position_embedding",
@@ -119,20 +113,27 @@ _BART_TABLE = {
     **_NORM,
     "decoder/embedding_norm": "layer_normalization_1",
 }
-_ENCODER_LINES = (*layers(_ENCODER_TABLE, theirs="layers/"), *blocks("encoder"))
-_BERT_LINES = (*layers(_BERT_TABLE | {"pooler": "dense"}, theirs="layers/"), *blocks("encoder"))
-_PROJECTED_LINES = (*layers(_PROJECTED_TABLE, theirs="layers/"), *blocks("encoder"))
-_POOLER_BEHIND = layers(
-    {"pooler": "dense_1"}, theirs="layers/", when=("embedding_projection", True)
+
+
+def _once(table: Mapping[str, str], **options) -> tuple[Line, ...]:
+    return layers(table, theirs="layers/", **options)
+
+
+_ENCODER_LINES = (*_once(_TWO_EMBEDDINGS), *blocks("encoder"))
+_BERT_LINES = (*_once(_THREE_EMBEDDINGS | {"pooler": "dense"}), *blocks("encoder"))
+_PROJECTED_LINES = (
+    *_once(_THREE_EMBEDDINGS | {"encoder/embedding_projection": "dense"}),
+    *blocks("encoder"),
+    *_once({"pooler": "dense_1"}, when=("embedding_projection", True)),
 )
 
 
 def _t5_attention(ours: str, theirs: str, **options) -> tuple[Line, ...]:
     """T5's attention and the normalization before it."""
     parts = ("query", "key", "value", "output")
-    table = {f"attention/{part}": f"attention/{part}_projector" for part in parts}
+    table = attention("attention/{}_projector", *parts, ours="attention")
     table |= {"attention_norm": "attention_layer_norm"}
-    return layers(table, ours, theirs, split=False, **options)
+    return layers(table, ours, theirs, apart=False, **options)
 
 
 def _t5_stack(stack: str, final_norm: str) -> tuple[Line, ...]:
@@ -166,103 +167,75 @@ def _encoder_heads(hidden: str | None = None, masked: str = "gelu") -> dict[str,
         "transform_norm": "masked_lm_head/_intermediate_layer_norm",
     }
     place = f"{TASK_PREFIX}layers/"
+    bias = Line("output_bias/bias", f"{place}masked_lm_head/vars/0")
     return {
         "TextClassifier": Head(
             weights=layers(classifier, theirs=place),
             values={"hidden_activation": hidden} if hidden else {},
         ),
         "MaskedLM": Head(
-            weights=(
-                *layers(transform, theirs=place),
-                Line("output_bias/bias", f"{place}masked_lm_head/vars/0"),
-            ),
+            weights=(*layers(transform, theirs=place), bias),
             values={"hidden_activation": masked, "normalization_epsilon": 1e-5},
         ),
         "TextEmbedder": Head(),
     }
 
 
-def _encoder(
-    model_type: str, name: str, weights: tuple[Line, ...], heads: Mapping[str, Head], **values
-) -> KerasHubFamily:
-    fields = {**_ENCODER_FIELDS, **values.pop("fields", {})}
-    constants = values.pop("constants", _ENCODER)
-    return KerasHubFamily(
-        model_type=model_type,
-        architecture=f"{name}Backbone",
-        fields=fields,
-        constants=constants,
-        weights=weights,
-        heads=heads,
-        **values,
-    )
-
-
 KERAS_HUB: Mapping[str, KerasHubFamily] = {
     family.architecture: family
     for family in (
-        _encoder("bert", "Bert", _BERT_LINES, _encoder_heads(), fields=_SEGMENTS, constants=_BERT),
-        _encoder(
+        make_family("bert", "Bert", _BERT_FIELDS, _BERT, _BERT_LINES, _encoder_heads()),
+        make_family(
             "distilbert",
             "DistilBert",
+            _ENCODER_FIELDS,
+            {**_ENCODER, "normalization_epsilon": 1e-12},
             _ENCODER_LINES,
             _encoder_heads("relu"),
-            constants={**_ENCODER, "normalization_epsilon": 1e-12},
         ),
         # Positions are counted from 0, other than in RoBERTa's own checkpoints.
-        _encoder("roberta", "Roberta", _ENCODER_LINES, _encoder_heads("tanh")),
-        _encoder("xlm-roberta", "XLMRoberta", _ENCODER_LINES, _encoder_heads("tanh")),
-        _encoder(
+        *(
+            make_family(
+                model_type, name, _ENCODER_FIELDS, _ENCODER, _ENCODER_LINES, _encoder_heads("tanh")
+            )
+            for model_type, name in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"))
+        ),
+        make_family(
             "albert",
             "Albert",
-            (*_PROJECTED_LINES, *_POOLER_BEHIND),
+            {**_NARROW_FIELDS, "num_groups": Field("num_layer_groups", 1)},
+            {**_BERT, "embedding_projection": True},
+            _PROJECTED_LINES,
             _encoder_heads(masked="gelu_tanh"),
-            fields={**_NARROW, "num_groups": Field("num_layer_groups", 1), **_SEGMENTS},
-            constants={**_BERT, "embedding_projection": True},
             required={"num_inner_repetitions": 1},
         ),
-        KerasHubFamily(
-            model_type="electra",
-            architecture="ElectraBackbone",
-            fields={
-                "vocab_size": Field("vocabulary_size", None),
-                **{n: field for n, field in _ENCODER_FIELDS.items() if n != "vocabulary_size"},
-                **_NARROW,
-                **_SEGMENTS,
-            },
-            constants=_BERT,
-            weights=(
-                *_PROJECTED_LINES,
-                *_POOLER_BEHIND,
-                *layers(
-                    {"pooler": "dense"}, theirs="layers/", when=("embedding_projection", False)
-                ),
-            ),
+        make_family(
+            "electra",
+            "Electra",
+            {"vocab_size": Field("vocabulary_size", None), **_ELECTRA_FIELDS},
+            _BERT,
+            (*_PROJECTED_LINES, *_once({"pooler": "dense"}, when=("embedding_projection", False))),
+            {},
         ),
-        KerasHubFamily(
-            model_type="gpt2",
-            architecture="GPT2Backbone",
-            fields=_DECODER_FIELDS,
-            constants={**_GPT2, "activation": "gelu_tanh"},
-            weights=(*layers(_GPT2_TABLE, theirs="layers/"), *blocks("decoder")),
-            heads={"CausalLM": Head()},
+        make_family(
+            "gpt2",
+            "GPT2",
+            _DECODER_FIELDS,
+            {**_GPT2, "activation": "gelu_tanh"},
+            (*_once(_GPT2_TABLE), *blocks("decoder")),
+            {"CausalLM": Head()},
         ),
-        KerasHubFamily(
-            model_type="t5",
-            architecture="T5Backbone",
-            fields={
+        make_family(
+            "t5",
+            "T5",
+            {
                 **FIELDS,
                 "use_gated_activation": Field("gated", True),
                 "layer_norm_epsilon": Field("normalization_epsilon", 1e-6),
                 "tie_embedding_weights": Field("tie_embeddings", True),
             },
-            constants=_T5,
-            conversions=(
-                *USUAL,
-                Conversion(_read_t5, lambda config: {"key_value_dim": config.head_dim}),
-            ),
-            more=("activation", "key_value_dim"),
-            weights=(
+            {**T5.constants, "activation": "relu"},
+            (
                 *REVERSIBLE,
                 *_t5_stack("encoder", "t5_layer_norm"),
                 *_t5_stack("decoder", "t5_layer_norm_1"),
@@ -270,19 +243,20 @@ KERAS_HUB: Mapping[str, KerasHubFamily] = {
                     "decoder/layer_{i}/cross_", "layers/t5_transformer_layer{i}/cross_", behind=True
                 ),
             ),
-            heads={"Seq2SeqLM": Head()},
-        ),
-        KerasHubFamily(
-            model_type="bart",
-            architecture="BartBackbone",
-            fields=_DECODER_FIELDS,
-            constants=_SEQ2SEQ,
-            weights=(
-                *layers(_BART_TABLE, theirs="layers/"),
-                *blocks("encoder"),
-                *blocks("decoder", "self", "cross"),
+            {"Seq2SeqLM": Head()},
+            conversions=(
+                *USUAL,
+                Conversion(_read_t5, lambda config: {"key_value_dim": config.head_dim}),
             ),
-            heads={"Seq2SeqLM": Head(values={"start_id": 2})},
+            more=("activation", "key_value_dim"),
+        ),
+        make_family(
+            "bart",
+            "Bart",
+            _DECODER_FIELDS,
+            _SEQ2SEQ,
+            (*_once(_BART_TABLE), *blocks("encoder"), *blocks("decoder", "self", "cross")),
+            {"Seq2SeqLM": Head(values={"start_id": 2})},
         ),
         *DECODERS,
     )

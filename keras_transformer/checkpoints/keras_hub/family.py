@@ -1,27 +1,183 @@
-"""What a family is in KerasHub's form: the arguments of a backbone class, and its weight table."""
+"""What a family is in KerasHub's form: the arguments of a backbone class, and its weight table.
+
+The paths of its weights are those in HDF5 files as Keras writes them. Serialized Keras objects are
+read as values, and nothing is made from them by name.
+"""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+import numpy as np
+
+from keras_transformer.checkpoints import weights
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.heads import TASKS
-from keras_transformer.checkpoints.keras_hub.lines import NAMES
-from keras_transformer.checkpoints.keras_hub.serialized import PACKAGES
-from keras_transformer.checkpoints.weights import Names
+from keras_transformer.checkpoints.weights import Names, Weight
 from keras_transformer.config import CHANGEABLE, TransformerConfig
 
+# Keras registers a class under the package's name and its own; KerasHub has an older name too.
+PACKAGES = ("keras_hub", "keras_nlp")
+_FLOATS = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16", "float64")
+# Before a tensor of a task's head, which is in another file.
+TASK_PREFIX = "task/"
 # Their arguments of a task, by our names. The `activation` of a classifier is not ours: we
 # return logits. The epsilon is no argument of theirs, and may be that of a live model.
-TASK_ARGUMENTS = {
+_TASK_ARGUMENTS = {
     "TextClassifier": {"num_classes": "num_classes", "dropout": "dropout"},
     "MaskedLM": {"normalization_epsilon": "layer_norm_epsilon"},
     "TextEmbedder": {"normalize": "normalize"},
 }
-POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
-ACTIVATIONS = {
+_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+_ACTIVATIONS = {
     **{name: name for name in ("relu", "gelu", "silu", "tanh", "sigmoid", "mish")},
     **{f"{package}>gelu_approximate": "gelu_tanh" for package in PACKAGES},
 }
+
+# Serialized objects
+
+
+def is_preset(values: Values) -> bool:
+    """Whether the content of a `config.json` is KerasHub's."""
+    return "registered_name" in values and not {"model_type", "format"} & set(values)
+
+
+def registered_class(values: Values) -> str:
+    """The class that a serialized Keras object names, if it is one of KerasHub's own."""
+    name, registered = values.get("class_name"), values.get("registered_name")
+    module = values.get("module")
+    package, _, known_as = registered.partition(">") if isinstance(registered, str) else ("",) * 3
+    ours = module is None or (isinstance(module, str) and module.split(".")[0] in PACKAGES)
+    if package not in PACKAGES or not known_as or name not in (None, known_as) or not ours:
+        raise ValueError(
+            "Only objects of KerasHub are read, such as class_name='BertBackbone' with "
+            f"registered_name='keras_hub>BertBackbone'. Received: class_name={_short(name)}, "
+            f"registered_name={_short(registered)}, module={_short(module)}."
+        )
+    return known_as
+
+
+def serialized_arguments(values: Values) -> dict[str, Any]:
+    """The arguments of a serialized Keras object."""
+    arguments = values.get("config")
+    if not isinstance(arguments, dict):
+        raise ValueError(
+            f"'config' must be an object with arguments. Received: {_short(arguments)}."
+        )
+    return arguments
+
+
+def check_dtype(policy: Any) -> None:
+    """Refuses weights that are not floating point numbers. Which of those does not matter."""
+    value = policy
+    if isinstance(policy, dict) and policy.get("class_name") in ("DTypePolicy", "FloatDTypePolicy"):
+        value = policy.get("config")
+        value = value.get("name") if isinstance(value, dict) else None
+    if value is not None and value not in _FLOATS:
+        raise ValueError(
+            f"dtype={_short(policy)} is not supported, only {', '.join(map(repr, _FLOATS))}. "
+            "Save a model that is not quantized."
+        )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:200]
+
+
+def _known(name: str, value: Any, known: Mapping[str, str]) -> str:
+    """Our name for a value of theirs."""
+    if not isinstance(value, str) or value not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"{name}={str(value)[:200]!r} is not supported, only {names}.")
+    return known[value]
+
+
+# Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Line(Weight):
+    """One line of a weight table of KerasHub."""
+
+    # Keras numbers the layers of a class in the order of the model, and the first has no number:
+    # `dense`, `dense_1`. In `theirs`, `{i}` is that ending.
+    apart: bool = True  # the dense layers of attention have an axis of heads there
+    behind: bool = False  # the decoder's blocks are numbered behind the encoder's, of one class
+    first: int = 0  # the number of the stack's first layer; `of` sets it
+
+    def of(self, config: TransformerConfig) -> "Line":
+        """The line for a config: with its number of heads, of keys and values their own."""
+        shared = self.part is None and self.ours.split("/")[-2] in ("key", "value")
+        groups = config.num_key_value_heads if shared else config.num_heads
+        first = config.num_layers if self.behind else 0
+        line = dataclasses.replace(self, groups=groups, first=first)
+        return line if "{i}" in self.ours else line.at(0)
+
+    def at(self, i: int) -> "Line":
+        number = self.first + i
+        theirs = self.theirs.replace("{i}", f"_{number}" if number else "")
+        return dataclasses.replace(self, ours=self.ours.replace("{i}", str(i)), theirs=theirs)
+
+    @property
+    def heads(self) -> int | None:
+        """The axis of ours that is two there, heads and the width of a head."""
+        *_, layer, name = self.ours.split("/")
+        if not self.apart or "attention/" not in self.ours or name not in ("kernel", "bias"):
+            return None
+        if layer == "output":
+            return 0 if name == "kernel" else None
+        return 1 if name == "kernel" else 0
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        flat = super().shape(ours)
+        if self.heads is None:
+            return flat
+        before, width, after = flat[: self.heads], flat[self.heads], flat[self.heads + 1 :]
+        return (*before, self.groups, width // self.groups, *after)
+
+    def split(self, array: np.ndarray) -> np.ndarray:
+        if self.heads is not None:
+            before, after = array.shape[: self.heads], array.shape[self.heads + 2 :]
+            array = array.reshape(*before, -1, *after)
+        return super().split(array)
+
+    def join(self, arrays: list[np.ndarray]) -> np.ndarray:
+        return super().join(arrays).reshape(self.shape(arrays[0].shape))
+
+
+# As `checkpoints.weights.layers`.
+layers = functools.partial(weights.layers, line=Line, ends=("/vars/0", "/vars/1"), transpose=False)
+
+
+def attention(kind: str, dense: str = "{}_dense", norm: str = "_norm") -> dict[str, str]:
+    """The layers of a block's `"self"` or `"cross"` attention, and its normalization."""
+    ours, theirs = f"{kind}_attention", f"_{kind}_attention_layer"
+    parts = ("query", "key", "value", "output")
+    table = weights.attention(f"{theirs}/{dense}", *parts, ours=ours)
+    return {**table, f"{ours}_norm": f"{theirs}{norm}"}
+
+
+def feed_forward(*parts: str, norm: str = "_feedforward_layer_norm") -> dict[str, str]:
+    """The layers of a block's feed-forward part, and its normalization."""
+    table = {f"feed_forward/{part}": f"_feedforward_{part}_dense" for part in parts}
+    return {**table, "feed_forward_norm": norm}
+
+
+def blocks(stack: str, *kinds: str) -> tuple[Weight, ...]:
+    """The blocks of `TransformerEncoder` or `TransformerDecoder`, by their kinds of attention."""
+    table = feed_forward("intermediate", "output")
+    for kind in kinds or ("self",):
+        table |= attention(kind)
+    return layers(table, f"{stack}/layer_{{i}}/", f"layers/transformer_{stack}{{i}}/")
+
+
+REVERSIBLE = (
+    Line("token_embedding/embeddings", "layers/reversible_embedding/vars/0"),
+    Line("token_embedding/reverse_embeddings", "layers/reversible_embedding/vars/1"),
+)
+
+# Configs
 
 
 def _read_head_width(values: Values) -> dict[str, Any]:
@@ -45,14 +201,11 @@ def _read_activation(values: Values) -> dict[str, Any]:
         return {}
     if isinstance(activation, dict) and activation.get("class_name") == "function":
         activation = activation.get("config")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"activation={str(activation)[:200]!r} is not supported, only {known}.")
-    return {"activation": ACTIVATIONS[activation]}
+    return {"activation": _known("activation", activation, _ACTIVATIONS)}
 
 
 def _write_activation(config: TransformerConfig) -> dict[str, Any]:
-    names = [theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation]
+    names = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation]
     return {"activation": names[0]} if names else {}
 
 
@@ -69,19 +222,24 @@ FIELDS = {
     "intermediate_dim": Field("intermediate_dim", None),
     "dropout": Field("dropout", 0.1),
 }
+# The projections of an attention layer had private names in older releases of Keras.
+_NAMES = Names(
+    suffixes={
+        f"/_{name}_dense/vars/{i}": f"/{name}_dense/vars/{i}"
+        for name in ("query", "key", "value", "output")
+        for i in (0, 1)
+    },
+    ignored=(f"{TASK_PREFIX}*",),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KerasHubFamily(Family):
-    """A family whose published values are the arguments of a KerasHub backbone.
-
-    Args:
-        more: The arguments that `conversions` read, beside those of `fields`.
-    """
+    """A family whose published values are the arguments of a KerasHub backbone."""
 
     conversions: tuple[Conversion, ...] = USUAL
-    more: tuple[str, ...] = ("activation",)
-    names: Names = NAMES
+    more: tuple[str, ...] = ("activation",)  # the arguments that `conversions` read
+    names: Names = _NAMES
 
     @property
     def tokenizer(self) -> str:
@@ -111,17 +269,12 @@ class KerasHubFamily(Family):
         if not name:
             return None
         theirs, task = saved["config"], {"name": name, **self.task_values(name)}
-        for ours, argument in TASK_ARGUMENTS.get(name, {}).items():
+        for ours, argument in _TASK_ARGUMENTS.get(name, {}).items():
             if argument in theirs:
                 task[ours] = theirs[argument]
         if name == "TextEmbedder":
             mode = theirs.get("pooling_mode", "mean")
-            if not isinstance(mode, str) or mode not in POOLINGS:
-                known = ", ".join(map(repr, POOLINGS))
-                raise ValueError(
-                    f"pooling_mode={str(mode)[:200]!r} is not supported, only {known}."
-                )
-            task["pooling"] = POOLINGS[mode]
+            task["pooling"] = _known("pooling_mode", mode, _POOLINGS)
         return task
 
     def published_arguments(self, config: TransformerConfig) -> dict[str, Any]:
@@ -138,9 +291,9 @@ class KerasHubFamily(Family):
         made = next((each for each in known if each in classes), None)
         if made is None:
             raise ValueError(f"KerasHub has no {name} for it. Convert its `backbone`.")
-        theirs = {argument: task[o] for o, argument in TASK_ARGUMENTS.get(name, {}).items()}
+        theirs = {argument: task[o] for o, argument in _TASK_ARGUMENTS.get(name, {}).items()}
         if name == "TextEmbedder":
-            modes = [mode for mode, ours in POOLINGS.items() if ours == task["pooling"]]
+            modes = [mode for mode, ours in _POOLINGS.items() if ours == task["pooling"]]
             if not modes:
                 raise ValueError(f"{made} cannot express pooling={task['pooling']!r}.")
             theirs["pooling_mode"] = modes[0]
@@ -153,3 +306,24 @@ class KerasHubFamily(Family):
                 )
         theirs.pop("layer_norm_epsilon", None)
         return {"class_name": made, "config": theirs}
+
+
+def make_family(
+    model_type: str,
+    name: str,
+    fields: Mapping[str, Field],
+    constants: Values,
+    lines: tuple[Weight, ...],
+    heads: Mapping[str, Head],
+    **values: Any,
+) -> KerasHubFamily:
+    """The family of a backbone class by the start of its name."""
+    return KerasHubFamily(
+        model_type=model_type,
+        architecture=f"{name}Backbone",
+        fields=fields,
+        constants=constants,
+        weights=lines,
+        heads=heads,
+        **values,
+    )

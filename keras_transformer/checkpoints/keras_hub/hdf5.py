@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_transformer.checkpoints.keras_hub.lines import TASK_PREFIX
+from keras_transformer.checkpoints.keras_hub.family import TASK_PREFIX
 from keras_transformer.checkpoints.safetensors_io import Checkpoint, TensorInfo, read_sharded
 from keras_transformer.checkpoints.untrusted import path_inside
 
@@ -21,15 +21,7 @@ _MOST_OBJECTS = 200_000  # of a file; the deepest published model has some thous
 
 
 class KerasHubCheckpoint(Checkpoint):
-    """The weights of a KerasHub preset: a mapping from path to `TensorInfo`, data still on disk.
-
-    The path is that in the HDF5 file, such as `layers/dense/vars/0`. The tensors of a task's
-    head, which are in a file of their own, are named `task/...`.
-
-    Args:
-        folder: A folder with `model.weights.h5`, or with `model.weights.json` and the shards it
-            names; and with `task.weights.h5` if there is a head.
-    """
+    """The weights of a KerasHub preset: a mapping from path to `TensorInfo`, data still on disk."""
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)

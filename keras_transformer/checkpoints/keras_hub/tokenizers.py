@@ -7,30 +7,25 @@ around a text is what KerasHub's preprocessors put there. Facts are from KerasHu
 """
 
 import dataclasses
+import functools
 import io
 import os
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from keras_transformer.checkpoints.keras_hub.serialized import (
+from keras_transformer.checkpoints.keras_hub.family import (
     registered_class,
     serialized_arguments,
 )
-from keras_transformer.checkpoints.keras_hub.words import (
-    BREAK,
-    CJK,
-    PUNCTUATION,
-    SPACES,
-    case_fold,
-    long_words,
-)
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
-from keras_transformer.tokenizers.backend import refusing
+from keras_transformer.tokenizers.backend import CHINESE, refusing
 from keras_transformer.tokenizers.bounds import check_ids
+from keras_transformer.tokenizers.published import PAIRS
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
 from keras_transformer.tokenizers.sentencepiece_file import parse_sentencepiece
 from keras_transformer.tokenizers.training import BERT_ROLES, TEMPLATES, set_template
@@ -39,6 +34,13 @@ TOKENIZER_FILE = "tokenizer.json"
 PREPROCESSOR_FILE = "preprocessor.json"
 ASSETS = "assets/tokenizer"
 _VOCABULARY_LIMIT = 16 * 2**20  # bytes, ten times the largest published one
+
+# These characters stand for what is done to a text, and do not occur in it: they are control
+# characters, which are taken out before.
+_BREAK, _FILL, _LONG = "\x1f", "\x1e", "\x1d"
+_SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
+_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
+_MOST_BYTES = 100  # of a word, longer ones are unknown
 
 Roles = dict[str, str | None]
 
@@ -53,19 +55,8 @@ def has_tokenizer(folder: str | os.PathLike) -> bool:
 
 def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Roles]:
     r"""Reads the tokenizer of a KerasHub preset."""
-    path = path_inside(folder, TOKENIZER_FILE)
-    values = read_json(path)
-    try:
-        name = registered_class(values)
-        if name not in _READERS:
-            raise ValueError(
-                f"The KerasHub class {name!r} is not supported. Supported are: "
-                f"{', '.join(sorted(_READERS))}."
-            )
-        options = _Options(path, serialized_arguments(values))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    backend, roles = _READERS[name](Path(folder), options)
+    options = _options(path_inside(folder, TOKENIZER_FILE), _READERS)
+    backend, roles = _READERS[options.name](Path(folder), options)
     with refusing(f"The tokenizer in {folder} is not usable"):
         check_ids(backend)
     return backend, roles
@@ -73,16 +64,18 @@ def read_tokenizer(folder: str | os.PathLike) -> tuple[tokenizers.Tokenizer, Rol
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """The arguments of a serialized object, and the file that they are from."""
+    """The class and the arguments of a serialized object, and the file that they are from."""
 
     path: Path
+    name: str
     values: dict[str, Any]
 
-    def flag(self, name: str, default: bool) -> bool:
-        return self._of_type(name, default, bool)
-
-    def text(self, name: str, default: str) -> str:
-        return self._of_type(name, default, str)
+    def get(self, name: str, default: bool | str) -> Any:
+        """A value of the type of its default."""
+        value, kind = self.values.get(name), type(default)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
+        return default if value is None else value
 
     def texts(self, name: str) -> list[str]:
         value = self.values.get(name)
@@ -91,24 +84,26 @@ class _Options:
             raise ValueError(f"{self.path}: {name} must be a list of strings, not {value!r}.")
         return value
 
-    def _of_type(self, name, default, kind):
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{self.path}: {name} must be a {kind.__name__}, not {value!r}.")
-        return default if value is None else value
+
+def _options(path: Path, known: Container[str] | None = None) -> _Options:
+    """What a file with a serialized object says."""
+    values = read_json(path)
+    try:
+        name = registered_class(values)
+        if known is not None and name not in known:
+            raise ValueError(
+                f"The KerasHub class {name!r} is not supported. Supported are: "
+                f"{', '.join(sorted(known))}."
+            )
+        return _Options(path, name, serialized_arguments(values))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _preprocessor(folder: Path) -> _Options | None:
     """The arguments of the preprocessor that is saved beside the tokenizer."""
     path = path_inside(folder, PREPROCESSOR_FILE)
-    if not path.is_file():
-        return None
-    try:
-        values = read_json(path)
-        registered_class(values)
-        return _Options(path, serialized_arguments(values))
-    except ValueError as error:
-        raise ValueError(error if str(path) in str(error) else f"{path}: {error}") from error
+    return _options(path) if path.is_file() else None
 
 
 def _asset(folder: Path, name: str) -> Path:
@@ -143,6 +138,25 @@ def _add_specials(backend: tokenizers.Tokenizer, tokens: Sequence[str], path: Pa
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
 
 
+def _reader(read: Callable, template: Sequence[str] | None = None, **roles: str):
+    """The reader of a file with these special tokens, put around a text by `template`."""
+    # Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
+
+    def whole(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
+        backend, path, more = read(folder, options)
+        _add_specials(backend, [*dict.fromkeys([*roles.values(), *more])], path)
+        around = template
+        preprocessor = _preprocessor(folder) if template is None else None
+        if preprocessor and "start" in roles and preprocessor.get("add_start_token", True):
+            # The end is not put behind a text to go on with; a task that trains puts it there.
+            around = ("{start} $A", "{start} $A $B")
+        if around is not None:
+            set_template(backend, around, roles["start"], roles["end"])
+        return backend, dict(roles)
+
+    return whole
+
+
 # WordPiece
 
 
@@ -150,45 +164,81 @@ def _word_piece(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, 
     """BERT's tokenizer: the words are split off first, and folded one by one."""
     path = _asset(folder, "vocabulary.txt")
     vocabulary = {token: index for index, token in enumerate(_lines(path))}
-    roles: Roles = {**BERT_ROLES, "unknown": options.text("oov_token", "[UNK]")}
+    roles: Roles = {**BERT_ROLES, "unknown": options.get("oov_token", "[UNK]")}
     if roles["unknown"] not in vocabulary:
         raise ValueError(f"{path} has no token {roles['unknown']!r}, its token for the unknown.")
-    prefix = options.text("suffix_indicator", "##")
+    prefix = options.get("suffix_indicator", "##")
     backend = _backend(
         path,
         lambda: models.WordPiece(
             vocabulary, unk_token=roles["unknown"], continuing_subword_prefix=prefix
         ),
     )
-    splits = options.flag("split", True)
+    splits = options.get("split", True)
     steps = []
-    if options.flag("strip_accents", False):
+    if options.get("strip_accents", False):
         steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{Mn}"), "")]
     if splits:
-        kept = f"[{PUNCTUATION}{CJK if options.flag('split_on_cjk', True) else ''}]"
+        kept = f"[{_PUNCTUATION}{CHINESE if options.get('split_on_cjk', True) else ''}]"
         steps += [
-            normalizers.Replace(Regex(SPACES), BREAK),
+            normalizers.Replace(Regex(_SPACES), _BREAK),
             # Not at the very start, where the library cannot insert.
-            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), BREAK),
+            normalizers.Replace(Regex(rf"(?!\A)(?={kept})|(?<={kept})"), _BREAK),
         ]
-    if options.flag("lowercase", False):
-        steps += case_fold(set().union(*vocabulary))
-    backend.normalizer = normalizers.Sequence(steps + long_words())
-    backend.pre_tokenizer = pre_tokenizers.Split(BREAK, behavior="removed")
+    if options.get("lowercase", False):
+        steps += _case_fold(set().union(*vocabulary))
+    backend.normalizer = normalizers.Sequence(steps + _long_words())
+    backend.pre_tokenizer = pre_tokenizers.Split(_BREAK, behavior="removed")
     backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
     special = [BERT_ROLES[role] for role in ("start", "end", "pad", "mask")]
     _add_specials(backend, special + options.texts("special_tokens"), path)
-    backend.encode_special_tokens = not (
-        splits and options.flag("special_tokens_in_strings", False)
-    )
+    backend.encode_special_tokens = not (splits and options.get("special_tokens_in_strings", False))
     set_template(backend, TEMPLATES["bert"], BERT_ROLES["start"], BERT_ROLES["end"])
     return backend, roles
+
+
+def _case_fold(alphabet: set[str]) -> list[normalizers.Normalizer]:
+    """Unicode's NFKC_Casefold: beyond lowercase, `ß` becomes `ss`, `ς` becomes `σ`."""
+    steps = [normalizers.NFKC(), normalizers.Lowercase()]
+    for character in _folded_otherwise():
+        folded = unicodedata.normalize("NFKC", character.casefold())
+        if character in alphabet or alphabet.issuperset(folded):
+            steps.append(normalizers.Replace(character, folded))
+    invisible = Regex(r"\p{Default_Ignorable_Code_Point}")
+    return [*steps, normalizers.NFKC(), normalizers.Replace(invisible, "")]
+
+
+@functools.cache
+def _folded_otherwise() -> list[str]:
+    """The characters that are lowercase, and that case folding changes all the same."""
+    return [
+        character
+        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
+        if character.lower() == character != character.casefold()
+        and unicodedata.is_normalized("NFKC", character)
+        and unicodedata.normalize("NFKC", character.casefold()) != character
+    ]
+
+
+def _long_words() -> list[normalizers.Normalizer]:
+    """Makes words of too many bytes unknown. The library counts characters."""
+    # Characters of several bytes are filled up to as many characters, and emptied again.
+    word = f"[^{_BREAK}]{{{_MOST_BYTES + 1},}}"
+    fills = [
+        normalizers.Replace(Regex(rf"(?<=[\x{{{first}}}-\x{{10FFFF}}])"), _FILL)
+        for first in ("80", "800", "10000")
+    ]
+    return [
+        *fills,
+        normalizers.Replace(Regex(word), _LONG),
+        normalizers.Replace(_FILL, ""),
+    ]
 
 
 # Byte-level BPE
 
 
-def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> tokenizers.Tokenizer:
+def _byte_pair(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
     path, merges_path = (_asset(folder, name) for name in ("vocabulary.json", "merges.txt"))
     vocabulary = read_json(path, _VOCABULARY_LIMIT)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocabulary.values()):
@@ -205,77 +255,30 @@ def _byte_pair(folder: Path, options: _Options, special: Sequence[str]) -> token
     # KerasHub's tokenizer does not split a text into words first when it is called. (It does so
     # as part of a TensorFlow graph. The ids differ for few texts, such as "'save".)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=options.flag("add_prefix_space", False), use_regex=False
+        add_prefix_space=options.get("add_prefix_space", False), use_regex=False
     )
     backend.decoder = decoders.ByteLevel()
-    _add_specials(
-        backend, [*dict.fromkeys([*special, *options.texts("unsplittable_tokens")])], path
-    )
-    return backend
-
-
-def _of_bytes(template: Sequence[str] | None = None, **roles: str):
-    """The reader of a byte-level BPE with these special tokens, put around a text by `template`.
-
-    Without one it is a decoder's, whose preprocessor says whether the start is put before a text.
-    """
-
-    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        backend = _byte_pair(folder, options, list(dict.fromkeys(roles.values())))
-        _surround(folder, backend, roles, template)
-        return backend, dict(roles)
-
-    return read
-
-
-def _surround(folder: Path, backend, roles: Roles, template: Sequence[str] | None) -> None:
-    if template is None:
-        _start(folder, backend, roles)
-    else:
-        set_template(backend, template, roles["start"], roles["end"])
-
-
-def _start(folder: Path, backend: tokenizers.Tokenizer, roles: Roles) -> None:
-    """Puts the start before a text, if the preprocessor does so.
-
-    The end is not put behind a text to go on with; a task that trains puts it there.
-    """
-    preprocessor = _preprocessor(folder)
-    if preprocessor is not None and "start" in roles and preprocessor.flag("add_start_token", True):
-        set_template(backend, ("{start} $A", "{start} $A $B"), roles["start"], roles["end"])
+    return backend, path, options.texts("unsplittable_tokens")
 
 
 # SentencePiece
 
 
-def _pieces(folder: Path, options: _Options) -> Path:
+def _pieces(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Path, list[str]]:
     for name in ("add_bos", "add_eos"):
-        if options.flag(name, False):
+        if options.get(name, False):
             raise ValueError(f"{options.path}: {name}=True is not supported, only False.")
-    return _asset(folder, "vocabulary.spm")
-
-
-def _of_pieces(template: Sequence[str] | None = None, **roles: str):
-    """The reader of a SentencePiece file, as `_of_bytes`."""
-
-    def read(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-        path = _pieces(folder, options)
-        backend = read_sentencepiece(path)
-        _add_specials(backend, list(roles.values()), path)
-        _surround(folder, backend, roles, template)
-        return backend, dict(roles)
-
-    return read
+    path = _asset(folder, "vocabulary.spm")
+    return read_sentencepiece(path), path, []
 
 
 def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
+    backend, path, _ = _pieces(folder, options)
     end, pad = "</s>", "<pad>"
     _add_specials(backend, [end, pad], path)
-    preprocessor = _preprocessor(folder) or _Options(options.path, {})
-    if preprocessor.flag("add_end_token", True):
-        starts = preprocessor.flag("add_start_token", False)
+    preprocessor = _preprocessor(folder) or _Options(options.path, "", {})
+    if preprocessor.get("add_end_token", True):
+        starts = preprocessor.get("add_start_token", False)
         set_template(backend, TEMPLATES["start_end" if starts else "end"], end, end)
     # No start: the decoder starts from the padding, as T5's does.
     unknown = None if backend.token_to_id("<unk>") is None else "<unk>"
@@ -284,8 +287,7 @@ def _t5(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
 
 def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer, Roles]:
     """The ids of Fairseq: those of the file behind four special tokens, then the mask."""
-    path = _pieces(folder, options)
-    backend = read_sentencepiece(path)
+    backend, path, _ = _pieces(folder, options)
     roles: Roles = {"start": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>"}
     specials = [(token, 0.0) for token in roles.values()]
     roles["mask"] = "<mask>"
@@ -293,26 +295,25 @@ def _xlm_roberta(folder: Path, options: _Options) -> tuple[tokenizers.Tokenizer,
     model = _backend(path, lambda: models.Unigram([*specials, *scored, ("<mask>", 0.0)], 3, False))
     model.normalizer, model.decoder = backend.normalizer, backend.decoder
     _add_specials(model, list(roles.values()), path)
-    set_template(model, _PAIRS, roles["start"], roles["end"])
+    set_template(model, PAIRS, roles["start"], roles["end"])
     return model, roles
 
 
-_PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")  # of RoBERTa and BART
 _TEXT_END = "<|endoftext|>"
 _FRAME = {"start": "<s>", "end": "</s>", "pad": "<pad>"}
 _BERT_PIECES = {**BERT_ROLES, "pad": "<pad>", "unknown": "<unk>"}
-_LLAMA = _of_pieces(start="<s>", end="</s>", unknown="<unk>")
-_GPT = _of_bytes(start=_TEXT_END, end=_TEXT_END)
+_LLAMA = _reader(_pieces, start="<s>", end="</s>", unknown="<unk>")
+_GPT = _reader(_byte_pair, start=_TEXT_END, end=_TEXT_END)
 _READERS = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _word_piece),
-    "RobertaTokenizer": _of_bytes(_PAIRS, **_FRAME, mask="<mask>"),
-    "BartTokenizer": _of_bytes(_PAIRS, **_FRAME),
+    "RobertaTokenizer": _reader(_byte_pair, PAIRS, **_FRAME, mask="<mask>"),
+    "BartTokenizer": _reader(_byte_pair, PAIRS, **_FRAME),
     **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), _GPT),
     **dict.fromkeys(("LlamaTokenizer", "MistralTokenizer"), _LLAMA),
-    "Llama3Tokenizer": _of_bytes(start="<|begin_of_text|>", end="<|end_of_text|>"),
-    "QwenTokenizer": _of_bytes(end=_TEXT_END),
-    "Qwen3Tokenizer": _of_bytes(end="<|im_end|>", pad=_TEXT_END),
+    "Llama3Tokenizer": _reader(_byte_pair, start="<|begin_of_text|>", end="<|end_of_text|>"),
+    "QwenTokenizer": _reader(_byte_pair, end=_TEXT_END),
+    "Qwen3Tokenizer": _reader(_byte_pair, end="<|im_end|>", pad=_TEXT_END),
     "T5Tokenizer": _t5,
-    "AlbertTokenizer": _of_pieces(TEMPLATES["bert"], **_BERT_PIECES),
+    "AlbertTokenizer": _reader(_pieces, TEMPLATES["bert"], **_BERT_PIECES),
     "XLMRobertaTokenizer": _xlm_roberta,
 }

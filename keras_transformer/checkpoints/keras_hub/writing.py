@@ -3,11 +3,16 @@
 import base64
 import json
 import re
-import struct
 from typing import Any
 
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.tokenizers.sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN
+from keras_transformer.tokenizers.sentencepiece_file import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    field,
+)
 
 _WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _SENTENCE_PIECE = {
@@ -76,10 +81,7 @@ def _word_piece(tokenizer: Tokenizer, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: bool) -> bytes:
-    """The content of a SentencePiece file that segments as a tokenizer does.
-
-    Source: the fields are those of `sentencepiece_model.proto`.
-    """
+    """The content of a SentencePiece file that segments as a tokenizer does."""
     model = values["model"]
     roles = {name: getattr(tokenizer, f"{name}_id") for name in ("unknown", "start", "end", "pad")}
     if model["type"] == "Unigram":
@@ -104,37 +106,19 @@ def sentencepiece_proto(tokenizer: Tokenizer, values: dict[str, Any], fairseq: b
         kind = CONTROL if piece in special else NORMAL
         kind = BYTE if re.fullmatch("<0x[0-9A-F]{2}>", piece) else kind
         kind = UNKNOWN if place == roles["unknown"] else kind
-        data += _field(1, _field(1, piece.encode()) + _field(2, score) + _field(3, kind))
-    trainer = _field(3, 1 if model["type"] == "Unigram" else 2) + _field(4, len(scored))
-    trainer += _field(35, int(model.get("byte_fallback") or False))
+        data += field(1, field(1, piece.encode()) + field(2, score) + field(3, kind))
+    trainer = field(3, 1 if model["type"] == "Unigram" else 2) + field(4, len(scored))
+    trainer += field(35, int(model.get("byte_fallback") or False))
     for place, index in enumerate(roles.values()):
-        trainer += _field(40 + place, -1 if index is None else index)
+        trainer += field(40 + place, -1 if index is None else index)
         if index is not None and index < len(scored):
-            trainer += _field(45 + place, scored[index][0].encode())
+            trainer += field(45 + place, scored[index][0].encode())
     around = json.dumps([values["normalizer"], values["pre_tokenizer"]])
     rules = re.search('"precompiled_charsmap": "([^"]*)"', around)
     prefix = '"Prepend"' in around or ('"Metaspace"' in around and '"never"' not in around)
     joined = tokenizer.encode("a  b", special_tokens=False) == tokenizer.encode(
         "a b", special_tokens=False
     )
-    normalizer = _field(2, base64.b64decode(rules[1])) if rules else b""
-    normalizer += _field(3, int(prefix)) + _field(4, int(joined))
-    return data + _field(2, trainer) + _field(3, normalizer)
-
-
-def _field(number: int, value: bytes | int | float) -> bytes:
-    """A field of a protobuf: bytes, an integer or a float of 32 bits."""
-    if isinstance(value, float):
-        return _varint(number << 3 | 5) + struct.pack("<f", value)
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    value %= 2**64
-    data = bytearray()
-    while value > 127:
-        data.append(value % 128 + 128)
-        value //= 128
-    return bytes([*data, value])
+    normalizer = field(2, base64.b64decode(rules[1])) if rules else b""
+    normalizer += field(3, int(prefix)) + field(4, int(joined))
+    return data + field(2, trainer) + field(3, normalizer)

@@ -1,0 +1,171 @@
+"""The vocabulary of a tokenizer: its tokens, their roles and ids, and the text of ids."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from keras_transformer.checking import check_int, check_text, describe, shorten
+from keras_transformer.notebook import html_table
+from keras_transformer.tokenizers.backend import copy_backend, refusing
+from keras_transformer.tokenizers.bounds import segment_count
+
+
+def _role(role: str, what: str) -> Any:
+    """The property that is the id of a role's token."""
+    doc = f"The id of {what}, `None` if there is none."
+    return property(lambda self: self._role_id(role), doc=doc)
+
+
+class Vocabulary:
+    """The part of a `Tokenizer` that knows tokens and ids, which see for the arguments."""
+
+    # What errors call it.
+    _name = "The tokenizer"
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        pad: str | None = None,
+        start: str | None = None,
+        end: str | None = None,
+        mask: str | None = None,
+        unknown: str | None = None,
+        chat_template: str | None = None,
+    ):
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise ValueError(
+                "`backend` must be a `tokenizers.Tokenizer`. Received: "
+                f"{type(backend).__name__}. To load files use `Tokenizer.from_files(directory)`."
+            )
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise ValueError(
+                f"`chat_template` must be a string, received {type(chat_template).__name__}."
+            )
+        self.chat_template = chat_template
+        self._backend = copy_backend(backend)
+        self._roles = {"pad": pad, "start": start, "end": end, "mask": mask, "unknown": unknown}
+        for role, token in self._roles.items():
+            if token is not None and self.token_to_id(token) is None:
+                raise ValueError(
+                    f"The vocabulary has no token {token!r}, which was given as `{role}`."
+                )
+
+    def _refusing(self, what: str):
+        """Failures of the library, also of its Rust code, become errors that name the tokenizer."""
+        return refusing(f"{self._name} cannot {what} this")
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids. Special tokens are left out.
+
+        Args:
+            ids: a list or 1-D array of integers.
+
+        Returns:
+            A string. Bytes that do not make up a character, as in a sequence that was cut
+            off, become U+FFFD.
+
+        Raises:
+            ValueError: if the ids are not integers or an id is outside the vocabulary.
+        """
+        ids = self._check_ids(ids, "ids")
+        with self._refusing("decode"):
+            return self._backend.decode(ids)
+
+    def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+        """The texts of many rows of ids, in parallel; see `decode`.
+
+        Args:
+            ids: a list of lists or 1-D arrays of integers, or a 2-D array.
+
+        Returns:
+            One string for each row.
+
+        Raises:
+            ValueError: as `decode`, with the row.
+        """
+        if not isinstance(ids, (list, tuple, np.ndarray)) or getattr(ids, "ndim", 1) == 0:
+            raise ValueError(f"`ids` must be a list of rows of integers, received {describe(ids)}.")
+        rows = [self._check_ids(row, f"ids[{index}]") for index, row in enumerate(ids)]
+        with self._refusing("decode"):
+            return self._backend.decode_batch(rows)
+
+    def _check_ids(self, ids, name: str) -> list[int]:
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            array = np.asarray(None)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError(
+                f"`{name}` must be a list or 1-D array of integers. "
+                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape})"
+            )
+        wrong = array[(array < 0) | (array >= self.vocabulary_size)]
+        if wrong.size:
+            raise ValueError(
+                f"`{name}` holds the id {wrong[0]}, but the vocabulary has the ids 0 to "
+                f"{self.vocabulary_size - 1}."
+            )
+        return array.astype(int).tolist()
+
+    # The vocabulary
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The highest id plus one: the rows that an embedding needs."""
+        return max(self.get_vocabulary().values(), default=-1) + 1
+
+    @cached_property
+    def segment_count(self) -> int:
+        """The highest segment id plus one, at least 2: the segments that a model must know."""
+        return segment_count(self._backend)
+
+    def get_vocabulary(self) -> dict[str, int]:
+        """Every token, special ones included, with its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token, `None` if the vocabulary lacks it."""
+        return self._backend.token_to_id(check_text("token", token))
+
+    def id_to_token(self, id: int) -> str | None:
+        """The token of an id, `None` if the vocabulary lacks it."""
+        id = check_int("id", id)
+        return self._backend.id_to_token(id) if 0 <= id < self.vocabulary_size else None
+
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of all special tokens, in their order."""
+        added = self._backend.get_added_tokens_decoder().items()
+        ids = {id for id, token in added if token.special}
+        return tuple(sorted((ids | {self._role_id(role) for role in self._roles}) - {None}))
+
+    def _role_id(self, role: str) -> int | None:
+        token = self._roles[role]
+        return None if token is None else self.token_to_id(token)
+
+    pad_id: int | None = _role("pad", "the padding token")
+    start_id: int | None = _role("start", "the token that starts a sequence")
+    end_id: int | None = _role("end", "the token that ends a sequence")
+    mask_id: int | None = _role("mask", "the mask token")
+    unknown_id: int | None = _role("unknown", "the unknown token")
+
+    def _repr_html_(self) -> str:
+        tokens = {
+            role: f"{token}  (id {self.token_to_id(token)})"
+            for role, token in self._roles.items()
+            if token
+        }
+        rows = {"kind": type(self._backend.model).__name__, "vocabulary": self.vocabulary_size}
+        rows |= {**tokens, "chat template": "yes" if self.chat_template else "no"}
+        return html_table(type(self).__name__, rows)
+
+    def __repr__(self) -> str:
+        model = type(self._backend.model).__name__
+        roles = ", ".join(f"{role}={token!r}" for role, token in self._roles.items() if token)
+        return f"Tokenizer({model}, vocabulary_size={self.vocabulary_size}, {roles})"
