@@ -13,30 +13,20 @@ from keras_transformer.programs import compile_function, weights_of
 
 
 class Reading(NamedTuple):
-    """What a model gives for tokens that it reads.
+    """What a model gives for tokens that it reads."""
 
-    Fields:
-        logits: float32 `(rows, count, vocabulary_size)`: after `prefill` those behind the last
-            token of each prompt, count 1; after `step` those behind each of its tokens.
-        hidden: float `(rows, length, hidden_dim)`, the states of all tokens.
-        cache: `Cache`, after them.
-    """
-
+    # float32 (rows, count, vocabulary_size): after `prefill` those behind the last token of each
+    # prompt, count 1; after `step` those behind each of its tokens.
     logits: Any
-    hidden: Any
-    cache: Cache
+    hidden: Any  # float (rows, length, hidden_dim), the states of all tokens
+    cache: Cache  # after them
 
 
 class Program:
     """A decoder, or an encoder with its decoder, as plain functions of weights, inputs and cache.
 
-    Generation, export and serving are made of the same two: `prefill` reads prompts, `step` what
-    comes behind them.
-
-    Args:
-        backbone: a backbone that follows the protocol of `Engine`.
-        *drafts: further backbones that read the same prompts. Their layers of the cache are
-            behind those of the first.
+    `weights` are values as those of the property, or None for what the variables hold. Drafts are
+    further backbones that read the same prompts: their layers of the cache are behind the first's.
 
     Example:
     ```python
@@ -77,13 +67,7 @@ class Program:
         return functools.reduce(Cache.join, caches)
 
     def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> Reading:
-        """Reads prompts.
-
-        Args:
-            weights: values as of `weights`, or None for those that the variables hold.
-            inputs: the backbone's inputs, rows padded on the right.
-            cache: what stands before the prompts, with room for them.
-        """
+        """Reads prompts, padded on the right, behind what `cache` has and has room for."""
         first, states, caches = 0, [], []
         with self._scope(weights):
             for model in self.models:
@@ -99,13 +83,7 @@ class Program:
         return Reading(logits, states[0], functools.reduce(Cache.join, caches))
 
     def step(self, weights: Sequence | None, tokens, cache: Cache) -> Reading:
-        """Reads further tokens with the backbone; the layers of drafts stay.
-
-        Args:
-            weights: as of `prefill`.
-            tokens: int `(rows, branches)`, one for each branch, or `(rows, length)`.
-            cache: what stands before them, with room for them.
-        """
+        """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
         with self._scope(weights):
             own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
             hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
@@ -130,21 +108,11 @@ class Program:
 def compile_loop(
     condition: Callable, body: Callable, then: Callable, *models: keras.Model, pack: bool = False
 ) -> Callable:
-    """`while condition(state, *args): state = body(state, *args)`, compiled.
+    """`while condition(state, *args): state = body(state, *args)`, compiled; then `then(...)`.
 
-    On JAX and TensorFlow the loop is one program. On PyTorch the body is traced once for each
-    shape into a flat list of operations (see `torch_graph`), and Python runs the loop.
-
-    Args:
-        condition: to a bool scalar tensor.
-        body: to the next state, of the same structure and shapes.
-        then: what is returned of the last state and `*args`.
-        *models: built Keras models.
-        pack: PyTorch on a CPU: keep a second copy of the weights in the order that the products
-            read them in. Faster, and takes the memory of the weights once more.
-
-    Returns:
-        A callable of `(state, *args)`. The state given is not to be used again.
+    The state given is not to be used again. On JAX and TensorFlow the loop is one program. On
+    PyTorch the body is traced once for each shape into a flat list of operations, and Python runs
+    the loop. `pack` is that of `Settings`.
     """
     if keras.backend.backend() == "torch":
         import torch

@@ -49,9 +49,12 @@ def score_continuations(
     return results
 
 
-def pad_rows(rows: Sequence[list[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as one array, padded on the right to a length of the ladder, and their mask."""
-    ids = np.full((len(rows), round_size(max(map(len, rows)))), pad_id, "int32")
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as one array, padded on the right to `length` or one of the ladder, and their mask."""
+    length = round_size(max(map(len, rows))) if length is None else length
+    ids = np.full((len(rows), length), pad_id, "int32")
     mask = np.zeros(ids.shape, "bool")
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
