@@ -6,11 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TOKENS, check_int, check_number, set_fields
+from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int
 from keras_transformer.generation.logits import argmax, log_sum, top_k
 from keras_transformer.generation.samplers import (
     Limits,
-    Outputs,
     Prompt,
     Sampler,
     is_end,
@@ -68,10 +67,8 @@ class Contrastive(Sampler):
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
 
     def __post_init__(self):
-        alpha = check_number("penalty_alpha", self.penalty_alpha, 0, 1, exact=True)
-        set_fields(
-            self, top_k=check_int("top_k", self.top_k, 2, MOST_TOKENS), penalty_alpha=float(alpha)
-        )
+        check_fields(self, check_int, "top_k", at_least=2, at_most=MOST_TOKENS)
+        check_fields(self, check_float, "penalty_alpha", at_least=0, at_most=1)
 
     @property
     def branches(self) -> int:
@@ -80,11 +77,11 @@ class Contrastive(Sampler):
     def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> ContrastiveState:
         states = _normalized(prompt.hidden) * ops.cast(prompt.mask, "float32")[..., None]
         room = ops.zeros((rows, size, states.shape[-1]), "float32")
+        row = super().start(rows, size, limits, prompt)
         return ContrastiveState(
-            ops.full((rows, size), limits.pad_id, "int32"),
-            # One token behind: the candidates of the first step are not chosen from yet.
-            ops.full((rows,), -1, "int32"),
-            ops.zeros((rows,), "bool"),
+            row.tokens,
+            row.count - 1,  # one behind: the candidates of the first step are not chosen from yet
+            row.ended,
             ops.zeros((rows, self.top_k), "int32"),
             ops.zeros((rows, self.top_k), "float32"),
             ops.concatenate([states, room], axis=1),
@@ -124,14 +121,6 @@ class Contrastive(Sampler):
 
     def counts(self, state: ContrastiveState):
         return ops.maximum(state.count, 0)
-
-    def finished(self, state: ContrastiveState, limits: Limits):
-        limit = ops.maximum(limits.max_new_tokens, 0)
-        full = ops.logical_or(state.count >= limit, limit == 0)
-        return ops.logical_or(state.ended, full)
-
-    def outputs(self, state: ContrastiveState) -> Outputs:
-        return Outputs(state.tokens[:, None], self.counts(state)[:, None])
 
 
 def _normalized(states):

@@ -10,10 +10,10 @@ from keras import ops
 from keras_transformer.checking import (
     MOST_TOKENS,
     check_choice,
+    check_fields,
     check_flag,
     check_ids,
     check_int,
-    set_fields,
 )
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache, join_padded
 from keras_transformer.generation.logits import broken, log_sum
@@ -53,12 +53,9 @@ class Settings:
                 f"`sampler` must be a Sampler, such as Greedy(), received {self.sampler!r}."
             )
         check_cache_dtype(self.cache_dtype)
-        set_fields(
-            self,
-            end_ids=check_ids("end_ids", self.end_ids),
-            pad_id=check_int("pad_id", self.pad_id, 0, MOST_TOKENS),
-            pack_weights=check_flag("pack_weights", self.pack_weights),
-        )
+        check_fields(self, check_ids, "end_ids")
+        check_fields(self, check_int, "pad_id", at_least=0, at_most=MOST_TOKENS)
+        check_fields(self, check_flag, "pack_weights")
 
 
 def check_cache_dtype(value: Any) -> None:

@@ -68,10 +68,7 @@ class Engine:
     import keras_transformer as kt
     from keras_transformer.generation import Engine, Greedy, Settings
 
-    backbone = kt.models.Decoder(kt.TransformerConfig(
-        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
-        intermediate_dim=32,
-    ))
+    backbone = kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
     outputs = Engine(backbone).generate(inputs, Settings(Greedy()), max_new_tokens=5)
     assert outputs.tokens.shape == (1, 1, 5)
@@ -135,18 +132,11 @@ class Engine:
         prefix: Cache | None = None,
         slots: int = 0,
     ) -> Batch:
-        """A batch after its prompts and the first new token.
+        """A batch after its prompts, padded on the right, and the first new token.
 
-        Args:
-            inputs: the backbone's inputs, `prompts` rows, padded on the right.
-            settings: `Settings`.
-            limits: int32 `(rows,)`, as those of `Batch`: a multiple of the prompts, each of which
-                has so many rows, one after the other.
-            draw: as that of `Batch`; None for a sampler that draws nothing.
-            steps: int, room in the cache for so many steps; `most_steps` unless given.
-            owners: as those of `Batch`.
-            prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
-            slots: int, room in the cache at least.
+        Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
+        cache has room for `steps` steps, or `most_steps`, and for `slots` at least; `prefix`, of
+        `read_prefix`, stands before every prompt. For `limits`, `draw` and `owners` see `Batch`.
         """
         sampler = settings.sampler
         tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
@@ -189,8 +179,7 @@ class Engine:
     def make_room(self, batch: Batch, steps: int) -> None:
         """Makes room for the slots and the tokens of `steps` more steps.
 
-        Slots that nothing sees any more are given back first: padding, dead branches, rejected
-        tokens, what has left the window of a model that has one.
+        Slots that nothing sees any more are given back first, see `Cache.compact`.
         """
         report, sampler, cache = batch.report, batch.settings.sampler, batch.state.cache
         needed, end, used = steps * sampler.slots_per_step, int(cache.end), int(report.used.max())

@@ -213,8 +213,7 @@ class Scheduler:
 def row_uniforms(seed: int, owner: tuple[int, int], copies: int, size: int) -> np.ndarray:
     """Random numbers of one row, whatever batch it is in: from 0 to 1, float32 `(size,)`.
 
-    They come from a counter-based generator (Salmon et al. 2011, "Parallel random numbers: as
-    easy as 1, 2, 3") with the seed and the row as its key.
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     row = owner[0] * copies + owner[1]
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, row], "uint64")))

@@ -16,17 +16,10 @@ _TOKENS = 1024
 def score_continuations(
     engine: Engine, make_inputs: Callable, pairs: Sequence[tuple[list[int], list[int]]], pad_id: int
 ) -> list[np.ndarray]:
-    """Of every token of each continuation the log-probability that the model gives it.
+    """Of every token of each continuation the log-probability that the model gives it, float32.
 
-    Args:
-        engine: `Engine`.
-        make_inputs: from lists of prompts and continuations to the backbone's inputs, padded, and
-            the place of the output that predicts each continuation's first token.
-        pairs: prompts and continuations, lists of ids.
-        pad_id: int.
-
-    Returns:
-        A float32 array for each pair.
+    `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
+    backbone's inputs, padded, and the places of the outputs that predict the first tokens.
     """
     compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
     results: list = [np.zeros((0,), "float32")] * len(pairs)
