@@ -30,13 +30,6 @@ def mask_of(ids, size: int):
     return constant(mask)
 
 
-def ban(logits, bans: list):
-    """Logits `(rows, branches, vocabulary_size)` with what any of the masks `bans` names banned."""
-    for mask in bans:
-        logits = ops.where(mask, BANNED, logits)
-    return logits
-
-
 def marks(tokens, where, size: int):
     """Which of `size` tokens are among `tokens`, int `(rows, branches, count)`, that count."""
     rows, branches, count = tokens.shape

@@ -37,7 +37,7 @@ def numbers(schema: dict) -> str | None:
 
 def multiple_of(schema: dict) -> int:
     """What an integer must be a multiple of."""
-    value = schema.get("multipleOf", 1)
+    value = schema["multipleOf"]
     if isinstance(value, float) and not value.is_integer():
         # Integers are multiples of what divides one, and readers agree on that.
         if round(1 / value) == 1 / value:

@@ -116,20 +116,18 @@ class _Values:
         return self.builder.regex("true|false", start)
 
     def _integer(self, schema: dict, start: int) -> int:
-        pattern = json_numbers.integers(schema)
-        multiple = json_numbers.multiple_of(schema)
+        return self._number({"multipleOf": 1, **schema}, start)
+
+    def _number(self, schema: dict, start: int) -> int:
+        multiple = json_numbers.multiple_of(schema) if "multipleOf" in schema else None
+        within = json_numbers.integers if multiple else json_numbers.numbers
+        pattern = within(schema)
         if pattern is None:
             return self.builder.node()  # which nothing leads to
-        if multiple == 1:
+        if multiple in (None, 1):
             return self.builder.regex(pattern, start)
         part = automaton_of(lambda builder, node: builder.regex(pattern, node))
         return self.builder.embed(intersection(part, json_numbers.multiples(multiple)), start)
-
-    def _number(self, schema: dict, start: int) -> int:
-        if "multipleOf" in schema:
-            return self._integer(schema, start)
-        pattern = json_numbers.numbers(schema)
-        return self.builder.node() if pattern is None else self.builder.regex(pattern, start)
 
     def _string(self, schema: dict, start: int) -> int:
         builder = self.builder

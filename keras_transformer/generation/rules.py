@@ -175,7 +175,9 @@ class Rules:
         They are NaN where `function` gives no numbers.
         """
         logits = self._penalized(logits, state)
-        ruled = banning.ban(logits, self._bans(state, logits.shape[-1], limits))
+        ruled = logits
+        for banned in self._bans(state, logits.shape[-1], limits):
+            ruled = ops.where(banned, BANNED, ruled)
         if self.forced_prefix:
             ruled = self._forced(ruled, state)
         if self.forced_end is not None:

@@ -24,7 +24,7 @@ class SpeculativeState(NamedTuple):
     passes: Any  # int (rows,), how often the model ran
     text: Any  # int (rows, prompt + size), prompts and new tokens; () with a draft model
     length: Any  # int (rows,), of the prompts; () with a draft model
-    drafts: Any = ()  # int (rows, num_draft_tokens), -1 for none; () between steps
+    drafts: Any  # int (rows, num_draft_tokens), -1 for none; (rows, 0) between steps
     chances: Any = ()  # float32 (rows, num_draft_tokens, vocabulary_size), what they were drawn of
 
 
@@ -136,7 +136,8 @@ class Speculative(Sampler):
         if self.draft is None:
             text = ops.concatenate([ops.cast(prompt.tokens, "int32"), row.tokens], axis=1)
             length = ops.sum(ops.cast(prompt.mask, "int32"), axis=1)
-        return SpeculativeState(*row, ops.zeros((rows,), "int32"), text, length)
+        nothing = ops.zeros((rows, 0), "int32")
+        return SpeculativeState(*row, ops.zeros((rows,), "int32"), text, length, nothing)
 
     def propose(self, state: SpeculativeState, cache, limits: Limits):
         if self.draft is None:
@@ -161,13 +162,10 @@ class Speculative(Sampler):
         return state._replace(drafts=ops.concatenate(drafts, axis=1), chances=chances), cache
 
     def next_tokens(self, state: SpeculativeState):
-        token = super().next_tokens(state)
-        if isinstance(state.drafts, tuple):
-            return token
-        return ops.concatenate([token, ops.maximum(state.drafts, 0)], axis=1)
+        drafts = ops.maximum(state.drafts, 0)
+        return ops.concatenate([super().next_tokens(state), drafts], axis=1)
 
     def advance(self, state: SpeculativeState, logits, hidden, limits: Limits):
-        first = isinstance(state.drafts, tuple)
         judge = self._compare if self.temperature == 0 else self._sample
         chosen, accepted = judge(state, logits, limits)
         places = ops.arange(logits.shape[1], dtype="int32")[None]
@@ -188,15 +186,14 @@ class Speculative(Sampler):
             state.passes + ops.cast(open_, "int32"),
             text,
             state.length,
+            state.drafts[:, :0],
         )
         # The cache keeps the token before the drafts, and those that were accepted.
-        return new, None if first else number
+        return new, number if state.drafts.shape[1] else None
 
     def _compare(self, state: SpeculativeState, logits, limits: Limits):
         """The likeliest tokens, int `(rows, length)`, and how many of them were drafted."""
         chosen = argmax(logits)
-        if isinstance(state.drafts, tuple):
-            return chosen, ops.zeros_like(state.count)
         return chosen, _leading(state.drafts == chosen[:, :-1])
 
     def _sample(self, state: SpeculativeState, logits, limits: Limits):
@@ -207,8 +204,6 @@ class Speculative(Sampler):
         length, vocabulary = logits.shape[1:]
         numbers = self._numbers(state.count, limits)
         chances = ops.softmax(apply_temperature(logits, self.temperature), axis=-1)
-        if isinstance(state.drafts, tuple):
-            return draw(chances[:, 0], numbers[:, 0, _CHOOSE])[:, None], ops.zeros_like(state.count)
         drafts, drafted = state.drafts, state.chances
         if isinstance(drafted, tuple):  # looked up: all the probability is the draft's
             ids = ops.arange(vocabulary, dtype="int32")
