@@ -1,6 +1,7 @@
 """What users of KerasHub and Transformers type, and our names for it: values, and their errors."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 # Their options that are none here.
 OPTIONS = {
@@ -121,6 +122,16 @@ def refuse(owner: str, given: Iterable[str]) -> None:
     check_options(owner, given, ())
     for name in given:
         raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")
+
+
+def offer(module: str, names: Sequence[str]) -> None:
+    """Has a package show these names alone to completion, and say of others what they are here."""
+
+    def lack(name: str):
+        raise missing(module, name)
+
+    # Not defined in the package, where a type checker would take any name to be there.
+    vars(sys.modules[module]).update(__getattr__=lack, __dir__=lambda: list(names))
 
 
 def missing(module: str, name: str) -> AttributeError:
