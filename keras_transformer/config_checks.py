@@ -15,14 +15,14 @@ def check_values(config: "TransformerConfig") -> None:
         value = getattr(config, field.name)
         if value is None and field.default is None:
             continue
+        given = value
         if is_number(value) and type(value) not in (int, float):  # of NumPy
             value = value.item()
-            object.__setattr__(config, field.name, value)
         if field.name == "layer_pattern" and isinstance(value, list):  # of JSON
             value = tuple(value)
-            object.__setattr__(config, field.name, value)
         if isinstance(value, dict) and isinstance(value.get("layer_pattern"), list):
             value = {**value, "layer_pattern": tuple(value["layer_pattern"])}
+        if value is not given:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
         _check_range(field.name, value, field.metadata)

@@ -203,7 +203,7 @@ class Decoding:
     def _choose(self, state, logits, hidden, limits, rules):
         """The next tokens, of logits `(rows, branches or step_length, vocabulary_size)`."""
         sampler, count = self.sampler, self.sampler.counts(state.sampled)
-        first_broken = ops.logical_and(ops.any(broken(logits), axis=-1), state.not_a_number < 0)
+        not_a_number = _first_broken(state.not_a_number, logits, count)
         ruled, not_ruled, options = state.ruled, state.not_ruled, {}
         if sampler.ranks_log_probabilities:
             # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
@@ -213,10 +213,8 @@ class Decoding:
                 logits = logits - options["log_sum"][..., None]
                 options["log_sum"] = ops.zeros_like(options["log_sum"])
             logits = rules.apply(logits, ruled, limits)
-            going = ops.logical_not(sampler.finished(state.sampled, limits))
-            fresh = ops.logical_and(going, state.not_ruled < 0)
-            no_numbers = ops.logical_and(ops.any(broken(logits), axis=-1), fresh)
-            not_ruled = ops.where(no_numbers, count, not_ruled)
+            finished = sampler.finished(state.sampled, limits)
+            not_ruled = ops.where(finished, not_ruled, _first_broken(not_ruled, logits, count))
         sampled, kept = sampler.advance(state.sampled, logits, hidden, limits, **options)
         if rules is not None:
             ruled = rules.advance(ruled, kept, sampler.next_tokens(sampled))
@@ -225,7 +223,6 @@ class Decoding:
             cache = cache.keep_first(kept, sampler.step_length)
         elif kept is not None:
             cache = cache.continue_from(kept)
-        not_a_number = ops.where(first_broken, count, state.not_a_number)
         return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
     def _limits(self, given: Given) -> Limits:
@@ -234,3 +231,9 @@ class Decoding:
     def _rules(self, given: Given):
         rules = self.settings.rules
         return rules.with_automaton(given.tables) if given.tables else rules
+
+
+def _first_broken(known, logits, count):
+    """The first token with logits NaN or infinite, int `(rows,)`: one that is known, or this."""
+    now = ops.logical_and(known < 0, ops.any(broken(logits), axis=-1))
+    return ops.where(now, count, known)

@@ -99,8 +99,7 @@ class _Values:
     def _ends(self, schema: dict, start: int):
         if "enum" in schema:
             for value in self.merging.valid_values(schema):
-                text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-                yield self.builder.literal(text, start)
+                yield self.builder.literal(_text(value), start)
             return
         kinds = self.merging.kinds(schema)
         if not kinds:
@@ -134,23 +133,19 @@ class _Values:
         node = builder.literal('"', start)
         low = schema.get("minLength", 0)
         high = schema.get("maxLength", math.inf)
-        patterns = list(schema.get("patterns", ()))
+        writers = [functools.partial(_search, pattern) for pattern in schema.get("patterns", ())]
         if schema.get("format") in _FORMATS:
-            patterns.append(f"^(?:{_FORMATS[schema['format']]})$")
+            writers.append(functools.partial(_search, f"^(?:{_FORMATS[schema['format']]})$"))
         limit = "" if math.isinf(high) else max(low, min(high, _LONGEST))
         length = f"(?s:.){{{low},{limit}}}"
         if low > high:
             return builder.node()
-        if not patterns:
-            node = builder.regex(length, node, JSON_STRING)
-        elif len(patterns) == 1 and not low and math.isinf(high):
-            node = _search(patterns[0], builder, node)
+        if low or not math.isinf(high) or not writers:
+            writers.append(lambda builder, node: builder.regex(length, node, JSON_STRING))
+        if len(writers) == 1:
+            node = writers[0](builder, node)
         else:
-            parts = [automaton_of(functools.partial(_search, pattern)) for pattern in patterns]
-            parts.append(
-                automaton_of(lambda builder, node: builder.regex(length, node, JSON_STRING))
-            )
-            node = builder.embed(functools.reduce(intersection, parts), node)
+            node = builder.embed(functools.reduce(intersection, map(automaton_of, writers)), node)
         return builder.literal('"', node)
 
     def _array(self, schema: dict, start: int) -> int:
@@ -175,8 +170,7 @@ class _Values:
                 "asks for `uniqueItems` of values that are not given by `enum` or `const`, which "
                 "is not supported: leave it out and check the result, or give `items` an `enum`."
             )
-        texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
-        return [(False, functools.partial(self.builder.literal, text)) for text in texts]
+        return [(False, functools.partial(self.builder.literal, _text(each))) for each in values]
 
     def _object(self, schema: dict, start: int) -> int:
         builder = self.builder
@@ -201,8 +195,9 @@ class _Values:
         return builder.literal("}", self._repeated([], pair, node, low, high))
 
     def _property(self, name: str, value: dict | bool, start: int) -> int:
-        node = self.builder.literal(json.dumps(name, ensure_ascii=False), start)
-        return self.value(value, self.builder.regex(": ?", node))
+        return self.value(
+            value, self.builder.regex(": ?", self.builder.literal(_text(name), start))
+        )
 
     def _pair(self, keys: dict, values: dict | bool, start: int) -> int:
         return self.value(values, self.builder.regex(": ?", self.value(keys, start)))
@@ -227,30 +222,32 @@ class _Values:
     def _members(self, members: list, start: int, low: int, high: float) -> int:
         """Adds members in their order with commas between, from `low` to `high` of them."""
         builder = self.builder
-        counted = low > sum(must for must, _ in members) or high < len(members)
-        cap = (high if high < len(members) else max(low, 1)) if counted else 1
+        # Numbers of members are told apart up to this one.
+        cap = 1
+        if low > sum(must for must, _ in members) or high < len(members):
+            cap = high if high < len(members) else max(low, 1)
         places = {0: start}  # a node for each number of members before
         for must, write in members:
+            begins: dict[int, int] = collections.defaultdict(builder.node)
             nexts: dict[int, int] = collections.defaultdict(builder.node)
-            shared = builder.node()
             for count, node in places.items():
                 if not must:
                     builder.free[node].append(nexts[count])
-                if counted and count >= high:
-                    continue
-                begin = builder.regex(", ?", node) if count else node
-                if counted:
-                    builder.free[write(begin)].append(nexts[min(count + 1, cap)])
-                else:
-                    builder.free[begin].append(shared)
-            if not counted:
-                builder.free[write(shared)].append(nexts[1])
+                if count < high:
+                    begin = builder.regex(", ?", node) if count else node
+                    builder.free[begin].append(begins[min(count + 1, cap)])
+            for count, begin in begins.items():
+                builder.free[write(begin)].append(nexts[count])
             places = dict(nexts)
         end = builder.node()
         for count, node in places.items():
-            if not counted or low <= count <= high:
+            if min(low, cap) <= count and low <= high:
                 builder.free[node].append(end)
         return end
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _search(pattern: str, builder: Builder, start: int) -> int:
