@@ -250,7 +250,7 @@ def _as_float(number: int | float) -> float:
 def _in_float32(number: int | float) -> float:
     """The number as models count with it; infinite where it is too large."""
     try:
-        return struct.unpack("f", struct.pack("f", number))[0]
+        return struct.unpack("f", struct.pack("f", float(number)))[0]
     except OverflowError:
         return math.inf
 

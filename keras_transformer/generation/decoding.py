@@ -153,7 +153,7 @@ class Decoding:
         """The cache after tokens `(1, length)`, without room for more."""
         inputs = {"token_ids": tokens, "padding_mask": ops.ones(tokens.shape, "bool")}
         cache = self.program.new_cache(1, tokens.shape[1], self.settings.cache_dtype)
-        return self.program.prefill(None, inputs, cache).cache
+        return self.program.prefill(None, inputs, cache)[2]
 
     def goes_on(self, state, given: Given, steps, enough):
         """Whether another step is to be made: before `steps`, and `enough` rows are finished."""

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -12,21 +11,13 @@ from keras_transformer.generation.cache import Cache
 from keras_transformer.programs import compile_function, weights_of
 
 
-class Reading(NamedTuple):
-    """What a model gives for tokens that it reads."""
-
-    # float32 (rows, count, vocabulary_size): after `prefill` those behind the last token of each
-    # prompt, count 1; after `step` those behind each of its tokens.
-    logits: Any
-    hidden: Any  # float (rows, length, hidden_dim), the states of all tokens
-    cache: Cache  # after them
-
-
 class Program:
     """A decoder, or an encoder with its decoder, as plain functions of weights, inputs and cache.
 
-    `weights` are values as those of the property, or None for what the variables hold. Drafts are
-    further backbones that read the same prompts: their layers of the cache are behind the first's.
+    Both give logits, float32 `(rows, count, vocabulary_size)`, states of all tokens and the cache
+    after them. `weights` are values as those of the property, or None for what the variables hold.
+    Drafts are further backbones that read the same prompts: their layers of the cache are behind
+    the first's.
 
     Example:
     ```python
@@ -37,10 +28,11 @@ class Program:
 
     program = Program(kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone)
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
-    read = program.prefill(program.weights, inputs, program.new_cache(rows=1, slots=8))
-    token = keras.ops.argmax(read.logits, axis=-1)
-    read = program.step(program.weights, token, read.cache)
-    assert read.logits.shape[:2] == (1, 1)
+    cache = program.new_cache(rows=1, slots=8)
+    logits, _, cache = program.prefill(program.weights, inputs, cache)
+    token = keras.ops.argmax(logits, axis=-1)
+    logits, _, cache = program.step(program.weights, token, cache)
+    assert logits.shape[:2] == (1, 1)
     ```
     """
 
@@ -63,8 +55,8 @@ class Program:
         caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
         return functools.reduce(Cache.join, caches)
 
-    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> Reading:
-        """Reads prompts, padded on the right, behind what `cache` has and has room for."""
+    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> tuple:
+        """Reads prompts, padded on the right. The logits are those behind their last tokens."""
         first, states, caches = 0, [], []
         with self._scope(weights):
             for model in self.models:
@@ -77,15 +69,15 @@ class Program:
             last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
             behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
             logits = ops.cast(self.backbone.logits(behind), "float32")
-        return Reading(logits, states[0], functools.reduce(Cache.join, caches))
+        return logits, states[0], functools.reduce(Cache.join, caches)
 
-    def step(self, weights: Sequence | None, tokens, cache: Cache) -> Reading:
+    def step(self, weights: Sequence | None, tokens, cache: Cache) -> tuple:
         """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
         with self._scope(weights):
             own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
             hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
             logits = ops.cast(self.backbone.logits(hidden), "float32")
-        return Reading(logits, hidden, own.join(others))
+        return logits, hidden, own.join(others)
 
     def drafts_of(self, cache: Cache) -> Cache:
         """The cache of the drafts, or one without layers."""
