@@ -200,7 +200,7 @@ class Engine:
         if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
         if (slots, size) != (cache.slots, batch.size):
-            given = self._given(batch, batch.size)
+            given = self._given(batch, batch.size, moves=True)
             extra = size - batch.size
             batch.take(batch.compiled.grow(batch.state, given, extra=extra, slots=slots))
 
@@ -213,7 +213,7 @@ class Engine:
             owners=[(batch.owners + new.owners)[row] for row in order],
             uniforms=np.zeros((len(order), 0), "float32"),
         )
-        given = self._given(joined, 0)
+        given = self._given(joined, 0, moves=True)
         return joined.take(batch.compiled.replace(batch.state, new.state, given, to_tensor(order)))
 
     def finished(self, batch: Batch) -> np.ndarray:
@@ -265,14 +265,15 @@ class Engine:
 
         return self.compiled_once(settings, make)
 
-    def _given(self, batch: Batch, size: int) -> Given:
-        """What bounds the rows, for `size` new tokens."""
+    def _given(self, batch: Batch, size: int, moves: bool = False) -> Given:
+        """What bounds the rows, for `size` new tokens; rules play no part where rows only move."""
         width = size * batch.settings.sampler.draws
         if batch.uniforms.shape[1] != width:
             batch.uniforms = batch.draw(batch.owners, width)
         # Copies: the limits of rows that leave are set to 0.
         limits, uniforms = np.array(batch.limits, "int32"), np.array(batch.uniforms, "float32")
-        return Given(to_tensor(limits), to_tensor(uniforms), self._tables_of(batch.settings))
+        tables = () if moves else self._tables_of(batch.settings)
+        return Given(to_tensor(limits), to_tensor(uniforms), tables)
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""
