@@ -181,15 +181,13 @@ def check_path(name: str, value: Any) -> str:
         raise _wrong(name, value, "a path, a str or an `os.PathLike`", False)
     if not path.strip():
         raise ValueError(f"`{name}` is empty: it must be a path.")
-    odd = "\0" in path
     try:
-        too_long = any(len(os.fsencode(part)) > 255 for part in path.split(os.sep))
-        too_long = too_long or len(os.fsencode(path)) > 4096
+        encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        odd = True
-    if odd:
+        encoded = b"\0"
+    if b"\0" in encoded:
         raise ValueError(f"`{name}` has characters that no path can have: {shorten(value)}.")
-    if too_long:
+    if len(encoded) > 4096 or max(map(len, encoded.split(os.fsencode(os.sep)))) > 255:
         raise ValueError(f"`{name}` is too long for a path: {shorten(value)}.")
     if path.startswith("~") and os.path.expanduser(path) == path:
         raise ValueError(
