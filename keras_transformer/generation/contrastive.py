@@ -26,7 +26,8 @@ class ContrastiveState(NamedTuple):
     ended: Any  # bool (rows,)
     candidates: Any  # int (rows, k)
     probabilities: Any  # float32 (rows, k), of the candidates
-    past: Any  # float32 (rows, prompt + size, hidden_dim), states of length 1, zeros for none
+    prompt: Any  # float32 (rows, hidden_dim, length), states of length 1, zeros for none
+    past: Any  # float32 (rows, hidden_dim, size), those of the tokens so far
 
 
 @named("contrastive")
@@ -64,7 +65,7 @@ class Contrastive(Sampler):
 
     reads_prompt: ClassVar[bool] = True
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
-    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": -1}
 
     def __post_init__(self):
         check_fields(self, check_int, "top_k", at_least=2, at_most=MOST_TOKENS)
@@ -76,7 +77,6 @@ class Contrastive(Sampler):
 
     def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> ContrastiveState:
         states = _normalized(prompt.hidden) * ops.cast(prompt.mask, "float32")[..., None]
-        room = ops.zeros((rows, size, states.shape[-1]), "float32")
         row = super().start(rows, size, limits, prompt)
         return ContrastiveState(
             row.tokens,
@@ -84,13 +84,17 @@ class Contrastive(Sampler):
             row.ended,
             ops.zeros((rows, self.top_k), "int32"),
             ops.zeros((rows, self.top_k), "float32"),
-            ops.concatenate([states, room], axis=1),
+            ops.transpose(states, (0, 2, 1)),
+            ops.zeros((rows, states.shape[-1], size), "float32"),
         )
 
     def advance(self, state: ContrastiveState, logits, hidden, limits: Limits):
         rows, k = state.candidates.shape
         states = _normalized(hidden)
-        similarity = ops.max(ops.matmul(states, ops.transpose(state.past, (0, 2, 1))), axis=-1)
+        similarity = ops.maximum(
+            ops.max(ops.matmul(states, state.prompt), axis=-1),
+            ops.max(ops.matmul(states, state.past), axis=-1),
+        )
         alpha = self.penalty_alpha
         scores = (1 - alpha) * state.probabilities - alpha * similarity
         # Candidates that rules forbid have no probability.
@@ -101,11 +105,8 @@ class Contrastive(Sampler):
         place = ops.maximum(state.count, 0)
         tokens = put_at(state.tokens, place, chosen, choosing)
         ended = ops.logical_or(state.ended, ops.logical_and(choosing, is_end(chosen, limits)))
-        chosen_state = ops.take_along_axis(states, best[..., None], axis=1)
-        prompt = state.past.shape[1] - state.tokens.shape[1]
-        columns = ops.arange(state.past.shape[1], dtype="int32")
-        here = ops.logical_and(columns[None] == (prompt + place)[:, None], choosing[:, None])
-        past = ops.where(here[..., None], chosen_state, state.past)
+        chosen_state = ops.take_along_axis(states, best[..., None], axis=1)[:, 0]
+        past = put_at(state.past, place, chosen_state, choosing)
 
         # The next candidates are those of the branch that was chosen.
         following = ops.take_along_axis(logits, best[..., None], axis=1)[:, 0]
@@ -113,7 +114,7 @@ class Contrastive(Sampler):
         likeliest, candidates = top_k(following, k)
         likeliest = ops.exp(likeliest - log_sum(following)[:, None])
         count = state.count + ops.cast(ops.logical_or(choosing, state.count < 0), "int32")
-        new = ContrastiveState(tokens, count, ended, candidates, likeliest, past)
+        new = ContrastiveState(tokens, count, ended, candidates, likeliest, state.prompt, past)
         return new, ops.broadcast_to(best, (rows, k))
 
     def next_tokens(self, state: ContrastiveState):
