@@ -31,8 +31,6 @@ A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or
 `help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
 """
 
-from typing import TYPE_CHECKING
-
 from keras_transformer.backend import choose_backend
 from keras_transformer.cli import tell_errors_of_import
 
@@ -56,7 +54,7 @@ from keras_transformer.checkpoints import (  # noqa: E402
 )
 from keras_transformer.checkpoints.heads import register_tasks  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
-from keras_transformer.kerashub_names import missing  # noqa: E402
+from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -77,12 +75,6 @@ register_tasks(
 )
 
 __version__ = "0.1.0"
-
-
-if not TYPE_CHECKING:  # so that a type checker sees a wrong name
-
-    def __getattr__(name: str):
-        raise missing(__name__, name)
 
 
 __all__ = [
@@ -111,7 +103,4 @@ __all__ = [
     "tune_process",
 ]
 
-
-def __dir__() -> list[str]:
-    # What tab completion offers. Without it, every module that Python has imported is there too.
-    return [*__all__, "__version__"]
+offer(__name__, [*__all__, "__version__"])

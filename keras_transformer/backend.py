@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 
-_PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def choose_backend() -> None:
@@ -14,24 +14,20 @@ def choose_backend() -> None:
 
     Keras alone would fall back on TensorFlow. Here the first installed of JAX and PyTorch is
     taken then, and said in one log line.
-
-    Raises:
-        ValueError: if KERAS_BACKEND names none of the three.
-        ImportError: if no backend is installed, or not the one that it names.
     """
     named = os.environ.get("KERAS_BACKEND")
-    if named and named not in _PACKAGES:
+    if named and named not in _BACKENDS:
         raise ValueError(
-            f"KERAS_BACKEND is {named!r}, and must be one of {', '.join(map(repr, _PACKAGES))}."
+            f"KERAS_BACKEND is {named!r}, and must be one of {', '.join(map(repr, _BACKENDS))}."
         )
-    if named and not _installed(_PACKAGES[named]):
+    if named and not _installed(named):
         raise ImportError(
             f"KERAS_BACKEND is {named!r}, which is not installed. Run `pip install "
             f'"keras_transformer[{named}]"`, or name another backend.'
         )
     if named or _configured():
         return
-    installed = [name for name, package in _PACKAGES.items() if _installed(package)]
+    installed = list(filter(_installed, _BACKENDS))
     if not installed:
         raise ImportError(
             "keras_transformer needs one of JAX, TensorFlow or PyTorch. Install one with "
@@ -46,19 +42,17 @@ def choose_backend() -> None:
 
 
 def _installed(package: str) -> bool:
-    return bool(package) and importlib.util.find_spec(package) is not None
+    return importlib.util.find_spec(package) is not None
 
 
 def _configured() -> bool:
-    """Whether keras.json names a backend that is installed. Keras reads the file itself.
-
-    Keras also writes it, with TensorFlow in it, on its first import: one that names what is not
-    there was no choice of the user's.
-    """
+    """Whether keras.json names a backend that is installed. Keras reads the file itself."""
+    # Keras also writes it, with TensorFlow in it, on its first import: one that names what is not
+    # there was no choice of the user's.
     home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     try:
         values = json.loads(pathlib.Path(home, "keras.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     backend = values.get("backend") if isinstance(values, dict) else None
-    return isinstance(backend, str) and _installed(_PACKAGES.get(backend, ""))
+    return backend in _BACKENDS and _installed(backend)

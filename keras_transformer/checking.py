@@ -6,11 +6,10 @@ NumPy's, or an array or a tensor without axes, wherever they may be Python's.
 
 import difflib
 import math
-import operator
 import os
 import reprlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _WIDTH = 80  # Characters of a value that a message quotes.
@@ -25,16 +24,7 @@ LARGEST_PENALTY = 1e6
 
 
 def shorten(value: Any, width: int = _WIDTH) -> str:
-    """`repr(value)` on one line, and of a long value only its beginning and its end.
-
-    Example:
-    ```python
-    from keras_transformer.checking import shorten
-
-    assert shorten("abc") == "'abc'"
-    assert len(shorten("a" * 10_000)) <= 80
-    ```
-    """
+    """`repr(value)` on one line, and of a long value only its beginning and its end."""
     value = _python_value(value)
     quoting = reprlib.Repr()
     quoting.maxstring = quoting.maxother = quoting.maxlong = width
@@ -79,43 +69,17 @@ def check_int(
     none: bool = False,
     hint: str = "",
 ) -> int | None:
-    """An integer in a range as a Python int.
+    """An integer from `at_least` to `at_most` as a Python int. 5.0, "5" and True are none.
 
-    Args:
-        name: the argument's name.
-        value: what was given. 5.0, "5" and True are no integers.
-        at_least: int, the lowest that is right.
-        at_most: int, the highest that is right.
-        none: bool, whether None is right too.
-        hint: str, a sentence at the end of the message: what to do.
-
-    Returns:
-        int, or None where that was given and is right.
-
-    Raises:
-        ValueError: for anything else.
-
-    Example:
-    ```python
-    import numpy as np
-    from keras_transformer.checking import check_int
-
-    assert check_int("batch_size", np.int64(8), at_least=1) == 8
-    ```
+    With `none`, None is right too. `hint` is a sentence at the end of the message: what to do.
     """
     if none and value is None:
         return None
     number = _python_value(value)
-    right = isinstance(number, int) and not _is_bool(value)
-    if (
-        not right
-        or (at_least is not None and number < at_least)
-        or (at_most is not None and number > at_most)
-    ):
-        if at_most is not None and at_most >= _VAST and not (right and number > at_most):
+    if not is_int(value) or not _is_within(number, number, at_least, at_most):
+        if at_most is not None and at_most >= _VAST and not (is_int(value) and number > at_most):
             at_most = None
-        expected = _expected("an integer", at_least, at_most, None, None)
-        raise _wrong(name, value, expected, none, hint)
+        raise _wrong(name, value, _expected("an integer", at_least, at_most), none, hint)
     return number
 
 
@@ -130,56 +94,31 @@ def check_number(
     hint: str = "",
     exact: bool = False,
 ) -> float | int | None:
-    """A finite number in a range as a Python number.
+    """A finite number in a range as a Python number. NaN, infinity, "5" and True are none.
 
-    Args:
-        name: the argument's name.
-        value: what was given. NaN, infinity, "5" and True are no numbers, and what float32 cannot
-            tell from a bound that is left out, such as 1e-300 from 0, does not stand apart from it.
-        at_least: float, the lowest that is right.
-        at_most: float, the highest that is right.
-        above: float, what all that is right is above.
-        below: float, what all that is right is below.
-        none: bool, whether None is right too.
-        hint: str, a sentence at the end of the message: what to do.
-        exact: bool, whether the number counts as Python has it: 1e-300 is above 0.
-
-    Returns:
-        int or float, or None where that was given and is right.
-
-    Raises:
-        ValueError: for anything else.
-
-    Example:
-    ```python
-    import numpy as np
-    from keras_transformer.checking import check_number
-
-    assert check_number("rate", np.float32(0.5), at_least=0, below=1) == 0.5
-    ```
+    It counts as float32 has it, in which 1e-300 is not above 0; with `exact`, as Python has it. For
+    `none` and `hint` see `check_int`.
     """
     if none and value is None:
         return None
     number = _python_value(value)
-    right = isinstance(number, (int, float)) and not _is_bool(value)
-    counted = (_as_float if exact else _in_float32)(number) if right else math.nan
-    if (
-        not math.isfinite(counted)
-        or (at_least is not None and number < at_least)
-        or (at_most is not None and number > at_most)
-        or (above is not None and counted <= above)
-        or (below is not None and counted >= below)
-    ):
-        expected = _expected("a number", at_least, at_most, above, below)
-        raise _wrong(name, value, expected, none, hint)
+    counted = (_as_float if exact else _in_float32)(number) if is_number(value) else math.nan
+    bounds = (at_least, at_most, above, below)
+    if not math.isfinite(counted) or not _is_within(number, counted, *bounds):
+        raise _wrong(name, value, _expected("a number", *bounds), none, hint)
     return number
+
+
+def check_float(name: str, value: Any, **bounds: Any) -> float:
+    """As `check_number`, of a number as Python has it, as a float."""
+    return float(check_number(name, value, **bounds, exact=True))
 
 
 def check_seed(name: str, value: Any, none: bool = False, bits: int = 63) -> int | None:
     """A seed, an integer from 0 to `2 ** bits - 1`, as a Python int."""
     if none and value is None:
         return None
-    if not is_int(value) or not 0 <= operator.index(_python_value(value)) < 2**bits:
+    if not is_int(value) or not 0 <= _python_value(value) < 2**bits:
         raise _wrong(name, value, f"an integer from 0 to 2**{bits} - 1", none)
     return _python_value(value)
 
@@ -217,10 +156,10 @@ def check_words(name: str, values: Any) -> tuple[tuple[int, ...], ...]:
     return words
 
 
-def set_fields(frozen: Any, **values: Any) -> None:
-    """Writes checked values into a frozen dataclass that is being made."""
-    for name, value in values.items():
-        object.__setattr__(frozen, name, value)
+def check_fields(frozen: Any, check: Callable, *names: str, **bounds: Any) -> None:
+    """Checks fields of a frozen dataclass that is being made, and keeps what the check gives."""
+    for name in names:
+        object.__setattr__(frozen, name, check(name, getattr(frozen, name), **bounds))
 
 
 def check_choice(name: str, value: Any, choices: Iterable, none: bool = False) -> Any:
@@ -242,15 +181,13 @@ def check_path(name: str, value: Any) -> str:
         raise _wrong(name, value, "a path, a str or an `os.PathLike`", False)
     if not path.strip():
         raise ValueError(f"`{name}` is empty: it must be a path.")
-    odd = "\0" in path
     try:
-        too_long = any(len(os.fsencode(part)) > 255 for part in path.split(os.sep))
-        too_long = too_long or len(os.fsencode(path)) > 4096
+        encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        odd = True
-    if odd:
+        encoded = b"\0"
+    if b"\0" in encoded:
         raise ValueError(f"`{name}` has characters that no path can have: {shorten(value)}.")
-    if too_long:
+    if len(encoded) > 4096 or max(map(len, encoded.split(os.fsencode(os.sep)))) > 255:
         raise ValueError(f"`{name}` is too long for a path: {shorten(value)}.")
     if path.startswith("~") and os.path.expanduser(path) == path:
         raise ValueError(
@@ -316,7 +253,17 @@ def _in_float32(number: int | float) -> float:
         return math.inf
 
 
-def _expected(kind, at_least, at_most, above, below) -> str:
+def _is_within(number, counted, at_least, at_most, above=None, below=None) -> bool:
+    """Whether a number is within bounds; those that are left out are held against `counted`."""
+    return (
+        (at_least is None or number >= at_least)
+        and (at_most is None or number <= at_most)
+        and (above is None or counted > above)
+        and (below is None or counted < below)
+    )
+
+
+def _expected(kind, at_least, at_most, above=None, below=None) -> str:
     if at_least is not None and at_most is not None:
         return f"{kind} from {at_least} to {at_most}"
     if above is not None and below is not None:

@@ -47,14 +47,14 @@ def check_values(config: "TransformerConfig") -> None:
         value = getattr(config, field.name)
         if value is None and field.default is None:
             continue
+        given = value
         if is_number(value) and type(value) not in (int, float):  # of NumPy
             value = value.item()
-            object.__setattr__(config, field.name, value)
         if field.name == "layer_pattern" and isinstance(value, list):  # of JSON
             value = tuple(value)
-            object.__setattr__(config, field.name, value)
         if isinstance(value, dict) and isinstance(value.get("layer_pattern"), list):
             value = {**value, "layer_pattern": tuple(value["layer_pattern"])}
+        if value is not given:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
         _check_range(field.name, value, field.metadata)
@@ -173,17 +173,14 @@ def check_agreement(config: "TransformerConfig") -> None:
             "`num_heads` must be a multiple of `num_key_value_heads`, received "
             f"{config.num_heads} and {config.num_key_value_heads}."
         )
-    if config.pooler and config.kind != "encoder":
-        raise ValueError(f"`pooler` needs kind='encoder', received kind={config.kind!r}.")
-    if config.num_decoder_layers is not None and config.kind != "seq2seq":
-        raise ValueError(
-            f"`num_decoder_layers` needs kind='seq2seq', received kind={config.kind!r}."
-        )
-    if config.embedding_projection and config.kind != "encoder":
-        raise ValueError(
-            "`embedding_dim` and `embedding_projection` need kind='encoder', received "
-            f"kind={config.kind!r}."
-        )
+    for given, options, kind in (
+        (config.pooler, "`pooler` needs", "encoder"),
+        (config.num_decoder_layers is not None, "`num_decoder_layers` needs", "seq2seq"),
+        (config.embedding_projection, "`embedding_dim` and `embedding_projection` need", "encoder"),
+        (config.share_embeddings is not None, "`share_embeddings` needs", "seq2seq"),
+    ):
+        if given and config.kind != kind:
+            raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
     if config.embedding_dim != config.hidden_dim and not config.embedding_projection:
         raise ValueError(
             f"embedding_dim={config.embedding_dim} and hidden_dim={config.hidden_dim} need the "
@@ -191,8 +188,6 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
-    if config.share_embeddings is not None and config.kind != "seq2seq":
-        raise ValueError(f"`share_embeddings` needs kind='seq2seq', received kind={config.kind!r}.")
     if config.num_layer_groups > config.num_layers:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="

@@ -37,18 +37,23 @@ def has_file(path: str | os.PathLike) -> bool:
     return True
 
 
-def read_file(path: str | os.PathLike, limit: int) -> bytes:
-    """The content of a file of bounded size."""
+def check_file(path: str | os.PathLike) -> None:
+    """FileNotFoundError where `has_file` says that there is none."""
     if not has_file(path):
         raise FileNotFoundError(f"There is no file {path}.")
+
+
+def read_file(path: str | os.PathLike, limit: int) -> bytes:
+    """The content of a file of bounded size."""
+    check_file(path)
     # It may have become another thing since: opened so, a pipe does not wait for its writer.
     opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(opened, "rb") as file:
         described = os.fstat(file.fileno())
         _check_kind(path, described.st_mode)
         content = file.read(limit + 1) if described.st_size <= limit else b""
-    if max(described.st_size, len(content)) > limit:
-        size = max(described.st_size, len(content))
+    size = max(described.st_size, len(content))
+    if size > limit:
         raise ValueError(
             f"{path} has {size:,} bytes; a file of this kind may have {limit:,}. Is it something "
             "else?"
@@ -62,7 +67,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     path = Path(path)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_folder(path)
+        if path.is_dir():
+            raise ValueError(f"{path} cannot be written: it is a folder. Name a file.")
         with scratch_folder(path.parent, path.name) as folder:
             scratch = folder / path.name
             os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -98,16 +104,11 @@ def write_safetensors(
 
 
 class SafetensorsFile(Mapping):
-    """A safetensors file as a mapping from name to array, each read when it is asked for.
-
-    Args:
-        path: The file.
-    """
+    """A safetensors file as a mapping from name to array, each read when it is asked for."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        if not has_file(path):
-            raise FileNotFoundError(f"There is no file {path}.")
+        check_file(path)
         with self._refusing():
             self._file = safe_open(self.path, framework="numpy")
             self._names = list(self._file.keys())
@@ -194,11 +195,6 @@ def _check_kind(path: str | os.PathLike, mode: int) -> None:
     }
     kind = kinds.get(stat.S_IFMT(mode), "of another kind")
     raise ValueError(f"{path} is {kind}, and not a file. Put the file there, or remove it.")
-
-
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"{path} cannot be written: it is a folder. Name a file.")
 
 
 def _number(error: BaseException) -> int | None:

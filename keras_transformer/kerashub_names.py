@@ -1,6 +1,7 @@
 """What users of KerasHub and Transformers type, and our names for it: values, and their errors."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 # Their options that are none here.
 OPTIONS = {
@@ -108,10 +109,7 @@ _CLASSES = {
 def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
     """ValueError for options of KerasHub or Transformers alone, with the name that they have here.
 
-    Args:
-        owner: The class or the function that they are given to.
-        given: The names of the options.
-        known: The names that it takes.
+    They are `given` to a class or function `owner`, which takes those that are `known`.
     """
     for name in given:
         for library, options in (("KerasHub", OPTIONS), ("Transformers", _TRANSFORMERS_OPTIONS)):
@@ -126,16 +124,18 @@ def refuse(owner: str, given: Iterable[str]) -> None:
         raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")
 
 
+def offer(module: str, names: Sequence[str]) -> None:
+    """Has a package show these names alone to completion, and say of others what they are here."""
+
+    def lack(name: str):
+        raise missing(module, name)
+
+    # Not defined in the package, where a type checker would take any name to be there.
+    vars(sys.modules[module]).update(__getattr__=lack, __dir__=lambda: list(names))
+
+
 def missing(module: str, name: str) -> AttributeError:
-    """The error for a name that a module lacks, with ours if it is one of theirs.
-
-    Args:
-        module: The module's `__name__`.
-        name: What was asked of it.
-
-    Returns:
-        The error, for the module's `__getattr__` to raise.
-    """
+    """The error for a name that a module lacks, with ours if it is one of theirs."""
     ours = _NAMES.get(module, {}).get(name)
     library = "KerasHub"
     if ours is None and module == "keras_transformer" and name in _CLASSES:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import keras
 from keras import ops
@@ -29,16 +28,10 @@ TRACING = threading.RLock()
 
 
 class Compiled:
-    """A function whose first call compiles, and lets no other thread trace meanwhile.
-
-    Args:
-        function: what is called.
-        compiled: bool, whether it is compiled already.
-        lasting: bool, whether its memory stays taken when it is dropped: then it is not.
-    """
+    """A function whose first call compiles, and lets no other thread trace meanwhile."""
 
     def __init__(self, function: Callable, compiled: bool = False, lasting: bool = False):
-        self.lasting = lasting
+        self.lasting = lasting  # whether its memory stays taken when it is dropped: then it is not
         self.compiled = compiled
         self._function = function
 
@@ -55,45 +48,21 @@ class Compiled:
 class Programs:
     """Programs by what they are of and for which shapes; the least recently used go.
 
-    A program that is dropped while another thread runs it ends its run. An owner that is no longer
-    used takes its programs with it.
-
-    Args:
-        most: int, programs in memory; on JAX with those that are not of this store.
-        most_lasting: int, of how many it may ever be said that they last, see `may_last`.
-
-    Example:
-    ```python
-    from keras_transformer.programs import Compiled, Programs
-
-    class Owner:
-        pass
-
-    programs, owner = Programs(most=2), Owner()
-    for shape in (1, 2, 1, 3):
-        programs.get(owner, shape, lambda: Compiled(lambda x: x + 1))
-    assert programs.keys(owner) == [1, 3]
-    ```
+    A program that is dropped while another thread runs it ends its run. An owner, which its
+    programs must not refer to, takes them with it when it is no longer used.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS, most_lasting: int = MOST_LASTING):
-        self.most = most
+        self.most = most  # programs in memory; on JAX with those that are not of this store
         self.most_lasting = most_lasting
         self.made = 0  # since the process began
-        self._lasting = 0
+        self.lasting = 0  # made, and can never be given back
         self._lock = threading.RLock()
-        self._kept: OrderedDict[tuple[int, Hashable], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, Hashable], Compiled] = OrderedDict()
         self._owners: dict[int, weakref.finalize] = {}
 
-    def get(self, owner: object, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The program of a key, from `make` if it is not kept.
-
-        Args:
-            owner: what the program is of, an object that can be referred to weakly. The program
-                must not refer to it.
-            key: what the program is for.
-            make: returns the program; called by one thread at a time.
-        """
+    def get(self, owner: object, key: Hashable, make: Callable[[], Compiled]) -> Compiled:
+        """The program of a key, by `make` if it is not kept, in one thread at a time."""
         place = (id(owner), key)
         with self._lock:
             program = self._kept.get(place)
@@ -105,11 +74,11 @@ class Programs:
             program = self.peek(owner, key)
             return self.put(owner, key, make()) if program is None else program
 
-    def peek(self, owner: object, key: Hashable) -> Any:
+    def peek(self, owner: object, key: Hashable) -> Compiled | None:
         """The program of a key, or None. It does not count as a use."""
         return self._kept.get((id(owner), key))
 
-    def put(self, owner: object, key: Hashable, program: Any) -> Any:
+    def put(self, owner: object, key: Hashable, program: Compiled) -> Compiled:
         """Keeps a program, and drops others if there are too many. Returns it."""
         with self._lock:
             if id(owner) not in self._owners:
@@ -130,42 +99,25 @@ class Programs:
         return [key for mine, key in list(self._kept) if mine == id(owner)]
 
     def may_last(self, count: int = 1) -> bool:
-        """Takes `count` of the places for programs that can never be given back.
-
-        Returns:
-            Whether there were so many; if not, none is taken.
-        """
+        """Takes `count` places of programs that can never be given back, all or none of them."""
         with self._lock:
             # One place at least is for those that go.
-            if self._lasting + count > min(self.most_lasting, self.most - 1):
+            if self.lasting + count > min(self.most_lasting, self.most - 1):
                 return False
-            self._lasting += count
+            self.lasting += count
             return True
-
-    @property
-    def lasting(self) -> int:
-        """How many programs were made that can never be given back."""
-        return self._lasting
 
     def __len__(self) -> int:
         """How many programs are in memory, those counted that are dropped and last."""
-        lasting = sum(getattr(program, "lasting", False) for program in list(self._kept.values()))
-        return len(self._kept) - lasting + self._lasting
+        return self.lasting + sum(not program.lasting for program in list(self._kept.values()))
 
     def _make_room(self) -> None:
         others = self._others()
         # One more operation by itself, or two, may come before there is room to be made again.
         most = self.most - others - 2 if others else self.most
         most = max(min(self.most, LEAST_PROGRAMS), most)
-        while len(self) > most:
-            oldest = (
-                place
-                for place, program in list(self._kept.items())[:-1]
-                if not getattr(program, "lasting", False)
-            )
-            place = next(oldest, None)
-            if place is None:
-                return
+        going = [place for place, kept in list(self._kept.items())[:-1] if not kept.lasting]
+        for place in going[: max(0, len(self) - most)]:
             self._kept.pop(place, None)
 
     def _others(self) -> int:
@@ -174,7 +126,7 @@ class Programs:
             return 0
         import jax
 
-        mine = sum(getattr(program, "compiled", True) for program in list(self._kept.values()))
+        mine = sum(program.compiled for program in list(self._kept.values()))
         return max(0, len(jax.local_devices()[0].client.live_executables()) - mine)
 
     def _forget(self, owner: int) -> None:
@@ -190,11 +142,7 @@ PROGRAMS = Programs()
 
 
 class CompiledFunction:
-    """A function that is compiled for each set of shapes and static values, on JAX.
-
-    The programs are in `PROGRAMS`, which drops those that were not used for long, and all of them
-    with this object. See `compile_function`.
-    """
+    """What `compile_function` gives on JAX; its programs are in `PROGRAMS`."""
 
     def __init__(self, function: Callable, models: Sequence[keras.Model], **options):
         self._function = function
@@ -267,7 +215,9 @@ def compile_function(
     loops: bool = False,
     moves: bool = False,
 ) -> Callable:
-    """`function` compiled, with the present weights of `models` at each call.
+    """`function` compiled for each set of shapes, with the present weights of `models`.
+
+    On PyTorch it runs as it is, without gradients.
 
     Args:
         function: takes and returns nested structures of tensors; reads weights of `models`, does
@@ -279,12 +229,6 @@ def compile_function(
             XLA, for as long as there is room for programs that can never be given back.
         moves: bool, whether it is a few large moves and no products: then TensorFlow runs it as
             it is.
-
-    Returns:
-        A callable of the same signature. On PyTorch it runs as it is, without gradients.
-
-    Raises:
-        RuntimeError: on a backend that is none of the three.
     """
     backend = keras.backend.backend()
     if backend == "jax":

@@ -67,12 +67,9 @@ def is_scratch(name: str) -> bool:
 class PathLock:
     """Says who may write a path for a while: one at a time, in all processes of the machine.
 
-    A file `.<name>.lock` beside the path, which is gone when it is released. One that a killed
-    process left is taken over. Where there are no locks (Windows, some network file systems)
-    everybody gets it.
-
-    Args:
-        path: What is to be written; its folder is made if it does not exist.
+    A file `.<name>.lock` beside the path, whose folder is made if need be; it is gone when it is
+    released. One that a killed process left is taken over. Where there are no locks (Windows, some
+    network file systems) everybody gets it.
     """
 
     def __init__(self, path: str | os.PathLike):

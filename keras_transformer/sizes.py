@@ -52,15 +52,6 @@ class Sizes:
 
     A second of compiling buys a lot of padding. So what comes for the first time is padded to a
     size at hand, of up to four times the work. What comes often, in a steady load, gets its own.
-
-    Example:
-    ```python
-    from keras_transformer.sizes import Sizes
-
-    sizes = Sizes()
-    assert sizes.choose((8, 64)) == (8, 64)  # rows and tokens; nothing is at hand
-    assert [sizes.choose((4, 32)) for _ in range(5)] == [(8, 64)] * 4 + [(4, 32)]
-    ```
     """
 
     def __init__(self):
@@ -78,16 +69,10 @@ class Sizes:
         group: Hashable = (),
         times: int = 1,
     ) -> tuple[int, ...]:
-        """The size to pad to.
+        """The size to pad to, such as rows and tokens; the product is taken for the work.
 
-        Args:
-            wanted: such as rows and tokens; the product is taken for the work.
-            most: the largest allowed of each, None for any. Defaults to any.
-            group: what else tells programs apart, of a few: sizes of others are not at hand.
-            times: int, how often it is wanted now.
-
-        Returns:
-            As `wanted`, none smaller.
+        None is larger than `most` has it, where that is not None. Sizes of another `group`, of
+        which there are to be few, are not at hand. `times`: how often it is wanted now.
         """
         most = most or (None,) * len(wanted)
         with self._lock:

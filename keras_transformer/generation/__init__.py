@@ -3,8 +3,6 @@
 `Engine` compiles those and runs one batch, `Scheduler` many prompts.
 """
 
-from typing import TYPE_CHECKING
-
 from keras_transformer.generation.beam_search import BeamSearch
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
@@ -15,13 +13,7 @@ from keras_transformer.generation.samplers import Greedy, Random, Sampler
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.generation.speculative import Speculative
 from keras_transformer.generation.streaming import TextStream
-from keras_transformer.kerashub_names import missing
-
-if not TYPE_CHECKING:  # so that a type checker sees a wrong name
-
-    def __getattr__(name: str):
-        raise missing(__name__, name)
-
+from keras_transformer.kerashub_names import offer
 
 __all__ = [
     "BeamSearch",
@@ -40,6 +32,4 @@ __all__ = [
     "TokenAutomaton",
 ]
 
-
-def __dir__() -> list[str]:
-    return __all__
+offer(__name__, __all__)

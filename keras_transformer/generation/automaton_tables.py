@@ -12,39 +12,25 @@ FAR = 2**30
 
 
 class AutomatonTables(NamedTuple):
-    """What steps of decoding need of a `TokenAutomaton`, for a vocabulary and its ends.
+    """What steps of decoding need of a `TokenAutomaton`, for a vocabulary and its ends."""
 
-    Fields:
-        transitions: int32 `(states, classes)`, the next state, -1 for a token that is not allowed.
-        token_classes: int32 `(vocabulary_size,)`; tokens that the automaton does not have are of a
-            class that leads nowhere.
-        accepting: bool `(states,)`, where a text may end.
-        inner: bool `(vocabulary_size,)`, the tokens that are the automaton's and no ends.
-        ends: bool `(vocabulary_size,)`, the tokens that end a text.
-        last: bool `(states,)`, the states that no token leads out of.
-        steps: int32 `(states,)`, tokens to the nearest state where a text may end; 0 without ends.
-    """
-
-    transitions: Any = None
+    transitions: Any = None  # int32 (states, classes), the next state, -1 for none
+    # int32 (vocabulary_size,); tokens that the automaton does not have are of a class of no state.
     token_classes: Any = None
-    accepting: Any = None
-    inner: Any = None
-    ends: Any = None
-    last: Any = None
+    accepting: Any = None  # bool (states,), where a text may end
+    inner: Any = None  # bool (vocabulary_size,), the tokens that are the automaton's and no ends
+    ends: Any = None  # bool (vocabulary_size,), the tokens that end a text
+    last: Any = None  # bool (states,), the states that no token leads out of
+    # int32 (states,), tokens to the nearest state where a text may end; 0 without ends
     steps: Any = None
 
     @classmethod
     def make(cls, automaton, size: int, end_ids, pad_id: int) -> "AutomatonTables":
-        """The tables of a `TokenAutomaton`, NumPy arrays.
+        """The tables of a `TokenAutomaton`, NumPy arrays, for a vocabulary of `size`.
 
-        Args:
-            automaton: `TokenAutomaton`, or what is such tables already.
-            size: int, of the vocabulary, which may be larger than the automaton's.
-            end_ids: ints. They are allowed in accepting states and where nothing else is.
-            pad_id: int, without end ids allowed where nothing else is.
+        End ids are allowed in accepting states and where nothing else is; without any, the pad id
+        is allowed where nothing else is.
         """
-        if isinstance(automaton, cls):
-            return automaton
         table = np.asarray(automaton.transitions, "int32")
         states, dead = table.shape
         count = min(size, len(automaton.token_classes))

@@ -30,13 +30,6 @@ def mask_of(ids, size: int):
     return constant(mask)
 
 
-def ban(logits, bans: list):
-    """Logits `(rows, branches, vocabulary_size)` with what any of the masks `bans` names banned."""
-    for mask in bans:
-        logits = ops.where(mask, BANNED, logits)
-    return logits
-
-
 def marks(tokens, where, size: int):
     """Which of `size` tokens are among `tokens`, int `(rows, branches, count)`, that count."""
     rows, branches, count = tokens.shape
@@ -76,18 +69,13 @@ def completed_words(recent, words: list[tuple[int, ...]]) -> tuple:
 
 
 def allowed(automaton, place, size: int, limits: Limits, count):
-    """The tokens that an automaton allows next, bool `(rows, branches, size)`.
-
-    `place`, int `(rows, branches)`, are its states, of which -1 allows nothing; `count`, int
-    `(rows,)`, the tokens so far. An end id is allowed in accepting states and where nothing else
-    is; without end ids, the pad id is allowed where nothing else is. Tokens behind which the text
-    could not end within its limit are not allowed, if it can end within it at all.
-    """
+    """The tokens that an automaton allows next, bool `(rows, branches, size)`."""
     tables = _tables(automaton, size, limits)
-    state = ops.maximum(place, 0)
+    state = ops.maximum(place, 0)  # -1 allows nothing, see the end
     following = ops.take(tables.transitions, state, axis=0)
     going = following >= 0
     if limits.max_new_tokens is not None:
+        # No token behind which the text could not end in time, if it can at all.
         room = (ops.cast(limits.max_new_tokens, "int32") - count)[:, None]
         room = ops.where(ops.take(tables.steps, state, axis=0) <= room, room - 1, FAR)
         steps = ops.take(tables.steps, ops.maximum(following, 0), axis=0)

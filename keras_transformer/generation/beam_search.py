@@ -1,6 +1,7 @@
 """Beam search."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -10,9 +11,9 @@ from keras import ops
 from keras_transformer.checking import (
     LARGEST_PENALTY,
     MOST_TOKENS,
+    check_fields,
+    check_float,
     check_int,
-    check_number,
-    set_fields,
 )
 from keras_transformer.generation.logits import top_k
 from keras_transformer.generation.samplers import (
@@ -92,18 +93,11 @@ class BeamSearch(Sampler):
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "ended_tokens": -1}
 
     def __post_init__(self):
-        for name in ("num_beams", "num_groups"):
-            set_fields(self, **{name: check_int(name, getattr(self, name), 1, MOST_TOKENS)})
-        for name, low in (("length_penalty", -_STEEPEST), ("diversity_penalty", 0)):
-            high = _STEEPEST if low else LARGEST_PENALTY
-            value = check_number(name, getattr(self, name), low, high, exact=True)
-            set_fields(self, **{name: float(value)})
-        early = self.early_stopping
-        if not isinstance(early, (bool, np.bool_)) and str(early) != "never":
-            raise ValueError(
-                f'`early_stopping` must be True, False or "never", received {early!r}.'
-            )
-        set_fields(self, early_stopping=early if early == "never" else bool(early))
+        check_fields(self, check_int, "num_beams", "num_groups", at_least=1, at_most=MOST_TOKENS)
+        steep = {"at_least": -_STEEPEST, "at_most": _STEEPEST}
+        check_fields(self, check_float, "length_penalty", **steep)
+        check_fields(self, check_float, "diversity_penalty", at_least=0, at_most=LARGEST_PENALTY)
+        check_fields(self, _check_early_stopping, "early_stopping")
         if self.num_beams % self.num_groups:
             raise ValueError(
                 f"`num_beams` must be a multiple of `num_groups`, received {self.num_beams} and "
@@ -145,11 +139,10 @@ class BeamSearch(Sampler):
             groups.append(group)
             parents.append(chosen_parents + i * beams)
             if i + 1 < len(state):
-                tokens = _last(group)
-                here = ops.sum(ops.one_hot(tokens, vocabulary, dtype="float32"), axis=1)
-                here = here * choosing
+                here = ops.one_hot(_last(group), vocabulary, dtype="float32")
+                here = ops.sum(here, axis=1) * choosing
                 used = here if used is None else used + here
-        return tuple(groups), parents[0] if len(parents) == 1 else ops.concatenate(parents, axis=1)
+        return tuple(groups), ops.concatenate(parents, axis=1)
 
     def _advance_group(self, state: BeamState, logits, before, limits: Limits):
         """One step of `logits`, `(rows, beams, vocabulary_size)`, and what their beams add."""
@@ -159,12 +152,10 @@ class BeamSearch(Sampler):
         own = min(count, vocabulary)
         logits, tokens = top_k(logits, own)  # of each beam: the best of all are among them
         totals = ops.reshape(logits + before[..., None], (rows, beams * own))
-        scores, places = ops.top_k(totals, count)
-        places = ops.cast(places, "int32")
+        scores, places = top_k(totals, count)
         parents = places // own
         chosen = ops.take_along_axis(ops.reshape(tokens, (rows, beams * own)), places, axis=1)
-        every = ops.ones((rows,), "bool")
-        tokens = put_at(_pick(state.tokens, parents), state.count, chosen, every)
+        tokens = put_at(_pick(state.tokens, parents), state.count, chosen)
         length = state.count + 1
         full = length >= limits.max_new_tokens
         at_end = is_end(chosen, limits)
@@ -180,14 +171,12 @@ class BeamSearch(Sampler):
         ended_tokens = ops.concatenate([state.ended_tokens, tokens], axis=1)
         lengths = ops.broadcast_to(length[:, None], (rows, count))
         ended_counts = ops.concatenate([state.ended_counts, lengths], axis=1)
-        ended_scores, kept = ops.top_k(ended_scores, beams)
-        kept = ops.cast(kept, "int32")
+        ended_scores, kept = top_k(ended_scores, beams)
         ended_counts = ops.take_along_axis(ended_counts, kept, axis=1)
         ended_counts = ops.where(ended_scores > _NONE / 2, ended_counts, 0)
 
         # Those of full length too: what they chose counts for the groups that follow.
-        scores, open_ = ops.top_k(ops.where(at_end, _WORST, scores), beams)
-        open_ = ops.cast(open_, "int32")
+        scores, open_ = top_k(ops.where(at_end, _WORST, scores), beams)
         reachable = penalty
         if self.early_stopping == "never" and self.length_penalty > 0:
             reachable = self._penalty(limits.max_new_tokens)[:, None]
@@ -221,19 +210,21 @@ class BeamSearch(Sampler):
         return state[0].count
 
     def finished(self, state: tuple[BeamState, ...], limits: Limits):
-        finished = limits.max_new_tokens <= 0
-        every = state[0].finished
-        for group in state[1:]:
-            every = ops.logical_and(every, group.finished)
-        return ops.logical_or(finished, every)
+        every = functools.reduce(ops.logical_and, [group.finished for group in state])
+        return ops.logical_or(limits.max_new_tokens <= 0, every)
 
     def outputs(self, state: tuple[BeamState, ...]) -> Outputs:
         scores = ops.concatenate([group.ended_scores for group in state], axis=1)
-        scores, order = ops.top_k(scores, self.num_beams)
-        order = ops.cast(order, "int32")
+        scores, order = top_k(scores, self.num_beams)
         counts = ops.concatenate([group.ended_counts for group in state], axis=1)
         tokens = ops.concatenate([group.ended_tokens for group in state], axis=1)
         return Outputs(_pick(tokens, order), ops.take_along_axis(counts, order, axis=1), scores)
+
+
+def _check_early_stopping(name: str, value: Any) -> bool | str:
+    if not isinstance(value, (bool, np.bool_)) and str(value) != "never":
+        raise ValueError(f'`{name}` must be True, False or "never", received {value!r}.')
+    return value if value == "never" else bool(value)
 
 
 def _pick(hypotheses, indices):

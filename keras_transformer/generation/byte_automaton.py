@@ -13,12 +13,13 @@ import functools
 import itertools
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from re import _constants as codes
 from re import _parser as parser
 
 import numpy as np
 
+from keras_transformer.checking import shorten
 from keras_transformer.generation.characters import spelling
 
 # The states of an automaton; the nodes, and the steps, that may be spent on the way to them.
@@ -34,30 +35,27 @@ _UNSUPPORTED = {
     codes.ATOMIC_GROUP: "an atomic group, `(?>...)`",
     codes.AT: "`^`, `$` or `\\b` inside of the pattern (the whole text is matched anyway)",
 }
-_EDGES = {
-    "first": (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING),
-    "last": (codes.AT_END, codes.AT_END_STRING),
+# What a pattern may have at its beginning and its end, places of its items.
+_ANCHORS = {
+    0: (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING),
+    -1: (codes.AT_END, codes.AT_END_STRING),
 }
+_BOTH = frozenset(_ANCHORS)
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteAutomaton:
-    """A deterministic automaton over bytes, which starts in state 0.
+    """A deterministic automaton over bytes, which starts in state 0."""
 
-    Args:
-        transitions: int32 `(states, 256)`, the next state for each byte, -1 for none.
-        accepting: bool `(states,)`.
-    """
-
-    transitions: np.ndarray
-    accepting: np.ndarray
+    transitions: np.ndarray  # int32 (states, 256), the next state for each byte, -1 for none
+    accepting: np.ndarray  # bool (states,)
 
 
 def compile_regex(pattern: str, optional_space: bool = False) -> ByteAutomaton:
     """The automaton of the texts that a regular expression matches as a whole."""
     if not isinstance(pattern, str):
         raise ValueError(f"A pattern must be a string, received {type(pattern).__name__}.")
-    where = f"The regular expression {_shown(pattern)}"
+    where = f"The regular expression {shorten(pattern, 100)}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -65,7 +63,7 @@ def compile_regex(pattern: str, optional_space: bool = False) -> ByteAutomaton:
         if optional_space:  # not put before the pattern, which may begin with flags
             space = parser.SubPattern(tree.state, [(codes.LITERAL, ord(" "))])
             tree.insert(0, (codes.MAX_REPEAT, (0, 1, space)))
-        return Builder().build(tree)
+        return automaton_of(lambda builder, start: builder.tree(tree, start))
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}"
         raise ValueError(f"{where} is invalid{place}: {error.msg}.") from None
@@ -116,30 +114,41 @@ def intersection(one: ByteAutomaton, other: ByteAutomaton) -> ByteAutomaton:
     return _table(rows, set(accepted))
 
 
+def automaton_of(write: Callable[["Builder", int], int]) -> ByteAutomaton:
+    """The automaton of what a function adds to a builder, behind its first node."""
+    builder = Builder()
+    start = builder.node()
+    return builder.deterministic(start, write(builder, start))
+
+
+def is_anchor(item: tuple, place: int) -> bool:
+    """Whether an item of a pattern is an anchor that changes nothing at this place, 0 or -1."""
+    code, value = item
+    return code is codes.AT and value in _ANCHORS[place]
+
+
 class Refused(Exception):
     """What is wrong with a pattern that is valid for `re`."""
 
 
 class Builder:
-    """Builds an automaton in which several ways may be open, and then the deterministic one."""
+    """Builds an automaton in which several ways may be open, and then the deterministic one.
+
+    A method that is given a node `start` adds something behind it and returns the node at its end.
+    """
 
     def __init__(self):
         self.edges: list[list[tuple[int, int, int]]] = []
         self.free: list[list[int]] = []
         self.steps = 0
 
-    def build(self, tree: parser.SubPattern) -> ByteAutomaton:
-        start = self.node()
-        end = self.sequence(tree, start, tree.state.flags, frozenset(_EDGES))
-        return self.deterministic(start, end)
+    def tree(self, tree: parser.SubPattern, start: int, flags: int = 0) -> int:
+        return self.sequence(tree, start, tree.state.flags | flags, _BOTH)
 
     def regex(self, pattern: str, start: int, flags: int = 0) -> int:
-        """Adds a valid regular expression behind a node and returns its end."""
-        tree = parser.parse(pattern)
-        return self.sequence(tree, start, tree.state.flags | flags, frozenset(_EDGES))
+        return self.tree(parser.parse(pattern), start, flags)
 
     def literal(self, text: str, start: int) -> int:
-        """Adds a text behind a node and returns its end."""
         for byte in text.encode():
             end = self.node()
             self.edges[start].append((byte, byte, end))
@@ -147,7 +156,6 @@ class Builder:
         return start
 
     def embed(self, automaton: ByteAutomaton, start: int) -> int:
-        """Adds what an automaton accepts behind a node and returns its end."""
         nodes = [self.node() for _ in automaton.accepting]
         end = self.node()
         self.free[start].append(nodes[0])
@@ -170,20 +178,19 @@ class Builder:
         self.free.append([])
         return len(self.free) - 1
 
-    def sequence(self, items: Sequence, start: int, flags: int, edge: frozenset[str]) -> int:
-        """Adds a sequence behind a node and returns its end."""
+    def sequence(self, items: Sequence, start: int, flags: int, edge: frozenset[int]) -> int:
         items = list(items)
-        for side, place in (("first", 0), ("last", -1)):
-            while side in edge and items and items[place] in [(codes.AT, c) for c in _EDGES[side]]:
+        for place in edge:
+            while items and is_anchor(items[place], place):
                 items.pop(place)
         node = start
         for place, (code, value) in enumerate(items):
-            sides = {"first"} if place == 0 else set()
-            sides |= {"last"} if place == len(items) - 1 else set()
-            node = self.item(code, value, node, flags, edge & sides)
+            outer = {0} if place == 0 else set()
+            outer |= {-1} if place == len(items) - 1 else set()
+            node = self.item(code, value, node, flags, edge & outer)
         return node
 
-    def item(self, code, value, start: int, flags: int, edge: frozenset[str]) -> int:
+    def item(self, code, value, start: int, flags: int, edge: frozenset[int]) -> int:
         if code in (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN):
             end = self.node()
             self.spell(spelling(code, value, flags), start, end)
@@ -305,7 +312,3 @@ def _table(rows: list[list[tuple[int, int, int]]], ends: set[int]) -> ByteAutoma
         for low, high, to in rows[state]:
             transitions[index, low : high + 1] = place[number[to]]
     return ByteAutomaton(transitions, np.isin(kept, list(ends)))
-
-
-def _shown(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 100 else pattern[:100] + "…")

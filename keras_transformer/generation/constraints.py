@@ -67,9 +67,6 @@ class TokenAutomaton:
                 to be produced.
             optional_space: bool, and these texts behind a space.
 
-        Returns:
-            The automaton.
-
         Raises:
             ValueError: if the pattern is invalid, not supported or too large, or if the tokens
                 cannot spell any text that matches.
@@ -81,19 +78,7 @@ class TokenAutomaton:
     def from_choices(
         cls, choices: Sequence[str], token_bytes: Sequence[bytes | None]
     ) -> "TokenAutomaton":
-        """Some texts to choose from.
-
-        Args:
-            choices: strings that are not empty.
-            token_bytes: as in `from_regex`.
-
-        Returns:
-            The automaton.
-
-        Raises:
-            ValueError: if there are no choices, or one is empty or no string, or if the tokens
-                can spell none of them.
-        """
+        """Some texts to choose from, strings that are not empty. For the rest see `from_regex`."""
         strings = sorted(set(check_choices(choices)))
         try:
             automaton = compile_strings(strings)
@@ -110,18 +95,7 @@ class TokenAutomaton:
     ) -> "TokenAutomaton":
         """Texts of JSON that validate against a schema; see `docs/generation.md` for which.
 
-        Args:
-            schema: JSON Schema, as a dict.
-            token_bytes: as in `from_regex`.
-            optional_space: bool, and these texts behind a space.
-
-        Returns:
-            The automaton.
-
-        Raises:
-            ImportError: if jsonschema is not installed.
-            ValueError: if the schema is invalid, not supported or too large, or if the tokens
-                cannot spell any text that validates.
+        ImportError if jsonschema is not installed. For the rest see `from_regex`.
         """
         automaton = compile_json_schema(schema, optional_space)
         return _over_tokens(automaton, token_bytes, "any text that the JSON Schema allows")
@@ -275,7 +249,7 @@ def _over_tokens(
 def _walk(
     automaton: ByteAutomaton, token_bytes: Sequence[bytes | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each token leads from each state."""
+    """The class of each token, and where each class leads from each state."""
     states = len(automaton.accepting)
     byte_columns, byte_classes = np.unique(automaton.transitions, axis=1, return_inverse=True)
     byte_classes = byte_classes.reshape(-1)
@@ -285,54 +259,44 @@ def _walk(
     starts = np.cumsum(lengths) - lengths
     letters = byte_classes[np.frombuffer(b"".join(t or b"" for t in token_bytes), "uint8")]
 
-    rows = _Rows(states)
-    dead = rows.add(np.full((1, states), -1, "int32"))[0]
-    identity = rows.add(np.arange(states, dtype="int32")[None])[0]
-    classes = np.full(len(lengths), dead)
-    tokens = np.flatnonzero(lengths)
-    at = np.full(len(tokens), identity)
+    rows: dict[bytes, int] = {}  # where bytes lead from each state, and the number of that
+    found: list[bytes] = []
+
+    def number(leads: np.ndarray) -> int:
+        row = leads.tobytes()
+        if row not in rows:
+            rows[row] = len(found)
+            found.append(row)
+            if len(found) * states > _MAX_ENTRIES:
+                raise ValueError(
+                    f"The constraint is too large: {states:,} states and more than "
+                    f"{len(found):,} kinds of tokens. Allow fewer or shorter texts."
+                )
+        return rows[row]
+
+    def leads(numbers) -> np.ndarray:
+        data = b"".join([found[each] for each in numbers])
+        return np.frombuffer(data, "int32").reshape(-1, states)
+
+    dead = number(np.full(states, -1, "int32"))
+    classes, tokens = np.full(len(lengths), dead), np.flatnonzero(lengths)
+    at = np.full(len(tokens), number(np.arange(states, dtype="int32")))
     place = 0
     while len(tokens):
         pairs = at * steps.shape[1] + letters[starts[tokens] + place]
         distinct, which = np.unique(pairs, return_inverse=True)
         before, letter = np.divmod(distinct, steps.shape[1])
-        chunk = max(1, 2**22 // states)
-        after = [
-            rows.add(steps[rows.get(before[i : i + chunk]), letter[i : i + chunk, None]])
-            for i in range(0, len(distinct), chunk)
-        ]
-        at = np.concatenate(after)[which.reshape(-1)]
+        chunk, after = max(1, 2**22 // states), []
+        for i in range(0, len(distinct), chunk):
+            after += map(number, steps[leads(before[i : i + chunk]), letter[i : i + chunk, None]])
+        at = np.array(after)[which.reshape(-1)]
         place += 1
         done = lengths[tokens] == place
         classes[tokens[done]] = at[done]
         going = ~done & (at != dead)
         tokens, at = tokens[going], at[going]
     used, classes = np.unique(np.append(classes, dead), return_inverse=True)
-    return classes.reshape(-1)[:-1], rows.get(used)
-
-
-class _Rows:
-    """Distinct rows of int32, by number."""
-
-    def __init__(self, width: int):
-        self.width = width
-        self.numbers: dict[bytes, int] = {}
-
-    def add(self, rows: np.ndarray) -> np.ndarray:
-        numbers = [self.numbers.setdefault(row.tobytes(), len(self.numbers)) for row in rows]
-        if len(self.numbers) * self.width > _MAX_ENTRIES:
-            raise ValueError(
-                f"The constraint is too large: {self.width:,} states and more than "
-                f"{len(self.numbers):,} kinds of tokens. Allow fewer or shorter texts."
-            )
-        self.rows = None
-        return np.array(numbers)
-
-    def get(self, numbers: np.ndarray) -> np.ndarray:
-        if self.rows is None:
-            self.rows = list(self.numbers)
-        data = b"".join([self.rows[number] for number in numbers])
-        return np.frombuffer(data, "int32").reshape(-1, self.width)
+    return classes.reshape(-1)[:-1], leads(used)
 
 
 def _reached(transitions: np.ndarray) -> np.ndarray:

@@ -6,11 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TOKENS, check_int, check_number, set_fields
+from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int
 from keras_transformer.generation.logits import argmax, log_sum, top_k
 from keras_transformer.generation.samplers import (
     Limits,
-    Outputs,
     Prompt,
     Sampler,
     is_end,
@@ -27,7 +26,8 @@ class ContrastiveState(NamedTuple):
     ended: Any  # bool (rows,)
     candidates: Any  # int (rows, k)
     probabilities: Any  # float32 (rows, k), of the candidates
-    past: Any  # float32 (rows, prompt + size, hidden_dim), states of length 1, zeros for none
+    prompt: Any  # float32 (rows, hidden_dim, length), states of length 1, zeros for none
+    past: Any  # float32 (rows, hidden_dim, size), those of the tokens so far
 
 
 @named("contrastive")
@@ -65,13 +65,11 @@ class Contrastive(Sampler):
 
     reads_prompt: ClassVar[bool] = True
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
-    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": 1}
+    sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": -1}
 
     def __post_init__(self):
-        alpha = check_number("penalty_alpha", self.penalty_alpha, 0, 1, exact=True)
-        set_fields(
-            self, top_k=check_int("top_k", self.top_k, 2, MOST_TOKENS), penalty_alpha=float(alpha)
-        )
+        check_fields(self, check_int, "top_k", at_least=2, at_most=MOST_TOKENS)
+        check_fields(self, check_float, "penalty_alpha", at_least=0, at_most=1)
 
     @property
     def branches(self) -> int:
@@ -79,21 +77,24 @@ class Contrastive(Sampler):
 
     def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> ContrastiveState:
         states = _normalized(prompt.hidden) * ops.cast(prompt.mask, "float32")[..., None]
-        room = ops.zeros((rows, size, states.shape[-1]), "float32")
+        row = super().start(rows, size, limits, prompt)
         return ContrastiveState(
-            ops.full((rows, size), limits.pad_id, "int32"),
-            # One token behind: the candidates of the first step are not chosen from yet.
-            ops.full((rows,), -1, "int32"),
-            ops.zeros((rows,), "bool"),
+            row.tokens,
+            row.count - 1,  # one behind: the candidates of the first step are not chosen from yet
+            row.ended,
             ops.zeros((rows, self.top_k), "int32"),
             ops.zeros((rows, self.top_k), "float32"),
-            ops.concatenate([states, room], axis=1),
+            ops.transpose(states, (0, 2, 1)),
+            ops.zeros((rows, states.shape[-1], size), "float32"),
         )
 
     def advance(self, state: ContrastiveState, logits, hidden, limits: Limits):
         rows, k = state.candidates.shape
         states = _normalized(hidden)
-        similarity = ops.max(ops.matmul(states, ops.transpose(state.past, (0, 2, 1))), axis=-1)
+        similarity = ops.maximum(
+            ops.max(ops.matmul(states, state.prompt), axis=-1),
+            ops.max(ops.matmul(states, state.past), axis=-1),
+        )
         alpha = self.penalty_alpha
         scores = (1 - alpha) * state.probabilities - alpha * similarity
         # Candidates that rules forbid have no probability.
@@ -104,11 +105,8 @@ class Contrastive(Sampler):
         place = ops.maximum(state.count, 0)
         tokens = put_at(state.tokens, place, chosen, choosing)
         ended = ops.logical_or(state.ended, ops.logical_and(choosing, is_end(chosen, limits)))
-        chosen_state = ops.take_along_axis(states, best[..., None], axis=1)
-        prompt = state.past.shape[1] - state.tokens.shape[1]
-        columns = ops.arange(state.past.shape[1], dtype="int32")
-        here = ops.logical_and(columns[None] == (prompt + place)[:, None], choosing[:, None])
-        past = ops.where(here[..., None], chosen_state, state.past)
+        chosen_state = ops.take_along_axis(states, best[..., None], axis=1)[:, 0]
+        past = put_at(state.past, place, chosen_state, choosing)
 
         # The next candidates are those of the branch that was chosen.
         following = ops.take_along_axis(logits, best[..., None], axis=1)[:, 0]
@@ -116,7 +114,7 @@ class Contrastive(Sampler):
         likeliest, candidates = top_k(following, k)
         likeliest = ops.exp(likeliest - log_sum(following)[:, None])
         count = state.count + ops.cast(ops.logical_or(choosing, state.count < 0), "int32")
-        new = ContrastiveState(tokens, count, ended, candidates, likeliest, past)
+        new = ContrastiveState(tokens, count, ended, candidates, likeliest, state.prompt, past)
         return new, ops.broadcast_to(best, (rows, k))
 
     def next_tokens(self, state: ContrastiveState):
@@ -124,14 +122,6 @@ class Contrastive(Sampler):
 
     def counts(self, state: ContrastiveState):
         return ops.maximum(state.count, 0)
-
-    def finished(self, state: ContrastiveState, limits: Limits):
-        limit = ops.maximum(limits.max_new_tokens, 0)
-        full = ops.logical_or(state.count >= limit, limit == 0)
-        return ops.logical_or(state.ended, full)
-
-    def outputs(self, state: ContrastiveState) -> Outputs:
-        return Outputs(state.tokens[:, None], self.counts(state)[:, None])
 
 
 def _normalized(states):

@@ -1,12 +1,20 @@
 """What is computed when a sampler decodes: prompts, steps in a loop, and rows that move."""
 
-from collections.abc import Callable
+import dataclasses
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TOKENS, check_flag, check_ids, check_int
+from keras_transformer.checking import (
+    MOST_TOKENS,
+    check_choice,
+    check_fields,
+    check_flag,
+    check_ids,
+    check_int,
+)
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache, join_padded
 from keras_transformer.generation.logits import broken, log_sum
 from keras_transformer.generation.program import Program, compile_loop
@@ -15,16 +23,8 @@ from keras_transformer.programs import compile_function
 from keras_transformer.sizes import Sizes
 
 
-class _Fields(NamedTuple):
-    sampler: Sampler
-    rules: Any
-    end_ids: tuple[int, ...]
-    pad_id: int
-    cache_dtype: str | None
-    pack_weights: bool
-
-
-class Settings(_Fields):
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """What a compiled function is made for. Equal settings share theirs.
 
     Args:
@@ -33,44 +33,42 @@ class Settings(_Fields):
         end_ids: ints, a row ends with any of these ids.
         pad_id: int.
         cache_dtype: see `Cache.create`.
-        pack_weights: bool, see `compile_loop`.
+        pack_weights: bool, on PyTorch on a CPU keep a second copy of the weights, in the order that
+            the products read them in. Faster, and takes the memory of the weights once more.
 
     Raises:
         ValueError: for values of other types, or ids below 0.
     """
 
-    def __new__(
-        cls,
-        sampler: Sampler,
-        rules: Any = None,
-        end_ids: tuple[int, ...] = (),
-        pad_id: int = 0,
-        cache_dtype: str | None = None,
-        pack_weights: bool = False,
-    ):
-        if not isinstance(sampler, Sampler):
+    sampler: Sampler
+    rules: Any = None
+    end_ids: tuple[int, ...] = ()
+    pad_id: int = 0
+    cache_dtype: str | None = None
+    pack_weights: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.sampler, Sampler):
             raise ValueError(
-                f"`sampler` must be a Sampler, such as Greedy(), received {sampler!r}."
+                f"`sampler` must be a Sampler, such as Greedy(), received {self.sampler!r}."
             )
-        return super().__new__(
-            cls,
-            sampler,
-            rules,
-            check_ids("end_ids", end_ids),
-            check_int("pad_id", pad_id, 0, MOST_TOKENS),
-            check_cache_dtype(cache_dtype),
-            check_flag("pack_weights", pack_weights),
-        )
+        check_cache_dtype(self.cache_dtype)
+        check_fields(self, check_ids, "end_ids")
+        check_fields(self, check_int, "pad_id", at_least=0, at_most=MOST_TOKENS)
+        check_fields(self, check_flag, "pack_weights")
 
 
-def check_cache_dtype(value: Any) -> str | None:
-    """`value`, the dtype that keys and values are kept in, or None. ValueError for others."""
-    if value is not None and (not isinstance(value, str) or value not in CACHE_DTYPES):
-        raise ValueError(
-            f"`cache_dtype` must be one of {', '.join(map(repr, CACHE_DTYPES))}, received "
-            f"{value!r}."
-        )
-    return value
+def check_cache_dtype(value: Any) -> None:
+    """ValueError for what is no dtype that keys and values are kept in, and not None."""
+    check_choice("cache_dtype", value, CACHE_DTYPES, none=True)
+
+
+class Given(NamedTuple):
+    """What bounds the rows of a batch."""
+
+    max_new_tokens: Any  # int32 (rows,)
+    uniforms: Any  # float32 (rows, size * draws), see `Limits`
+    tables: Any  # `AutomatonTables` of the rules, or ()
 
 
 class Report(NamedTuple):
@@ -78,7 +76,6 @@ class Report(NamedTuple):
 
     finished: Any  # bool (rows,)
     counts: Any  # int (rows,), tokens so far
-    remaining: Any  # int (rows,), tokens to the limit
     used: Any  # int (rows,), slots of the cache that are still seen
     found: Outputs
 
@@ -92,35 +89,12 @@ class DecodeState(NamedTuple):
     not_ruled: Any  # int (rows,), the same of what the function of the rules gives
     cache: Cache
     steps: Any  # int scalar, steps made in the loop under way
-    report: Any = ()  # `Report`, between two calls of the loop
-
-    @property
-    def size(self) -> int:
-        """The room for new tokens."""
-        return self.report.found.tokens.shape[-1]
-
-
-class Compiled(NamedTuple):
-    """The functions of a `Decoding`, compiled for each set of shapes, and for which sizes."""
-
-    prefill: Callable
-    read_prefix: Callable
-    extend: Callable
-    grow: Callable
-    compact: Callable
-    replace: Callable
-    sizes: Sizes
 
 
 class Decoding:
-    """Plain functions of a program, a sampler and rules.
+    """Plain functions of a program, a sampler and rules. What is given by keyword is static.
 
-    `max_new_tokens` and `uniforms` are those of `Limits`, `tables` the automaton of the rules or
-    `()`. What is given by keyword is static.
-
-    Args:
-        program: `Program`.
-        settings: `Settings`, whose rules may be of any automaton.
+    Those that a batch goes through return its `DecodeState` and `Report`.
     """
 
     def __init__(self, program: Program, settings: Settings):
@@ -128,25 +102,25 @@ class Decoding:
         self.settings = settings
         self.sampler = settings.sampler
 
-    def compiled(self) -> Compiled:
-        """The functions compiled. What is compiled does not keep this object alive by a circle."""
+    def compiled(self) -> SimpleNamespace:
+        """The functions compiled, and their sizes. They do not keep this object by a circle."""
         models = self.program.models
-        return Compiled(
-            compile_function(self.prefill, *models),
-            compile_function(self.read_prefix, *models),
-            compile_loop(
+        return SimpleNamespace(
+            prefill=compile_function(self.prefill, *models),
+            read_prefix=compile_function(self.read_prefix, *models),
+            extend=compile_loop(
                 self.goes_on, self.step, self.report, *models, pack=self.settings.pack_weights
             ),
-            compile_function(self.grow, moves=True),
-            compile_function(self.compact, donate=(0,), moves=True),
-            compile_function(self.replace, moves=True),
-            Sizes(),
+            grow=compile_function(self.grow, moves=True),
+            compact=compile_function(self.compact, donate=(0,), moves=True),
+            replace=compile_function(self.replace, moves=True),
+            sizes=Sizes(),
         )
 
-    def prefill(self, inputs, max_new_tokens, uniforms, tables, prefix, *, slots: int, copies: int):
-        """The state after prompts and the first new token, and its `Report`."""
+    def prefill(self, inputs, given: Given, prefix, *, slots: int, copies: int):
+        """Prompts and the first new token."""
         program, sampler = self.program, self.sampler
-        limits, rules = self._limits(max_new_tokens, uniforms), self._rules(tables)
+        limits, rules = self._limits(given), self._rules(given)
         tokens, mask = program.backbone.prompt_tokens(inputs)
         rows = tokens.shape[0]
         if prefix is None:
@@ -173,52 +147,50 @@ class Decoding:
         )
         logits, hidden = (ops.repeat(x, sampler.branches, axis=1) for x in (logits, hidden))
         state = self._choose(state, logits, hidden, limits, rules)
-        return self.report(state, max_new_tokens, uniforms)
+        return self.report(state, given)
 
     def read_prefix(self, tokens):
         """The cache after tokens `(1, length)`, without room for more."""
         inputs = {"token_ids": tokens, "padding_mask": ops.ones(tokens.shape, "bool")}
         cache = self.program.new_cache(1, tokens.shape[1], self.settings.cache_dtype)
-        return self.program.prefill(None, inputs, cache).cache
+        return self.program.prefill(None, inputs, cache)[2]
 
-    def goes_on(self, state, max_new_tokens, uniforms, tables, steps, enough):
+    def goes_on(self, state, given: Given, steps, enough):
         """Whether another step is to be made: before `steps`, and `enough` rows are finished."""
-        limits = self._limits(max_new_tokens, uniforms)
-        finished = ops.cast(self.sampler.finished(state.sampled, limits), "int32")
+        finished = ops.cast(self.sampler.finished(state.sampled, self._limits(given)), "int32")
         return ops.logical_and(state.steps < steps, ops.sum(finished) < enough)
 
-    def step(self, state, max_new_tokens, uniforms, tables, *_):
+    def step(self, state, given: Given, *_) -> DecodeState:
         """The state after one more step."""
-        program, limits = self.program, self._limits(max_new_tokens, uniforms)
+        program, limits = self.program, self._limits(given)
         drafts = program.drafts_of(state.cache)
         sampled, drafts = self.sampler.propose(state.sampled, drafts, limits)
         cache = program.with_drafts(state.cache, drafts)
         logits, hidden, cache = program.step(None, self.sampler.next_tokens(sampled), cache)
         state = state._replace(sampled=sampled, cache=cache)
-        return self._choose(state, logits, hidden, limits, self._rules(tables))
+        return self._choose(state, logits, hidden, limits, self._rules(given))
 
-    def report(self, state, max_new_tokens, uniforms, *_):
+    def report(self, state, given: Given, *_):
         """The state, and what is looked at of it."""
-        counts = self.sampler.counts(state.sampled)
-        limits = self._limits(max_new_tokens, uniforms)
-        finished = self.sampler.finished(state.sampled, limits)
+        sampler, sampled = self.sampler, state.sampled
+        finished = sampler.finished(sampled, self._limits(given))
         used = ops.sum(ops.cast(state.cache.in_use(self.program.window), "int32"), axis=1)
-        found = self.sampler.outputs(state.sampled)
-        return state, Report(finished, counts, max_new_tokens - counts, used, found)
+        return state, Report(finished, sampler.counts(sampled), used, sampler.outputs(sampled))
 
-    def grow(self, state, *, extra: int, slots: int):
-        """The state with room for `extra` more tokens, and with `slots` in the cache."""
+    def grow(self, state, given: Given, *, extra: int, slots: int):
+        """Room for `extra` more tokens, and `slots` in the cache."""
         sampled, ruled, rules = state.sampled, state.ruled, self.settings.rules
         if extra:
             sampled = self.sampler.grow(sampled, extra, self.settings.pad_id)
             ruled = ruled if rules is None else rules.grow(ruled, extra, self.settings.pad_id)
-        return state._replace(sampled=sampled, ruled=ruled, cache=state.cache.grow(slots))
+        state = state._replace(sampled=sampled, ruled=ruled, cache=state.cache.grow(slots))
+        return self.report(state, given)
 
     def compact(self, cache):
         """The cache without the slots that nothing sees any more."""
         return cache.compact(self.program.window)
 
-    def replace(self, state, new, order):
+    def replace(self, state, new, given: Given, order):
         """Of the rows of both states, one after the other, those of `order`, int `(count,)`."""
         joined = keras.tree.map_structure(
             lambda *pair: ops.take(join_padded(*pair), order, axis=0),
@@ -226,12 +198,12 @@ class Decoding:
             tuple(new[:4]),
         )
         cache = state.cache.append(new.cache).take_rows(order)
-        return DecodeState(*joined, cache, state.steps)
+        return self.report(DecodeState(*joined, cache, state.steps), given)
 
     def _choose(self, state, logits, hidden, limits, rules):
         """The next tokens, of logits `(rows, branches or step_length, vocabulary_size)`."""
         sampler, count = self.sampler, self.sampler.counts(state.sampled)
-        first_broken = ops.logical_and(ops.any(broken(logits), axis=-1), state.not_a_number < 0)
+        not_a_number = _first_broken(state.not_a_number, logits, count)
         ruled, not_ruled, options = state.ruled, state.not_ruled, {}
         if sampler.ranks_log_probabilities:
             # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
@@ -241,10 +213,8 @@ class Decoding:
                 logits = logits - options["log_sum"][..., None]
                 options["log_sum"] = ops.zeros_like(options["log_sum"])
             logits = rules.apply(logits, ruled, limits)
-            going = ops.logical_not(sampler.finished(state.sampled, limits))
-            fresh = ops.logical_and(going, state.not_ruled < 0)
-            no_numbers = ops.logical_and(ops.any(broken(logits), axis=-1), fresh)
-            not_ruled = ops.where(no_numbers, count, not_ruled)
+            finished = sampler.finished(state.sampled, limits)
+            not_ruled = ops.where(finished, not_ruled, _first_broken(not_ruled, logits, count))
         sampled, kept = sampler.advance(state.sampled, logits, hidden, limits, **options)
         if rules is not None:
             ruled = rules.advance(ruled, kept, sampler.next_tokens(sampled))
@@ -253,12 +223,17 @@ class Decoding:
             cache = cache.keep_first(kept, sampler.step_length)
         elif kept is not None:
             cache = cache.continue_from(kept)
-        not_a_number = ops.where(first_broken, count, state.not_a_number)
         return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
-    def _limits(self, max_new_tokens, uniforms) -> Limits:
-        return Limits(self.settings.end_ids, self.settings.pad_id, max_new_tokens, uniforms)
+    def _limits(self, given: Given) -> Limits:
+        return Limits(self.settings.end_ids, self.settings.pad_id, *given[:2])
 
-    def _rules(self, tables):
+    def _rules(self, given: Given):
         rules = self.settings.rules
-        return rules.with_automaton(tables) if tables else rules
+        return rules.with_automaton(given.tables) if given.tables else rules
+
+
+def _first_broken(known, logits, count):
+    """The first token with logits NaN or infinite, int `(rows,)`: one that is known, or this."""
+    now = ops.logical_and(known < 0, ops.any(broken(logits), axis=-1))
+    return ops.where(now, count, known)

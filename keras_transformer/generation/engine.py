@@ -1,17 +1,19 @@
 """The decode engine: the whole prompt at once, then token by token in a compiled loop."""
 
+import dataclasses
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
+from types import SimpleNamespace
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.cache import Cache
-from keras_transformer.generation.decoding import Compiled, DecodeState, Decoding, Settings
+from keras_transformer.generation.decoding import DecodeState, Decoding, Given, Report, Settings
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
 from keras_transformer.programs import to_tensor
@@ -19,6 +21,31 @@ from keras_transformer.sizes import round_size, round_up
 
 # The functions of so many samplers, rules and ends are kept.
 _MOST_SETTINGS = 32
+
+
+@dataclasses.dataclass
+class Batch:
+    """Rows that are decoded together, between two calls of what is compiled."""
+
+    settings: Settings
+    compiled: SimpleNamespace  # the functions of the settings, see `Decoding.compiled`
+    limits: np.ndarray  # int32 (rows,), the most new tokens of each; 0 for one that counts no more
+    owners: list  # whose each row is, None for nobody's
+    draw: Callable  # from the owners and a width to float32 (rows, width), see `Limits`
+    uniforms: np.ndarray  # what was drawn
+    state: DecodeState | None = None
+    report: Report | None = None  # NumPy arrays, but for what was found
+
+    def take(self, result: tuple) -> "Batch":
+        """The batch with what a compiled function gave of it."""
+        self.state, report = result
+        self.report = Report(*map(ops.convert_to_numpy, report[:-1]), report.found)
+        return self
+
+    @property
+    def size(self) -> int:
+        """The room for new tokens."""
+        return self.report.found.tokens.shape[-1]
 
 
 class Engine:
@@ -41,10 +68,7 @@ class Engine:
     import keras_transformer as kt
     from keras_transformer.generation import Engine, Greedy, Settings
 
-    backbone = kt.models.Decoder(kt.TransformerConfig(
-        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
-        intermediate_dim=32,
-    ))
+    backbone = kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
     outputs = Engine(backbone).generate(inputs, Settings(Greedy()), max_new_tokens=5)
     assert outputs.tokens.shape == (1, 1, 5)
@@ -80,7 +104,6 @@ class Engine:
         """
         rows = len(next(iter(inputs.values())))
         max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
-        limit = np.full((rows,), max_new_tokens, "int32")
         width = max_new_tokens * settings.sampler.draws
         uniforms = np.zeros((rows, 0), "float32") if uniforms is None else np.asarray(uniforms)
         if width and (uniforms.ndim != 2 or len(uniforms) != rows or uniforms.shape[1] < width):
@@ -88,60 +111,50 @@ class Engine:
                 f"{settings.sampler} draws: `uniforms` must have the shape ({rows}, {width}), "
                 f"received {uniforms.shape}."
             )
-        steps = most_steps(settings.sampler)
-        state = self.prefill(inputs, settings, limit, uniforms, steps)
-        while not self.finished(state, settings, limit).all():
-            state = self.make_room(state, settings, steps)
-            state = self.extend(state, settings, limit, uniforms, steps, rows)
-        found = self.outputs(state, settings)
+
+        def draw(owners, width):
+            return np.pad(uniforms[:, :width], ((0, 0), (0, max(0, width - uniforms.shape[1]))))
+
+        batch = self.prefill(inputs, settings, np.full((rows,), max_new_tokens, "int32"), draw)
+        while not self.finished(batch).all():
+            self.extend(batch)
+        found = self.outputs(batch)
         return found._replace(tokens=found.tokens[..., :max_new_tokens])
 
     def prefill(
         self,
         inputs: dict,
         settings: Settings,
-        max_new_tokens: np.ndarray,
-        uniforms: np.ndarray,
-        steps: int,
+        limits: np.ndarray,
+        draw: Callable | None = None,
+        steps: int | None = None,
+        owners: list | None = None,
         prefix: Cache | None = None,
-        copies: int = 1,
         slots: int = 0,
-    ) -> DecodeState:
-        """The state after the prompts and the first new token.
+    ) -> Batch:
+        """A batch after its prompts, padded on the right, and the first new token.
 
-        Args:
-            inputs: the backbone's inputs, `prompts` rows, padded on the right.
-            settings: `Settings`.
-            max_new_tokens: int32 `(prompts * copies,)`.
-            uniforms: float32 `(prompts * copies, count)`, see `Limits`; those of the first token
-                are needed.
-            steps: int, room in the cache for so many steps.
-            prefix: a cache of one row with what stands before every prompt, from `read_prefix`.
-            copies: int, rows of each prompt, one after the other.
-            slots: int, room in the cache at least.
+        Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
+        cache has room for `steps` steps, or `most_steps`, and for `slots` at least; `prefix`, of
+        `read_prefix`, stands before every prompt. For `limits`, `draw` and `owners` see `Batch`.
         """
-        inputs = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
-        length = self.backbone.prompt_tokens(inputs)[0].shape[1]
-        needed = (0 if prefix is None else prefix.slots) + length
-        needed += settings.sampler.slots_per_step * steps
-        slots = self._slots(settings, len(max_new_tokens), max(slots, needed))
-        limits = _tensors(max_new_tokens, _of_width(uniforms, slots * settings.sampler.draws))
-        state, report = self._compiled_for(settings).prefill(
-            inputs, *limits, self._tables_of(settings), prefix, slots=slots, copies=copies
-        )
-        return state._replace(report=report)
+        sampler = settings.sampler
+        tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
+        tokens = self.backbone.prompt_tokens(tensors)[0]
+        copies = len(limits) // tokens.shape[0]
+        needed = (0 if prefix is None else prefix.slots) + tokens.shape[1]
+        needed += sampler.slots_per_step * (most_steps(sampler) if steps is None else steps)
+        compiled, nothing = self._compiled_for(settings), np.zeros((len(limits), 0), "float32")
+        owners = list(range(len(limits))) if owners is None else owners
+        batch = Batch(settings, compiled, limits, owners, draw, nothing)
+        slots = _slots(batch, max(slots, needed))
+        given = self._given(batch, slots)
+        return batch.take(compiled.prefill(tensors, given, prefix, slots=slots, copies=copies))
 
     def padded_prompts(
         self, settings: Settings, rows: int, length: int, most: tuple[int | None, int | None]
     ) -> tuple[int, int]:
-        """To how many rows and tokens to pad so many prompts, the longest of which has `length`.
-
-        Args:
-            settings: `Settings`.
-            rows: int, prompts.
-            length: int, tokens.
-            most: the most rows and tokens, each an int or None.
-        """
+        """To how many rows and tokens to pad so many prompts, of at most `most`, None for any."""
         padded = (round_up(rows), round_size(length))
         pairs = zip((rows, length), padded, most, strict=True)
         wanted = tuple(x if m is None else max(n, min(x, m)) for n, x, m in pairs)
@@ -152,78 +165,62 @@ class Engine:
         tokens = to_tensor(np.asarray([ids], "int32"))
         return self._compiled_for(settings).read_prefix(tokens)
 
-    def extend(
-        self,
-        state: DecodeState,
-        settings: Settings,
-        max_new_tokens: np.ndarray,
-        uniforms: np.ndarray,
-        steps: int,
-        enough: int,
-    ) -> DecodeState:
-        """At most `steps` more steps, fewer if `enough` rows are finished before."""
-        limits = _tensors(max_new_tokens, _of_width(uniforms, state.size * settings.sampler.draws))
+    def extend(self, batch: Batch, steps: int | None = None, enough: int | None = None) -> None:
+        """At most `steps` more steps, fewer if `enough` rows, else all, are finished before."""
+        sampler = batch.settings.sampler
+        remaining = int((batch.limits - batch.report.counts).max()) + sampler.extra_steps
+        steps = min(remaining, most_steps(sampler) if steps is None else steps)
+        self.make_room(batch, steps)
+        enough = len(batch.limits) if enough is None else enough
         numbers = (to_tensor(np.array(x, "int32")) for x in (steps, enough))
-        state = state._replace(steps=to_tensor(np.zeros((), "int32")), report=())
-        extend, tables = self._compiled_for(settings).extend, self._tables_of(settings)
-        state, report = extend(state, *limits, tables, *numbers)
-        return state._replace(report=report)
+        state = batch.state._replace(steps=to_tensor(np.zeros((), "int32")))
+        batch.take(batch.compiled.extend(state, self._given(batch, batch.size), *numbers))
 
-    def make_room(self, state: DecodeState, settings: Settings, steps: int) -> DecodeState:
-        """The state with slots and room for the tokens of `steps` more steps.
+    def make_room(self, batch: Batch, steps: int) -> None:
+        """Makes room for the slots and the tokens of `steps` more steps.
 
-        Slots that nothing sees any more are given back first: padding, dead branches, rejected
-        tokens, what has left the window of a model that has one.
+        Slots that nothing sees any more are given back first, see `Cache.compact`.
         """
-        sampler, report = settings.sampler, state.report
-        unfinished = ~ops.convert_to_numpy(report.finished)
-        counts, remaining = (ops.convert_to_numpy(x) for x in (report.counts, report.remaining))
-        remaining = int(remaining[unfinished].max(initial=0))
-        needed, end = steps * sampler.slots_per_step, int(state.cache.end)
-        if end + needed > state.cache.slots:
-            used = int(ops.convert_to_numpy(report.used).max())
-            if used <= 0.75 * end:
-                cache = self._compiled_for(settings).compact(state.cache)
-                state, end = state._replace(cache=cache), used
-        slots, size = state.cache.slots, state.size
+        report, sampler, cache = batch.report, batch.settings.sampler, batch.state.cache
+        needed, end, used = steps * sampler.slots_per_step, int(cache.end), int(report.used.max())
+        if end + needed > cache.slots and used <= 0.75 * end:
+            cache, end = batch.compiled.compact(cache), used
+            batch.state = batch.state._replace(cache=cache)
+        unfinished = ~report.finished
+        remaining = int((batch.limits - report.counts)[unfinished].max(initial=0))
+        slots, size = cache.slots, batch.size
         if end + needed > slots:
             # Half as many again, so that it is seldom; but not for steps that will not come.
             most = max(needed, (remaining + sampler.extra_steps) * sampler.slots_per_step)
-            slots = self._slots(settings, len(counts), end + min(max(needed, end // 2), most))
+            slots = _slots(batch, end + min(max(needed, end // 2), most))
             size = max(size, slots)
-        count = int(counts[unfinished].max(initial=0))
+        count = int(report.counts[unfinished].max(initial=0))
         # Rules may be a token ahead of a sampler that begins with candidates.
         coming = min(steps * sampler.step_length, remaining) + sampler.extra_steps
         if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
-        if (slots, size) == (state.cache.slots, state.size):
-            return state
-        extra = size - state.size
-        grow = self._compiled_for(settings).grow
-        grown = grow(state._replace(report=()), extra=extra, slots=slots)
-        tokens = ops.convert_to_numpy(report.found.tokens)
-        tokens = np.pad(tokens, ((0, 0), (0, 0), (0, extra)), constant_values=settings.pad_id)
-        report = report._replace(found=report.found._replace(tokens=tokens))
-        return grown._replace(report=report)
+        if (slots, size) != (cache.slots, batch.size):
+            given = self._given(batch, batch.size, moves=True)
+            extra = size - batch.size
+            batch.take(batch.compiled.grow(batch.state, given, extra=extra, slots=slots))
 
-    def replace_rows(
-        self, state: DecodeState, settings: Settings, kept: np.ndarray, new: DecodeState
-    ) -> DecodeState:
-        """The rows `kept`, int `(count,)`, and behind them those of `new`."""
-        reports = [keras.tree.map_structure(_to_numpy, x.report) for x in (state, new)]
-        order = np.concatenate([kept, len(reports[0].counts) + np.arange(len(reports[1].counts))])
-        old, new = (x._replace(report=()) for x in (state, new))
-        replace = self._compiled_for(settings).replace
-        joined = replace(old, new, to_tensor(order.astype("int32")))
-        report = keras.tree.map_structure(
-            lambda x, y: None if x is None else _joined(x, y)[order], *reports
+    def replace_rows(self, batch: Batch, kept: list[int], new: Batch) -> Batch:
+        """The rows `kept` of a batch, and behind them those of `new`."""
+        order = np.array([*kept, *(len(batch.limits) + np.arange(len(new.limits)))], "int32")
+        joined = dataclasses.replace(
+            batch,
+            limits=np.concatenate([batch.limits, new.limits])[order],
+            owners=[(batch.owners + new.owners)[row] for row in order],
+            uniforms=np.zeros((len(order), 0), "float32"),
         )
-        return joined._replace(report=report)
+        given = self._given(joined, 0, moves=True)
+        return joined.take(batch.compiled.replace(batch.state, new.state, given, to_tensor(order)))
 
-    def finished(self, state: DecodeState, settings: Settings, max_new_tokens) -> np.ndarray:
+    def finished(self, batch: Batch) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""
+        state = batch.state
         places = ops.convert_to_numpy(state.not_a_number)
-        places = places[(places >= 0) & (max_new_tokens > 0)]
+        places = places[(places >= 0) & (batch.limits > 0)]
         if places.size:
             raise FloatingPointError(
                 f"The logits of new token {places.min() + 1} are NaN or infinite: the model's "
@@ -232,22 +229,18 @@ class Engine:
                 'dtype="float32".'
             )
         places = ops.convert_to_numpy(state.not_ruled)
-        if (places >= 0).any():
+        places = places[places >= 0]
+        if places.size:
             raise FloatingPointError(
                 f"The `function` of the rules gave NaN or infinity for new token "
-                f"{places[places >= 0].min() + 1}, of logits that were numbers. To ban a token "
-                "give it -infinity or -1e30."
+                f"{places.min() + 1}, of logits that were numbers. To ban a token give it "
+                "-infinity or -1e30."
             )
-        finished = ops.convert_to_numpy(state.report.finished)
-        return np.logical_or(finished, np.asarray(max_new_tokens) <= 0)
+        return np.logical_or(batch.report.finished, batch.limits <= 0)
 
-    def counts(self, state: DecodeState, settings: Settings) -> np.ndarray:
-        """Int `(rows,)`, the tokens that each row has so far."""
-        return ops.convert_to_numpy(state.report.counts)
-
-    def outputs(self, state: DecodeState, settings: Settings) -> Outputs:
+    def outputs(self, batch: Batch) -> Outputs:
         """What has been found so far, as NumPy arrays."""
-        return Outputs(*map(_to_numpy, state.report.found))
+        return Outputs(*map(_numpy, batch.report.found))
 
     def compiled_once(self, key, make):
         """What `make` gave for this key the first time; the ones not used for long are dropped."""
@@ -259,9 +252,11 @@ class Engine:
                 self._compiled.popitem(last=False)
             return self._compiled[key]
 
-    def _compiled_for(self, settings: Settings) -> Compiled:
-        if settings.rules is not None:
-            settings = settings._replace(rules=settings.rules.of_any_automaton)
+    def _compiled_for(self, settings: Settings) -> SimpleNamespace:
+        if settings.rules is not None and settings.rules.automaton is not None:
+            # Those that differ in their automaton alone share compiled functions.
+            rules = settings.rules.with_automaton(AutomatonTables())
+            settings = dataclasses.replace(settings, rules=rules)
 
         def make():
             settings.sampler.check(self.backbone, settings.rules)
@@ -270,13 +265,15 @@ class Engine:
 
         return self.compiled_once(settings, make)
 
-    def _slots(self, settings: Settings, rows: int, needed: int) -> int:
-        """Slots of a cache with room for `needed`: up to twice as many if there is a program."""
-        wanted = round_size(needed)
-        most = max(256, 2 * wanted)  # memory
-        return self._compiled_for(settings).sizes.choose(
-            (rows, wanted), (rows, most), group="slots"
-        )[1]
+    def _given(self, batch: Batch, size: int, moves: bool = False) -> Given:
+        """What bounds the rows, for `size` new tokens; rules play no part where rows only move."""
+        width = size * batch.settings.sampler.draws
+        if batch.uniforms.shape[1] != width:
+            batch.uniforms = batch.draw(batch.owners, width)
+        # Copies: the limits of rows that leave are set to 0.
+        limits, uniforms = np.array(batch.limits, "int32"), np.array(batch.uniforms, "float32")
+        tables = () if moves else self._tables_of(batch.settings)
+        return Given(to_tensor(limits), to_tensor(uniforms), tables)
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""
@@ -293,11 +290,6 @@ class Engine:
             return made[key]
 
 
-def _tensors(max_new_tokens, uniforms) -> tuple:
-    # Copies: the limits of rows that leave are set to 0.
-    return to_tensor(np.array(max_new_tokens, "int32")), to_tensor(np.array(uniforms, "float32"))
-
-
 def most_steps(sampler: Sampler) -> int:
     """Steps in one call of the loop.
 
@@ -307,24 +299,12 @@ def most_steps(sampler: Sampler) -> int:
     return 16 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
 
 
-def _of_width(uniforms: np.ndarray, width: int) -> np.ndarray:
-    """Random numbers `(rows, count)` cut or filled up to `width` columns."""
-    count = uniforms.shape[1]
-    if count >= width:
-        return uniforms[:, :width]
-    return np.pad(uniforms, ((0, 0), (0, width - count)))
+def _slots(batch: Batch, needed: int) -> int:
+    """Slots of a cache with room for `needed`: up to twice as many if there is a program."""
+    rows, wanted = len(batch.limits), round_size(needed)
+    most = max(256, 2 * wanted)  # memory
+    return batch.compiled.sizes.choose((rows, wanted), (rows, most), group="slots")[1]
 
 
-def _to_numpy(tensor):
+def _numpy(tensor):
     return None if tensor is None else ops.convert_to_numpy(tensor)
-
-
-def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The rows of both, padded with zeros to the larger of each size."""
-    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
-
-    def pad(array):
-        more = [size - old for size, old in zip(sizes, array.shape[1:], strict=True)]
-        return np.pad(array, [(0, 0), *((0, extra) for extra in more)])
-
-    return np.concatenate([pad(first), pad(second)])

@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import itertools
 import json
 import math
+import operator
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -71,20 +73,17 @@ class Merging:
         if "$ref" in schema:
             found = _product(found, self._referred(schema["$ref"]))
         if "anyOf" in schema:
-            found = _product(
-                found, [x for part in schema["anyOf"] for x in self.alternatives(part)]
-            )
+            either = [x for part in schema["anyOf"] for x in self.alternatives(part)]
+            found = _product(found, either)
         if "oneOf" in schema:
             found = self._one_of(found, schema["oneOf"])
         return found
 
-    def kinds(self, schema: dict) -> list[str] | None:
-        """The types that a schema allows or, without any, those it speaks of; `None` for all."""
+    def kinds(self, schema: dict) -> list[str]:
+        """The types that a schema allows or, without any, those it speaks of; none for all."""
         kinds = schema.get("type")
         if kinds is None:
-            return [
-                kind for kind, names in _KINDS.items() if any(n in schema for n in names)
-            ] or None
+            return [kind for kind, names in _KINDS.items() if any(n in schema for n in names)]
         return ["number"] if {"integer", "number"} <= set(kinds) else kinds
 
     def valid_values(self, schema: dict) -> list[Any]:
@@ -94,15 +93,15 @@ class Merging:
     def all_values(self, schema: dict | bool) -> list[Any]:
         """The different values that a schema allows, empty where `enum` does not give them."""
         values: dict[str, Any] = {}
+        literals = {"boolean": [False, True], "null": [None]}
         for each in self.alternatives(schema):
-            kinds = set(each.get("type", ["string"]))
-            if "enum" not in each and not kinds <= {"boolean", "null"}:
+            kinds = each.get("type", ["string"])
+            if "enum" not in each and not literals.keys() >= set(kinds):
                 return []
-            known = [True] * ("boolean" in kinds) + [False] * ("boolean" in kinds)
-            known = each.get("enum", [*sorted(set(known)), *[None] * ("null" in kinds)])
-            for value in known:
+            either = [x for kind in sorted(kinds) for x in literals.get(kind, ())]
+            for value in each.get("enum", either):
                 if self._is_valid(value, each):
-                    values.setdefault(json.dumps(_canonical(value), sort_keys=True), value)
+                    values.setdefault(_canonical(value), value)
         return list(values.values())
 
     def properties(self, schema: dict) -> dict[str, dict | bool]:
@@ -162,7 +161,7 @@ class Merging:
             if name not in _KNOWN:
                 raise Refused(f"has the keyword {name!r}, which is not supported.")
             if name == "enum" and "enum" in plain:  # beside a `const`
-                value = [x for x in value if any(_same(x, y) for y in plain["enum"])]
+                value = _in_both(value, plain["enum"])
             plain[name] = value
         return plain
 
@@ -186,16 +185,12 @@ class Merging:
     def _one_of(self, found: list[dict], parts: list) -> list[dict]:
         """The alternatives of `oneOf`, of which no two may hold for one value."""
         groups = [_product(found, self.alternatives(part)) for part in parts]
-        for place, group in enumerate(groups):
-            for other in groups[place + 1 :]:
-                for one in group:
-                    for two in other:
-                        if not self._are_apart(one, two, 0):
-                            raise Refused(
-                                "has a `oneOf` of which more than one may hold for a value: tell "
-                                "them apart by their types, or by a `const` in a required "
-                                "property, or write `anyOf`."
-                            )
+        for first, second in itertools.combinations(groups, 2):
+            if not all(self._are_apart(one, two, 0) for one in first for two in second):
+                raise Refused(
+                    "has a `oneOf` of which more than one may hold for a value: tell them apart by "
+                    "their types, or by a `const` in a required property, or write `anyOf`."
+                )
         return [each for group in groups for each in group]
 
     def _are_apart(self, one: dict, two: dict, depth: int) -> bool:
@@ -219,32 +214,13 @@ class Merging:
 
 def merged(one: dict, two: dict) -> dict | None:
     """The schema of what is valid for both, `None` if it is certain that nothing is."""
-    result = dict(one)
+    result = {**one, **two}
     for name, value in two.items():
-        if name not in one:
-            result[name] = value
-        elif name == "type":
-            kinds = [_common(a, b) for a in one[name] for b in value]
-            result[name] = list(dict.fromkeys(filter(None, kinds)))
-        elif name == "enum":
-            result[name] = [x for x in one[name] if any(_same(x, y) for y in value)]
-        elif name in _HIGHER:
-            result[name] = max(one[name], value)
-        elif name in _LOWER:
-            result[name] = min(one[name], value)
-        elif name in ("refs", "patterns"):
-            result[name] = (*one[name], *value)
-        elif name == "required":
-            result[name] = list(dict.fromkeys([*one[name], *value]))
-        elif name == "uniqueItems":
-            result[name] = one[name] or value
-        elif name in ("properties", "additionalProperties", "patternProperties"):
-            continue
-        elif name in ("items", "propertyNames"):
-            result[name] = {"allOf": [one[name], value]}
-        elif name == "multipleOf" and isinstance(value, int) and isinstance(one[name], int):
+        if name in one and name in _MERGED:
+            result[name] = _MERGED[name](one[name], value)
+        elif name == "multipleOf" and isinstance(value, int) and isinstance(one.get(name), int):
             result[name] = math.lcm(value, one[name])
-        elif one[name] != value:
+        elif name not in _OF_PROPERTIES and one.get(name, value) != value:
             raise Refused(f"says {name!r} in two ways: {one[name]!r} and {value!r}.")
     _merge_properties(result, one, two)
     if "prefixItems" in result and ("prefixItems" in one) != ("prefixItems" in two):
@@ -269,7 +245,11 @@ def _merge_properties(result: dict, one: dict, two: dict) -> None:
                 "has `patternProperties` beside `additionalProperties` of another schema."
             )
     if "patternProperties" in one and "patternProperties" in two:
-        result["patternProperties"] = _both(one["patternProperties"], two["patternProperties"])
+        both = [each["patternProperties"] for each in (one, two)]
+        result["patternProperties"] = {
+            name: _all([each[name] for each in both if name in each])
+            for name in {**both[0], **both[1]}
+        }
     others = [x["additionalProperties"] for x in (one, two) if "additionalProperties" in x]
     if others:
         result["additionalProperties"] = _all(others)
@@ -294,12 +274,6 @@ def _all(schemas: list) -> dict | bool:
     return {"allOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else True
 
 
-def _both(one: dict, two: dict) -> dict:
-    """Two sets of named schemas, what has one name in both must hold in both."""
-    common = {name: {"allOf": [one[name], two[name]]} for name in one if name in two}
-    return {**one, **two, **common}
-
-
 def _product(one: list[dict], two: list[dict]) -> list[dict]:
     if len(one) * len(two) > _MOST:
         raise Refused(f"has more than {_MOST} alternatives in one place.")
@@ -307,24 +281,39 @@ def _product(one: list[dict], two: list[dict]) -> list[dict]:
     return [each for each in pairs if each is not None]
 
 
-def _common(one: str, two: str) -> str | None:
-    """The type of what has both types."""
-    if one == two:
-        return one
-    return "integer" if {one, two} == {"integer", "number"} else None
+def _common(one: list[str], two: list[str]) -> list[str]:
+    """The types of what has one of each list: an integer is a number."""
+    numeric = {"integer", "number"}
+    pairs = [(a, b) for a in one for b in two if a == b or {a, b} == numeric]
+    return list(dict.fromkeys(a if a == b else "integer" for a, b in pairs))
 
 
-def _same(one: Any, two: Any) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
-    return json.dumps(_canonical(one), sort_keys=True) == json.dumps(
-        _canonical(two), sort_keys=True
-    )
+def _in_both(one: list, two: list) -> list:
+    known = set(map(_canonical, two))
+    return [value for value in one if _canonical(value) in known]
 
 
-def _canonical(value: Any) -> Any:
-    """A value with 1.0 as 1, which JSON does not tell apart."""
+def _canonical(value: Any) -> str:
+    """The same text for values that JSON does not tell apart: 1.0 is 1, but true is not."""
     if isinstance(value, dict):
-        return {name: _canonical(each) for name, each in value.items()}
+        return json.dumps({name: _canonical(each) for name, each in sorted(value.items())})
     if isinstance(value, list):
-        return [_canonical(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return json.dumps([_canonical(each) for each in value])
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value)
+
+
+_OF_PROPERTIES = ("properties", "additionalProperties", "patternProperties")
+# What holds where each of two schemas says something.
+_MERGED = {
+    **dict.fromkeys(_HIGHER, max),
+    **dict.fromkeys(_LOWER, min),
+    "type": _common,
+    "enum": _in_both,
+    "refs": operator.add,
+    "patterns": operator.add,
+    "required": lambda one, two: list(dict.fromkeys([*one, *two])),
+    "uniqueItems": operator.or_,
+    "items": lambda one, two: {"allOf": [one, two]},
+    "propertyNames": lambda one, two: {"allOf": [one, two]},
+}

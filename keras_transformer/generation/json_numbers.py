@@ -13,42 +13,31 @@ _DIGITS, _FRACTION = 15, 6
 _LARGEST_MULTIPLE = 2_000
 
 
+# The least or the most whole number that a bound allows.
+_WHOLE = {
+    "minimum": math.ceil,
+    "exclusiveMinimum": lambda bound: math.floor(bound) + 1,
+    "maximum": math.floor,
+    "exclusiveMaximum": lambda bound: math.ceil(bound) - 1,
+}
+
+
 def integers(schema: dict) -> str | None:
     """The integers that the bounds of a schema allow, `None` if there is none."""
-    low, high = _bounds(schema)
-    low = -math.inf if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
-    high = math.inf if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
-    if math.isinf(low):
-        low = min(0, high) - 10**_DIGITS + 1
-    if math.isinf(high):
-        high = max(0, low) + 10**_DIGITS - 1
-    return _signed(int(low), int(high), _natural)
+    return _within(schema, 0)
 
 
 def numbers(schema: dict) -> str | None:
     """The numbers that the bounds of a schema allow, with few digits, `None` if there is none."""
-    low, high = _bounds(schema)
-    if low is None and high is None:
-        return rf"-?(?:0|[1-9]\d{{0,{_DIGITS - 1}}})(?:\.\d{{1,{_FRACTION}}})?".replace(
-            r"\d", "[0-9]"
-        )
-    known = [abs(bound[0]) for bound in (low, high) if bound is not None]
-    digits = max(0, min(_FRACTION, _DIGITS - len(str(int(max(known))))))
-    # In units of the last digit, which bounds may be between two of.
-    unit = 10**digits
-    room = Decimal(10) ** (_DIGITS - digits)
-    low = (high[0] - room, False) if low is None else low
-    high = (low[0] + room, False) if high is None else high
-    least = math.ceil(low[0] * unit)
-    least += low[1] and least == low[0] * unit
-    most = math.floor(high[0] * unit)
-    most -= high[1] and most == high[0] * unit
-    return _signed(least, most, lambda a, b: _decimal(a, b, digits))
+    known = [abs(Decimal(str(schema[name]))) for name in _WHOLE if name in schema]
+    if not known:
+        return f"-?(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})(?:[.][0-9]{{1,{_FRACTION}}})?"
+    return _within(schema, max(0, min(_FRACTION, _DIGITS - len(str(int(max(known)))))))
 
 
 def multiple_of(schema: dict) -> int:
     """What an integer must be a multiple of."""
-    value = schema.get("multipleOf", 1)
+    value = schema["multipleOf"]
     if isinstance(value, float) and not value.is_integer():
         # Integers are multiples of what divides one, and readers agree on that.
         if round(1 / value) == 1 / value:
@@ -72,33 +61,21 @@ def multiples(number: int) -> ByteAutomaton:
     return ByteAutomaton(table, np.arange(number + 2) == 2)
 
 
-def _bounds(schema: dict) -> tuple:
-    """The lower and the upper bound, each a decimal and whether it is excluded, or `None`."""
-
-    def bound(plain: str, exclusive: str, tightest):
-        found = [
-            (Decimal(str(schema[name])), name == exclusive)
-            for name in (plain, exclusive)
-            if name in schema
-        ]
-        return tightest(found, default=None)
-
-    low = bound("minimum", "exclusiveMinimum", max)
-    # At one place the bound that excludes it is the tighter one.
-    high = bound("maximum", "exclusiveMaximum", lambda found, default: min(
-        found, key=lambda each: (each[0], not each[1]), default=default
-    ))  # fmt: skip
-    return low, high
-
-
-def _signed(low: int, high: int, write) -> str | None:
-    """The numbers from `low` to `high`, those from 0 on written by a function."""
+def _within(schema: dict, digits: int) -> str | None:
+    """The numbers within bounds that have at most so many digits behind the point."""
+    unit = 10**digits
+    found = {x: _WHOLE[x](Decimal(str(schema[x])) * unit) for x in _WHOLE if x in schema}
+    low = max((found[x] for x in ("minimum", "exclusiveMinimum") if x in found), default=None)
+    high = min((found[x] for x in ("maximum", "exclusiveMaximum") if x in found), default=None)
+    if low is None:
+        low = min(0, 0 if high is None else high) - 10**_DIGITS + 1
+    if high is None:
+        high = max(0, low) + 10**_DIGITS - 1
     parts = []
-    if low < 0:
-        below = write(max(1, -high), -low) if -low >= max(1, -high) else None
-        parts += [f"-(?:{below})"] if below else []
+    if low < 0 and -low >= max(1, -high):
+        parts.append(f"-(?:{_decimal(max(1, -high), -low, digits)})")
     if high >= max(low, 0):
-        parts.append(write(max(low, 0), high))
+        parts.append(_decimal(max(low, 0), high, digits))
     return f"(?:{'|'.join(parts)})" if parts else None
 
 

@@ -20,7 +20,9 @@ from keras_transformer.generation.byte_automaton import (
     Builder,
     ByteAutomaton,
     Refused,
+    automaton_of,
     intersection,
+    is_anchor,
 )
 from keras_transformer.generation.characters import JSON_STRING
 from keras_transformer.generation.json_merging import Merging
@@ -60,12 +62,13 @@ _FORMATS = {
 def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> ByteAutomaton:
     """The automaton of JSON texts that validate against a schema."""
     merging = Merging(schema, _MAX_DEPTH)
-    builder = Builder()
-    try:
-        start = builder.node()
+
+    def write(builder: Builder, start: int) -> int:
         begin = builder.regex(" ?", start) if optional_space else start
-        end = _Values(builder, merging).value(schema, begin)
-        return builder.deterministic(start, end)
+        return _Values(builder, merging).value(schema, begin)
+
+    try:
+        return automaton_of(write)
     except re.error as error:
         reason = f"has the pattern {error.pattern!r}, which is invalid: {error.msg}."
     except (RecursionError, OverflowError):
@@ -73,6 +76,9 @@ def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> By
     except Refused as error:
         reason = str(error)
     raise ValueError(f"The JSON Schema {reason}")
+
+
+Writer = Callable[[int], int]  # adds something behind a node, and returns its end
 
 
 class _Values:
@@ -93,11 +99,10 @@ class _Values:
     def _ends(self, schema: dict, start: int):
         if "enum" in schema:
             for value in self.merging.valid_values(schema):
-                text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-                yield self.builder.literal(text, start)
+                yield self.builder.literal(_text(value), start)
             return
         kinds = self.merging.kinds(schema)
-        if kinds is None:
+        if not kinds:
             yield self.value(_ANYTHING, start)
             return
         for kind in kinds:
@@ -110,41 +115,37 @@ class _Values:
         return self.builder.regex("true|false", start)
 
     def _integer(self, schema: dict, start: int) -> int:
-        pattern = json_numbers.integers(schema)
-        multiple = json_numbers.multiple_of(schema)
-        if pattern is None:
-            return self.builder.node()  # which nothing leads to
-        if multiple == 1:
-            return self.builder.regex(pattern, start)
-        part = _part(lambda builder, node: builder.regex(pattern, node))
-        return self.builder.embed(intersection(part, json_numbers.multiples(multiple)), start)
+        return self._number({"multipleOf": 1, **schema}, start)
 
     def _number(self, schema: dict, start: int) -> int:
-        if "multipleOf" in schema:
-            return self._integer(schema, start)
-        pattern = json_numbers.numbers(schema)
-        return self.builder.node() if pattern is None else self.builder.regex(pattern, start)
+        multiple = json_numbers.multiple_of(schema) if "multipleOf" in schema else None
+        within = json_numbers.integers if multiple else json_numbers.numbers
+        pattern = within(schema)
+        if pattern is None:
+            return self.builder.node()  # which nothing leads to
+        if multiple in (None, 1):
+            return self.builder.regex(pattern, start)
+        part = automaton_of(lambda builder, node: builder.regex(pattern, node))
+        return self.builder.embed(intersection(part, json_numbers.multiples(multiple)), start)
 
     def _string(self, schema: dict, start: int) -> int:
         builder = self.builder
         node = builder.literal('"', start)
         low = schema.get("minLength", 0)
         high = schema.get("maxLength", math.inf)
-        patterns = list(schema.get("patterns", ()))
+        writers = [functools.partial(_search, pattern) for pattern in schema.get("patterns", ())]
         if schema.get("format") in _FORMATS:
-            patterns.append(f"^(?:{_FORMATS[schema['format']]})$")
+            writers.append(functools.partial(_search, f"^(?:{_FORMATS[schema['format']]})$"))
         limit = "" if math.isinf(high) else max(low, min(high, _LONGEST))
         length = f"(?s:.){{{low},{limit}}}"
         if low > high:
             return builder.node()
-        if not patterns:
-            node = builder.regex(length, node, JSON_STRING)
-        elif len(patterns) == 1 and not low and math.isinf(high):
-            node = _search(patterns[0], builder, node)
+        if low or not math.isinf(high) or not writers:
+            writers.append(lambda builder, node: builder.regex(length, node, JSON_STRING))
+        if len(writers) == 1:
+            node = writers[0](builder, node)
         else:
-            parts = [_part(functools.partial(_search, pattern)) for pattern in patterns]
-            parts.append(_part(lambda builder, node: builder.regex(length, node, JSON_STRING)))
-            node = builder.embed(functools.reduce(intersection, parts), node)
+            node = builder.embed(functools.reduce(intersection, map(automaton_of, writers)), node)
         return builder.literal('"', node)
 
     def _array(self, schema: dict, start: int) -> int:
@@ -157,21 +158,9 @@ class _Values:
         if schema.get("uniqueItems") and high > 1:
             members = self._distinct(first, rest)
             return builder.literal("]", self._members(members, node, low, high))
-        end = builder.node()
-        count = max(low, len(first), 1) if math.isinf(high) else high
-        for place in range(count):
-            if place >= low:
-                builder.free[node].append(end)
-            node = builder.regex(", ?", node) if place else node
-            node = self.value(first[place] if place < len(first) else rest, node)
-        if low <= high:
-            builder.free[node].append(end)
-        if math.isinf(high):
-            loop = builder.node()
-            builder.free[node].append(loop)
-            last = self.value(rest, builder.regex(", ?", loop))
-            builder.free[last] += [loop, end]
-        return builder.literal("]", end)
+        members = [functools.partial(self.value, each) for each in first]
+        rest = functools.partial(self.value, rest)
+        return builder.literal("]", self._repeated(members, rest, node, low, high))
 
     def _distinct(self, first: list, rest: dict | bool) -> list:
         """The members of an array without equal ones: a choice of the values, in their order."""
@@ -181,8 +170,7 @@ class _Values:
                 "asks for `uniqueItems` of values that are not given by `enum` or `const`, which "
                 "is not supported: leave it out and check the result, or give `items` an `enum`."
             )
-        texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
-        return [(False, functools.partial(self.builder.literal, text)) for text in texts]
+        return [(False, functools.partial(self.builder.literal, _text(each))) for each in values]
 
     def _object(self, schema: dict, start: int) -> int:
         builder = self.builder
@@ -196,69 +184,70 @@ class _Values:
                 for name, value in properties.items()
             ]
             return builder.literal("}", self._members(members, node, low, high))
-        end = builder.node()
         if low > 1:
             raise Refused(
                 "asks for `minProperties` above 1 without names in `properties`, which is not "
                 "supported: two properties could have one name."
             )
-        if low == 0:
-            builder.free[node].append(end)
         keys, values = self.merging.free_properties(schema)
-        if values is not False:
-            pair = functools.partial(self._pair, keys, values)
-            pairs, loop = pair(node), builder.node()
-            builder.free[pairs].append(loop)
-            builder.free[loop].append(end)
-            if math.isinf(high):
-                builder.free[pair(builder.regex(", ?", loop))].append(loop)
-            else:
-                for _ in range(high - 1):
-                    loop = pair(builder.regex(", ?", loop))
-                    builder.free[loop].append(end)
-        return builder.literal("}", end)
+        pair = functools.partial(self._pair, keys, values)
+        high = 0 if values is False else high
+        return builder.literal("}", self._repeated([], pair, node, low, high))
 
     def _property(self, name: str, value: dict | bool, start: int) -> int:
-        node = self.builder.literal(json.dumps(name, ensure_ascii=False), start)
-        return self.value(value, self.builder.regex(": ?", node))
+        return self.value(
+            value, self.builder.regex(": ?", self.builder.literal(_text(name), start))
+        )
 
     def _pair(self, keys: dict, values: dict | bool, start: int) -> int:
         return self.value(values, self.builder.regex(": ?", self.value(keys, start)))
 
+    def _repeated(self, first: list, rest: Writer, start: int, low: int, high: float) -> int:
+        """Adds from `low` to `high` members with commas between: `first`, then as many `rest`."""
+        builder, node = self.builder, start
+        end = builder.node()
+        for place in range(max(low, len(first), 1) if math.isinf(high) else high):
+            if place >= low:
+                builder.free[node].append(end)
+            node = builder.regex(", ?", node) if place else node
+            node = first[place](node) if place < len(first) else rest(node)
+        if low <= high:
+            builder.free[node].append(end)
+        if math.isinf(high):
+            loop = builder.node()
+            builder.free[node].append(loop)
+            builder.free[rest(builder.regex(", ?", loop))] += [loop, end]
+        return end
+
     def _members(self, members: list, start: int, low: int, high: float) -> int:
         """Adds members in their order with commas between, from `low` to `high` of them."""
         builder = self.builder
-        counted = low > sum(must for must, _ in members) or high < len(members)
-        cap = (high if high < len(members) else max(low, 1)) if counted else 1
+        # Numbers of members are told apart up to this one.
+        cap = 1
+        if low > sum(must for must, _ in members) or high < len(members):
+            cap = high if high < len(members) else max(low, 1)
         places = {0: start}  # a node for each number of members before
         for must, write in members:
+            begins: dict[int, int] = collections.defaultdict(builder.node)
             nexts: dict[int, int] = collections.defaultdict(builder.node)
-            shared = builder.node()
             for count, node in places.items():
                 if not must:
                     builder.free[node].append(nexts[count])
-                if counted and count >= high:
-                    continue
-                begin = builder.regex(", ?", node) if count else node
-                if counted:
-                    builder.free[write(begin)].append(nexts[min(count + 1, cap)])
-                else:
-                    builder.free[begin].append(shared)
-            if not counted:
-                builder.free[write(shared)].append(nexts[1])
+                if count < high:
+                    begin = builder.regex(", ?", node) if count else node
+                    builder.free[begin].append(begins[min(count + 1, cap)])
+            for count, begin in begins.items():
+                builder.free[write(begin)].append(nexts[count])
             places = dict(nexts)
         end = builder.node()
         for count, node in places.items():
-            if not counted or low <= count <= high:
+            if min(low, cap) <= count and low <= high:
                 builder.free[node].append(end)
         return end
 
 
-def _part(write: Callable[[Builder, int], int]) -> ByteAutomaton:
-    """The automaton of what a function writes behind the first node of a builder."""
-    builder = Builder()
-    start = builder.node()
-    return builder.deterministic(start, write(builder, start))
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _search(pattern: str, builder: Builder, start: int) -> int:
@@ -267,7 +256,7 @@ def _search(pattern: str, builder: Builder, start: int) -> int:
     flags = tree.state.flags | JSON_STRING
     end = builder.node()
     for items in _branches(list(tree)):
-        edges = [bool(items) and items[place] in _ANCHORS[place] for place in (0, -1)]
+        edges = [bool(items) and is_anchor(items[place], place) for place in (0, -1)]
         node = start if edges[0] else builder.regex("(?s:.)*", start, JSON_STRING)
         inner = items[edges[0] : len(items) - edges[1]]
         node = builder.sequence(inner, node, flags, frozenset())
@@ -283,12 +272,3 @@ def _branches(items: list) -> list[list[Any]]:
     if len(items) == 1 and items[0][0] is re._constants.SUBPATTERN and not any(items[0][1][1:3]):
         return _branches(list(items[0][1][3]))
     return [items]
-
-
-_ANCHORS = {
-    0: [
-        (re._constants.AT, c)
-        for c in (re._constants.AT_BEGINNING, re._constants.AT_BEGINNING_STRING)
-    ],
-    -1: [(re._constants.AT, c) for c in (re._constants.AT_END, re._constants.AT_END_STRING)],
-}

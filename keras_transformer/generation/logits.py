@@ -10,6 +10,8 @@ and a comparison of the two may leave nothing. What is cut off is decided by com
 one tensor, and what is passed on is the result of the comparison.
 """
 
+import math
+
 import keras
 from keras import ops
 
@@ -37,9 +39,7 @@ def top_k(scores, k: int):
     if count < 4 * k or keras.backend.backend() == "torch":
         values, places = ops.top_k(scores, k)
         return values, ops.cast(places, "int32")
-    rows = 1
-    for axis in shape[:-1]:
-        rows *= axis
+    rows = math.prod(shape[:-1])
     chunks = ops.reshape(scores, (rows, size))
     if count * _CHUNK > size:
         chunks = ops.pad(
@@ -77,11 +77,8 @@ def log_sum(logits):
 def draw(chances, numbers, instead=None):
     """A token for each row, int32 `(rows,)`. One without a chance is never drawn.
 
-    Args:
-        chances: float32 `(rows, vocabulary_size)`, at least 0; their sum need not be 1.
-        numbers: float32 `(rows,)`, from 0 to below 1.
-        instead: float32 `(rows, vocabulary_size)`, the largest is taken where no token has a
-            chance. Defaults to `chances`.
+    By `chances`, `(rows, vocabulary_size)`, whose sum need not be 1, and `numbers` from 0 to below
+    1. Where no token has a chance, the largest of `instead` is taken, or else of them.
     """
     summed = ops.cumsum(chances, axis=-1)
     reached = ops.logical_and(summed > numbers[:, None] * summed[:, -1:], chances > 0)
@@ -93,16 +90,10 @@ def draw(chances, numbers, instead=None):
 
 
 def apply_temperature(logits, temperature: float):
-    """Logits over a temperature. What is banned stays so at any.
-
-    Args:
-        logits: float32 `(..., size)`.
-        temperature: float above 0. So near to 0 that only the largest logit counts, it and its
-            equals are left, at 0.
-    """
+    """Logits `(..., size)` over a temperature above 0. What is banned stays so at any."""
     if temperature == 1:
         return logits
-    if temperature < _COLD:
+    if temperature < _COLD:  # the largest and its equals alone
         return keep(ops.zeros_like(logits), best(ordered(logits), 1))
     return keep(logits / min(temperature, _HOT), logits > NEVER / 2)
 
@@ -120,17 +111,11 @@ def ordered(scores):
 
 
 def best(keys, enough, weights=None):
-    """The largest keys that together weigh enough, the least of them with all its equals.
+    """Which are the largest of int32 keys `(..., size)` that together weigh enough, bool.
 
-    Never none: the largest key is always kept. All are kept where all do not weigh enough.
-
-    Args:
-        keys: int32 `(..., size)`.
-        enough: int or int32 `(..., 1)`, at least 1: how many keys. With weights, a float above 0.
-        weights: float32 `(..., size)`, at least 0; None to count.
-
-    Returns:
-        Bool `(..., size)`.
+    The least of them comes with all its equals. Never none: the largest key is always kept; all are
+    where all do not weigh enough. `enough` is an int or int32 `(..., 1)` from 1 on, how many keys;
+    with `weights`, float32 `(..., size)` from 0 on, a float above 0.
     """
     if weights is not None:
         enough = max(enough, _TINY)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -12,31 +11,13 @@ from keras_transformer.generation.cache import Cache
 from keras_transformer.programs import compile_function, weights_of
 
 
-class Reading(NamedTuple):
-    """What a model gives for tokens that it reads.
-
-    Fields:
-        logits: float32 `(rows, count, vocabulary_size)`: after `prefill` those behind the last
-            token of each prompt, count 1; after `step` those behind each of its tokens.
-        hidden: float `(rows, length, hidden_dim)`, the states of all tokens.
-        cache: `Cache`, after them.
-    """
-
-    logits: Any
-    hidden: Any
-    cache: Cache
-
-
 class Program:
     """A decoder, or an encoder with its decoder, as plain functions of weights, inputs and cache.
 
-    Generation, export and serving are made of the same two: `prefill` reads prompts, `step` what
-    comes behind them.
-
-    Args:
-        backbone: a backbone that follows the protocol of `Engine`.
-        *drafts: further backbones that read the same prompts. Their layers of the cache are
-            behind those of the first.
+    Both give logits, float32 `(rows, count, vocabulary_size)`, states of all tokens and the cache
+    after them. `weights` are values as those of the property, or None for what the variables hold.
+    Drafts are further backbones that read the same prompts: their layers of the cache are behind
+    the first's.
 
     Example:
     ```python
@@ -45,15 +26,13 @@ class Program:
     import keras
     from keras_transformer.generation.program import Program
 
-    program = Program(kt.models.Decoder(kt.TransformerConfig(
-        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
-        intermediate_dim=32,
-    )))
+    program = Program(kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone)
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
-    read = program.prefill(program.weights, inputs, program.new_cache(rows=1, slots=8))
-    token = keras.ops.argmax(read.logits, axis=-1)
-    read = program.step(program.weights, token, read.cache)
-    assert read.logits.shape == (1, 1, 50)
+    cache = program.new_cache(rows=1, slots=8)
+    logits, _, cache = program.prefill(program.weights, inputs, cache)
+    token = keras.ops.argmax(logits, axis=-1)
+    logits, _, cache = program.step(program.weights, token, cache)
+    assert logits.shape[:2] == (1, 1)
     ```
     """
 
@@ -76,14 +55,8 @@ class Program:
         caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
         return functools.reduce(Cache.join, caches)
 
-    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> Reading:
-        """Reads prompts.
-
-        Args:
-            weights: values as of `weights`, or None for those that the variables hold.
-            inputs: the backbone's inputs, rows padded on the right.
-            cache: what stands before the prompts, with room for them.
-        """
+    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> tuple:
+        """Reads prompts, padded on the right. The logits are those behind their last tokens."""
         first, states, caches = 0, [], []
         with self._scope(weights):
             for model in self.models:
@@ -96,21 +69,15 @@ class Program:
             last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
             behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
             logits = ops.cast(self.backbone.logits(behind), "float32")
-        return Reading(logits, states[0], functools.reduce(Cache.join, caches))
+        return logits, states[0], functools.reduce(Cache.join, caches)
 
-    def step(self, weights: Sequence | None, tokens, cache: Cache) -> Reading:
-        """Reads further tokens with the backbone; the layers of drafts stay.
-
-        Args:
-            weights: as of `prefill`.
-            tokens: int `(rows, branches)`, one for each branch, or `(rows, length)`.
-            cache: what stands before them, with room for them.
-        """
+    def step(self, weights: Sequence | None, tokens, cache: Cache) -> tuple:
+        """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
         with self._scope(weights):
             own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
             hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
             logits = ops.cast(self.backbone.logits(hidden), "float32")
-        return Reading(logits, hidden, own.join(others))
+        return logits, hidden, own.join(others)
 
     def drafts_of(self, cache: Cache) -> Cache:
         """The cache of the drafts, or one without layers."""
@@ -130,21 +97,11 @@ class Program:
 def compile_loop(
     condition: Callable, body: Callable, then: Callable, *models: keras.Model, pack: bool = False
 ) -> Callable:
-    """`while condition(state, *args): state = body(state, *args)`, compiled.
+    """`while condition(state, *args): state = body(state, *args)`, compiled; then `then(...)`.
 
-    On JAX and TensorFlow the loop is one program. On PyTorch the body is traced once for each
-    shape into a flat list of operations (see `torch_graph`), and Python runs the loop.
-
-    Args:
-        condition: to a bool scalar tensor.
-        body: to the next state, of the same structure and shapes.
-        then: what is returned of the last state and `*args`.
-        *models: built Keras models.
-        pack: PyTorch on a CPU: keep a second copy of the weights in the order that the products
-            read them in. Faster, and takes the memory of the weights once more.
-
-    Returns:
-        A callable of `(state, *args)`. The state given is not to be used again.
+    The state given is not to be used again. On JAX and TensorFlow the loop is one program. On
+    PyTorch the body is traced once for each shape into a flat list of operations, and Python runs
+    the loop. `pack` is that of `Settings`.
     """
     if keras.backend.backend() == "torch":
         import torch

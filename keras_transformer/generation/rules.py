@@ -12,14 +12,13 @@ from keras_transformer.checking import (
     LARGEST_PENALTY,
     MOST_TOKENS,
     MOST_TRACED,
+    check_fields,
+    check_float,
     check_ids,
     check_int,
-    check_number,
     check_words,
-    set_fields,
 )
 from keras_transformer.generation import banning
-from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.banning import BANNED
 from keras_transformer.generation.logits import broken
 from keras_transformer.generation.samplers import Limits, Prompt, put_at, with_room
@@ -35,9 +34,8 @@ class RulesState(NamedTuple):
     count: Any  # int (rows,), new tokens so far
     seen: Any  # bool (rows, branches, vocabulary_size), tokens of the prompt and new ones
     used: Any  # int (rows, branches, vocabulary_size), how often each is a new token
-    recent: Any  # int (rows, branches, width), the last tokens, -1 before the first
-    history: Any  # int (rows, branches, room), prompt and new tokens without a gap
-    prompt_lengths: Any  # int (rows,), of the prompt in `history`
+    prompt: Any  # int (rows, length), padded on the right
+    prompt_lengths: Any  # int (rows,)
     tokens: Any  # int (rows, branches, size), new tokens
     place: Any  # int (rows, branches), the state of the automaton, -1 behind a banned token
 
@@ -80,10 +78,7 @@ class Rules:
     from keras_transformer.generation import Engine, Greedy, Settings
     from keras_transformer.generation.rules import Rules
 
-    backbone = kt.models.Decoder(kt.TransformerConfig(
-        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
-        intermediate_dim=32,
-    ))
+    backbone = kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone
     rules = Rules(no_repeat_ngram_size=1, bad_words=[[7], [8, 9]], forced_prefix=[5])
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
     tokens = Engine(backbone).generate(inputs, Settings(Greedy(), rules), 6).tokens[0, 0]
@@ -106,28 +101,20 @@ class Rules:
     forced_end: int | None = None
 
     def __post_init__(self):
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            value = check_number(
-                name, getattr(self, name), -LARGEST_PENALTY, LARGEST_PENALTY, exact=True
-            )
-            set_fields(self, **{name: float(value)})
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        bounds = {"at_least": -LARGEST_PENALTY, "at_most": LARGEST_PENALTY}
+        check_fields(self, check_float, *names, **bounds)
         if self.repetition_penalty < 1 / LARGEST_PENALTY:
             raise ValueError(
                 "`repetition_penalty` must be above 0, and is 1 for none; it is from 1e-6 to 1e6, "
                 f"received {self.repetition_penalty}."
             )
-        for name, most in (
-            ("no_repeat_ngram_size", MOST_TRACED),
-            ("min_new_tokens", MOST_TOKENS),
-        ):
-            set_fields(self, **{name: check_int(name, getattr(self, name), 0, most)})
-        set_fields(
-            self,
-            forced_prefix=check_ids("forced_prefix", self.forced_prefix),
-            bad_words=check_words("bad_words", self.bad_words),
-        )
+        check_fields(self, check_int, "no_repeat_ngram_size", at_least=0, at_most=MOST_TRACED)
+        check_fields(self, check_int, "min_new_tokens", at_least=0, at_most=MOST_TOKENS)
+        check_fields(self, check_ids, "forced_prefix")
+        check_fields(self, check_words, "bad_words")
         if self.forced_end is not None:
-            set_fields(self, forced_end=check_int("forced_end", self.forced_end, 0))
+            check_fields(self, check_int, "forced_end", at_least=0)
         if self.function is not None and not callable(self.function):
             raise ValueError(f"`function` must be callable, received {self.function!r}.")
         fields = ("transitions", "token_classes", "accepting")
@@ -137,13 +124,12 @@ class Rules:
     @property
     def reads_prompt(self) -> bool:
         """Whether the tokens of the prompt count: then `start` needs all of them."""
-        words = any(len(word) > 1 for word in self.bad_words)
-        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0 or words
+        return self.repetition_penalty != 1 or self._reads_text
 
     @property
-    def of_any_automaton(self) -> "Rules":
-        """Equal for rules that differ in their automaton alone: they share compiled functions."""
-        return self if self.automaton is None else self.with_automaton(AutomatonTables())
+    def _reads_text(self) -> bool:
+        """Whether it counts which tokens come behind which."""
+        return self.no_repeat_ngram_size > 0 or any(len(word) > 1 for word in self.bad_words)
 
     def with_automaton(self, automaton) -> "Rules":
         """The rules with another automaton, a `TokenAutomaton` or `AutomatonTables`."""
@@ -170,29 +156,18 @@ class Rules:
         rows = prompt.tokens.shape[0]
         tokens, mask = ops.cast(prompt.tokens, "int32"), ops.cast(prompt.mask, "bool")
         lengths = ops.sum(ops.cast(mask, "int32"), axis=1)
-        seen = used = recent = history = new = place = ()
-
-        def of_branches(tensor):
-            return ops.tile(tensor[:, None], (1, branches, 1))
-
+        seen = used = new = place = ()
         if self.repetition_penalty != 1:
             seen = banning.marks(tokens[:, None], mask[:, None], vocabulary_size)
-            seen = of_branches(seen[:, 0])
+            seen = ops.tile(seen, (1, branches, 1))
         if self.presence_penalty or self.frequency_penalty:
             used = ops.zeros((rows, branches, vocabulary_size), "int32")
-        width = max([self.no_repeat_ngram_size, *map(len, self.bad_words)]) - 1
-        if width > 0:
-            places = lengths[:, None] + ops.arange(-width, 0, dtype="int32")[None]
-            last = ops.take_along_axis(tokens, ops.maximum(places, 0), axis=1)
-            recent = of_branches(ops.where(places >= 0, last, -1))
-        if self.no_repeat_ngram_size:
-            history = of_branches(ops.pad(tokens, ((0, 0), (0, size))))
-        if self.function is not None:
+        if self._reads_text or self.function is not None:
             new = ops.full((rows, branches, size), limits.pad_id, "int32")
         if self.automaton is not None:
             place = ops.zeros((rows, branches), "int32")
-        count = ops.zeros((rows,), "int32")
-        return RulesState(count, seen, used, recent, history, lengths, new, place)
+        prompts = (tokens, lengths) if self._reads_text else ((), ())
+        return RulesState(ops.zeros((rows,), "int32"), seen, used, *prompts, new, place)
 
     def apply(self, logits, state: RulesState, limits: Limits):
         """The scores of the next tokens, of logits `(rows, branches, vocabulary_size)`.
@@ -200,7 +175,9 @@ class Rules:
         They are NaN where `function` gives no numbers.
         """
         logits = self._penalized(logits, state)
-        ruled = banning.ban(logits, self._bans(state, logits.shape[-1], limits))
+        ruled = logits
+        for banned in self._bans(state, logits.shape[-1], limits):
+            ruled = ops.where(banned, BANNED, ruled)
         if self.forced_prefix:
             ruled = self._forced(ruled, state)
         if self.forced_end is not None:
@@ -229,27 +206,23 @@ class Rules:
         if parents is not None:
             state = _continued(state, ops.cast(parents, "int32"))
         tokens = ops.cast(tokens, "int32")
-        every = ops.ones((tokens.shape[0],), "bool")
-        seen, used, recent, history, _, new, place = state[1:]
+        changed = {"count": state.count + 1}
         if self.repetition_penalty != 1:
-            seen = ops.logical_or(seen, _is_token(tokens, seen.shape[-1]))
+            here = _is_token(tokens, state.seen.shape[-1])
+            changed["seen"] = ops.logical_or(state.seen, here)
         if self.presence_penalty or self.frequency_penalty:
-            used = used + ops.cast(_is_token(tokens, used.shape[-1]), "int32")
-        if not isinstance(recent, tuple):
-            recent = ops.concatenate([recent[..., 1:], tokens[..., None]], axis=-1)
-        if self.no_repeat_ngram_size:
-            history = put_at(history, state.prompt_lengths + state.count, tokens, every)
-        if self.function is not None:
-            new = put_at(new, state.count, tokens, every)
+            here = _is_token(tokens, state.used.shape[-1])
+            changed["used"] = state.used + ops.cast(here, "int32")
+        if self._reads_text or self.function is not None:
+            changed["tokens"] = put_at(state.tokens, state.count, tokens)
         if self.automaton is not None:
-            place = banning.follow(self.automaton, place, tokens)
-        lengths = state.prompt_lengths
-        return RulesState(state.count + 1, seen, used, recent, history, lengths, new, place)
+            changed["place"] = banning.follow(self.automaton, state.place, tokens)
+        return state._replace(**changed)
 
     @staticmethod
     def grow(state: RulesState, extra: int, pad_id: int) -> RulesState:
         """The state with room for `extra` more new tokens."""
-        return with_room(state, {"history": -1, "tokens": -1}, extra, pad_id)
+        return with_room(state, {"tokens": -1}, extra, pad_id)
 
     def _penalized(self, logits, state: RulesState):
         if self.repetition_penalty != 1:
@@ -265,18 +238,20 @@ class Rules:
     def _bans(self, state: RulesState, size: int, limits: Limits) -> list:
         """Masks of banned tokens, bool, that broadcast to `(rows, branches, size)`."""
         completed = []
-        if self.no_repeat_ngram_size:
-            length = state.prompt_lengths + state.count
-            completed.append(
-                banning.repeated_ngrams(
-                    state.history, length, state.recent, self.no_repeat_ngram_size
-                )
-            )
         # An end id is no bad word, as in Transformers.
         words = [word for word in self.bad_words if word not in [(x,) for x in limits.end_ids]]
-        for length in sorted({len(word) for word in words if len(word) > 1}):
-            of_length = [word for word in words if len(word) == length]
-            completed.append(banning.completed_words(state.recent, of_length))
+        if self._reads_text:
+            text, length = _text(state), state.prompt_lengths + state.count
+            width = max([self.no_repeat_ngram_size, *map(len, self.bad_words)]) - 1
+            places = length[:, None] + ops.arange(-width, 0, dtype="int32")[None]
+            recent = ops.take_along_axis(text, ops.maximum(places, 0)[:, None], axis=-1)
+            recent = ops.where((places >= 0)[:, None], recent, -1)
+            if self.no_repeat_ngram_size:
+                n = self.no_repeat_ngram_size
+                completed.append(banning.repeated_ngrams(text, length, recent, n))
+            for count in sorted({len(word) for word in words if len(word) > 1}):
+                of_length = [word for word in words if len(word) == count]
+                completed.append(banning.completed_words(recent, of_length))
         bans = []
         if completed:
             tokens, where = (ops.concatenate(x, axis=-1) for x in zip(*completed, strict=True))
@@ -309,6 +284,18 @@ class Rules:
         return result, broken(result)
 
 
+def _text(state: RulesState):
+    """Prompt and new tokens without a gap, int `(rows, branches, length + size)`."""
+    rows, branches, size = state.tokens.shape
+    width = state.prompt.shape[1]
+    prompt = ops.broadcast_to(state.prompt[:, None], (rows, branches, width))
+    places = ops.arange(width + size, dtype="int32")[None]
+    lengths = state.prompt_lengths[:, None]
+    behind = ops.minimum(places + width - lengths, width + size - 1)
+    places = ops.where(places < lengths, places, behind)[:, None]
+    return ops.take_along_axis(ops.concatenate([prompt, state.tokens], axis=-1), places, axis=-1)
+
+
 def _continued(state: RulesState, parents) -> RulesState:
     """The state with each branch as its parent's was."""
     rows, branches = parents.shape
@@ -316,13 +303,12 @@ def _continued(state: RulesState, parents) -> RulesState:
     places = ops.reshape(places, (rows * branches,))
 
     def pick(tensor):
-        if len(tensor.shape) == 1:
-            return tensor
         # Whole lines are copied, which is faster than `take_along_axis`.
         lines = ops.reshape(tensor, (rows * branches, *tensor.shape[2:]))
         return ops.reshape(ops.take(lines, places, axis=0), tensor.shape)
 
-    return keras.tree.map_structure(pick, state)
+    of_branches = {name: getattr(state, name) for name in ("seen", "used", "tokens", "place")}
+    return state._replace(**keras.tree.map_structure(pick, of_branches))
 
 
 def _only(token, logits):

@@ -1,6 +1,5 @@
 """Samplers: from the logits of a step to the next tokens. Greedy and random ones."""
 
-import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TOKENS, check_int, check_number, nearest, set_fields
+from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int, nearest
 from keras_transformer.generation.logits import (
     NEVER,
     apply_temperature,
@@ -21,60 +20,48 @@ from keras_transformer.generation.logits import (
 
 
 class Limits(NamedTuple):
-    """What bounds a generation, row by row.
+    """What bounds a generation, row by row."""
 
-    Fields:
-        end_ids: tuple of ints, a row ends with any of them.
-        pad_id: int, fills rows after their end.
-        max_new_tokens: int32 `(rows,)`; a row with 0 is finished.
-        uniforms: float32 `(rows, size * draws)`, random numbers from 0 to 1, `draws` for each
-            new token, those of a token side by side. `draws` is the sampler's.
-    """
-
-    end_ids: tuple[int, ...]
-    pad_id: int
-    max_new_tokens: Any
+    end_ids: tuple[int, ...]  # a row ends with any of them
+    pad_id: int  # fills rows after their end
+    max_new_tokens: Any  # int32 (rows,); a row with 0 is finished
+    # float32 (rows, size * draws), random numbers from 0 to 1, `draws` of the sampler for each new
+    # token, those of a token side by side.
     uniforms: Any
 
 
 class Prompt(NamedTuple):
-    """What a sampler may know of the prompts before the first token.
+    """What a sampler may know of the prompts before the first token."""
 
-    Fields:
-        tokens: int `(rows, length)`.
-        mask: bool `(rows, length)`.
-        hidden: float `(rows, length, hidden_dim)`, the last states.
-    """
-
-    tokens: Any
-    mask: Any
-    hidden: Any
+    tokens: Any  # int (rows, length)
+    mask: Any  # bool (rows, length)
+    hidden: Any  # float (rows, length, hidden_dim), the last states
 
 
 class Outputs(NamedTuple):
-    """What a sampler has found, best first.
+    """What a sampler has found, best first."""
 
-    Fields:
-        tokens: int `(rows, n, size)`.
-        counts: int `(rows, n)`, the number of tokens, an end included. 0 for a hypothesis that
-            there is not.
-        scores: float32 `(rows, n)`, or None for samplers that do not rank.
-        passes: int `(rows,)`, how often the model ran for a row, where a pass may give several
-            tokens; else None.
-    """
-
-    tokens: Any
-    counts: Any
-    scores: Any = None
+    tokens: Any  # int (rows, n, size)
+    counts: Any  # int (rows, n), tokens, an end included; 0 for a hypothesis that there is not
+    scores: Any = None  # float32 (rows, n), of samplers that rank
+    # int (rows,), how often the model ran for a row, where a pass may give several tokens.
     passes: Any = None
 
 
-class Sampler(abc.ABC):
+class RowState(NamedTuple):
+    """The new tokens of every row."""
+
+    tokens: Any  # int (rows, size)
+    count: Any  # int (rows,)
+    ended: Any  # bool (rows,)
+
+
+class Sampler:
     """Chooses tokens. The engine calls it within a compiled loop: all state is in tensors.
 
     Every tensor of the state has the rows of the batch as its first axis, so that rows can leave
     a batch and others come. Subclasses are frozen dataclasses: equal ones share their compiled
-    functions.
+    functions. One that continues each row by a token at a time has to `choose` alone.
     """
 
     streams: ClassVar[bool] = True  # whether a token once chosen stays
@@ -101,19 +88,13 @@ class Sampler(abc.ABC):
         """Slots of the cache that a step needs at most."""
         return self.branches * self.step_length
 
-    def check(self, backbone, rules) -> None:  # noqa: B027
+    def check(self, backbone, rules) -> None:
         """ValueError if the sampler cannot work with this backbone or these rules."""
 
-    @abc.abstractmethod
     def start(self, rows: int, size: int, limits: Limits, prompt: Prompt):
-        """The state before the first token: a NamedTuple of tensors.
-
-        Args:
-            rows: int, number of prompts.
-            size: int, room for new tokens in a row.
-            limits: `Limits`.
-            prompt: `Prompt`.
-        """
+        """The state before the first token, a NamedTuple of tensors with room for `size` tokens."""
+        tokens = ops.full((rows, size), limits.pad_id, "int32")
+        return RowState(tokens, ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool"))
 
     def propose(self, state, cache, limits: Limits):
         """What comes before a step: the state, with what `next_tokens` is to give in it.
@@ -128,7 +109,10 @@ class Sampler(abc.ABC):
         """
         return state, cache
 
-    @abc.abstractmethod
+    def choose(self, logits, count, limits: Limits):
+        """The next tokens, int `(rows,)`, of logits `(rows, vocabulary_size)`."""
+        raise NotImplementedError
+
     def advance(self, state, logits, hidden, limits: Limits):
         """Chooses the tokens of one step. After the prompt, the step is of one token a branch.
 
@@ -145,71 +129,37 @@ class Sampler(abc.ABC):
             branch continues, int `(rows, branches)`; for steps of several tokens, how many of
             them each row keeps, int `(rows,)`.
         """
-
-    @abc.abstractmethod
-    def next_tokens(self, state):
-        """The tokens to go on with, int `(rows, branches)` or `(rows, step_length)`."""
-
-    def grow(self, state, extra: int, pad_id: int):
-        """The state with room for `extra` more new tokens."""
-        return with_room(state, self.sized, extra, pad_id)
-
-    @abc.abstractmethod
-    def counts(self, state):
-        """Int `(rows,)`, the number of tokens chosen so far."""
-
-    @abc.abstractmethod
-    def finished(self, state, limits: Limits):
-        """Bool `(rows,)`, the rows that need no further step."""
-
-    @abc.abstractmethod
-    def outputs(self, state) -> Outputs:
-        """What has been found."""
-
-
-class RowState(NamedTuple):
-    """The new tokens of every row."""
-
-    tokens: Any  # int (rows, size)
-    count: Any  # int (rows,)
-    ended: Any  # bool (rows,)
-
-
-class RowSampler(Sampler):
-    """A sampler with one continuation a row."""
-
-    def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> RowState:
-        tokens = ops.full((rows, size), limits.pad_id, "int32")
-        return RowState(tokens, ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool"))
-
-    @abc.abstractmethod
-    def choose(self, logits, count, limits: Limits):
-        """The next tokens, int `(rows,)`, of logits `(rows, vocabulary_size)`."""
-
-    def advance(self, state: RowState, logits, hidden, limits: Limits):
         chosen = self.choose(logits[:, 0], state.count, limits)
         open_ = ops.logical_not(self.finished(state, limits))
         tokens = put_at(state.tokens, state.count, chosen, open_)
         ended = ops.logical_or(state.ended, ops.logical_and(open_, is_end(chosen, limits)))
         return RowState(tokens, state.count + ops.cast(open_, "int32"), ended), None
 
-    def next_tokens(self, state: RowState):
+    def next_tokens(self, state):
+        """The tokens to go on with, int `(rows, branches)` or `(rows, step_length)`."""
         last = ops.maximum(state.count - 1, 0)
         return ops.take_along_axis(state.tokens, last[:, None], axis=1)
 
-    def counts(self, state: RowState):
+    def grow(self, state, extra: int, pad_id: int):
+        """The state with room for `extra` more new tokens."""
+        return with_room(state, self.sized, extra, pad_id)
+
+    def counts(self, state):
+        """Int `(rows,)`, the number of tokens chosen so far."""
         return state.count
 
-    def finished(self, state: RowState, limits: Limits):
-        return ops.logical_or(state.ended, state.count >= limits.max_new_tokens)
+    def finished(self, state, limits: Limits):
+        """Bool `(rows,)`, the rows that need no further step."""
+        return ops.logical_or(state.ended, self.counts(state) >= limits.max_new_tokens)
 
-    def outputs(self, state: RowState) -> Outputs:
-        return Outputs(state.tokens[:, None], state.count[:, None])
+    def outputs(self, state) -> Outputs:
+        """What has been found."""
+        return Outputs(state.tokens[:, None], self.counts(state)[:, None])
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
-class Greedy(RowSampler):
+class Greedy(Sampler):
     """The likeliest token at every step.
 
     Example:
@@ -227,7 +177,7 @@ class Greedy(RowSampler):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
-class Random(RowSampler):
+class Random(Sampler):
     """Draws each token from the model's distribution, sharpened and cut as asked.
 
     The cuts are made in the order of the arguments, each on what the one before has left. A token
@@ -270,22 +220,11 @@ class Random(RowSampler):
     draws: ClassVar[int] = 1
 
     def __post_init__(self):
-        k = self.top_k
-        if k is not None:
-            k = check_int("top_k", k, 1, MOST_TOKENS, none=True)
         hint = "For the likeliest token at every step, use Greedy()."
-
-        def share(name: str, **bounds) -> float:
-            return float(check_number(name, getattr(self, name), hint=hint, exact=True, **bounds))
-
-        set_fields(
-            self,
-            temperature=share("temperature", above=0),
-            top_k=k,
-            top_p=share("top_p", above=0, at_most=1),
-            min_p=share("min_p", at_least=0, at_most=1),
-            typical_p=share("typical_p", above=0, at_most=1),
-        )
+        check_fields(self, check_float, "temperature", above=0, hint=hint)
+        check_fields(self, check_float, "top_p", "typical_p", above=0, at_most=1, hint=hint)
+        check_fields(self, check_float, "min_p", at_least=0, at_most=1, hint=hint)
+        check_fields(self, check_int, "top_k", at_least=1, at_most=MOST_TOKENS, none=True)
 
     def choose(self, logits, count, limits: Limits):
         return draw(ops.softmax(self.filtered(logits), axis=-1), _uniform(limits, count))
@@ -320,30 +259,16 @@ def _uniform(limits: Limits, count):
     return ops.take_along_axis(limits.uniforms, ops.minimum(count, last)[:, None], axis=1)[:, 0]
 
 
-def put_at(tokens, places, values, where):
-    """`tokens` with `values` at `places` of some rows.
-
-    Args:
-        tokens: int `(rows, ..., size)`.
-        places: int `(rows,)`.
-        values: int `(rows, ...)`.
-        where: bool `(rows,)`, the rows that are written.
-    """
-    columns = ops.arange(tokens.shape[-1], dtype="int32")
-    here = ops.logical_and(columns[None] == places[:, None], where[:, None])
+def put_at(tokens, places, values, where=None):
+    """`(rows, ..., size)` tokens with `(rows, ...)` values at `(rows,)` places, `where` is true."""
+    here = ops.arange(tokens.shape[-1], dtype="int32")[None] == places[:, None]
+    here = here if where is None else ops.logical_and(here, where[:, None])
     here = ops.reshape(here, (here.shape[0], *[1] * (len(tokens.shape) - 2), here.shape[1]))
     return ops.where(here, values[..., None], tokens)
 
 
 def with_room(state, sized: dict[str, int], extra: int, pad_id: int):
-    """A state with some fields longer.
-
-    Args:
-        state: NamedTuple.
-        sized: the axis of each of these fields that gets longer; `()` stays.
-        extra: int, how much longer.
-        pad_id: int, what ids are filled up with; floats are with 0.
-    """
+    """A state with its `sized` fields longer by `extra`, each on its axis; `()` stays."""
     longer = {}
     for name, axis in sized.items():
         tensor = getattr(state, name)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.checking import MOST_TOKENS, check_flag, check_int, check_seed
-from keras_transformer.generation.engine import DecodeState, Engine, Settings, most_steps
+from keras_transformer.generation.engine import Batch, Engine, Settings, most_steps
 from keras_transformer.generation.samplers import Outputs
+from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.sizes import round_size, round_up
 
 # A prefix is computed once for all prompts if it has at least so many tokens.
@@ -16,36 +17,22 @@ _SHORTEST_PREFIX = 16
 
 
 class Finished(NamedTuple):
-    """What was generated for a prompt.
+    """What was generated for a prompt."""
 
-    Fields:
-        index: int, which prompt.
-        copy: int, which of its samples.
-        tokens: a list of ids for each hypothesis, best first, an end id included.
-        scores: list of float, a score for each hypothesis, or None.
-        passes: int, how often the model ran for the row, where a pass may give several tokens;
-            else None.
-    """
-
-    index: int
-    copy: int
-    tokens: list[list[int]]
-    scores: list[float] | None
+    index: int  # which prompt
+    copy: int  # which of its samples
+    tokens: list[list[int]]  # the ids of each hypothesis, best first, an end id included
+    scores: list[float] | None  # of each hypothesis
+    # How often the model ran for the row, where a pass may give several tokens.
     passes: int | None = None
 
 
 class Progress(NamedTuple):
-    """What a row has so far.
+    """What a row has so far."""
 
-    Fields:
-        index: int, which prompt.
-        copy: int, which of its samples.
-        tokens: list of ids, all the new ones, an end id included.
-    """
-
-    index: int
-    copy: int
-    tokens: list[int]
+    index: int  # which prompt
+    copy: int  # which of its samples
+    tokens: list[int]  # all the new ones, an end id included
 
 
 class Scheduler:
@@ -128,116 +115,81 @@ class Scheduler:
         if self.share_prefix:
             self._read_prefix()
         queue = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
-        batch = self._start(self._next(queue, self.batch_size))
+        batch = self._start(queue, self.batch_size)
         while True:
-            done = self.engine.finished(batch.state, self.settings, batch.limits)
+            done = self.engine.finished(batch)
             if steps is not None and self.settings.sampler.streams and not done.all():
                 yield from self._progress(batch)
                 done = done | [owner in self._stopped for owner in batch.owners]
             leaving = [row for row in np.flatnonzero(done) if batch.owners[row] is not None]
             if leaving:
-                found = self.engine.outputs(batch.state, self.settings)
+                found = self.engine.outputs(batch)
                 for row in leaving:
                     yield _finished(batch.owners[row], found, row)
                     batch.owners[row], batch.limits[row] = None, 0
-            free = sum(owner is None for owner in batch.owners)
-            if free == len(batch.owners):
+            rows, free = len(batch.owners), batch.owners.count(None)
+            if free == rows:
                 if not queue:
                     return
-                batch = self._start(self._next(queue, self.batch_size))
-            elif queue and free >= max(self.copies, len(batch.owners) // 4):
+                batch = self._start(queue, self.batch_size)
+            elif queue and free >= max(self.copies, rows // 4):
                 batch = self._refill(batch, queue, free)
             else:
-                self._extend(batch, bool(queue), free, steps)
+                most = most_steps(self.settings.sampler)
+                enough = min(rows, max(free + 1, rows // 4)) if queue else rows
+                self.engine.extend(batch, most if steps is None else min(most, steps), enough)
 
     def stop(self, index: int, copy: int = 0) -> None:
         """Ends the sample `copy` of prompt `index`, whose `Progress` was just given."""
         self._stopped.add((index, copy))
 
-    @staticmethod
-    def _next(queue: deque, count: int) -> list[int]:
-        return [queue.popleft() for _ in range(min(count, len(queue)))]
-
-    def _progress(self, batch: "_Batch") -> Iterator[Progress]:
-        found = self.engine.outputs(batch.state, self.settings)
+    def _progress(self, batch: Batch) -> Iterator[Progress]:
+        found = self.engine.outputs(batch)
         for row, owner in enumerate(batch.owners):
             if owner is not None:
-                tokens = found.tokens[row, 0, : found.counts[row, 0]].tolist()
-                yield Progress(*owner, tokens)
+                yield Progress(*owner, found.tokens[row, 0, : found.counts[row, 0]].tolist())
 
-    def _extend(self, batch: "_Batch", waiting: bool, free: int, steps: int | None) -> None:
-        rows, sampler = len(batch.owners), self.settings.sampler
-        counts = self.engine.counts(batch.state, self.settings)
-        remaining = int(max(batch.limits - counts)) + sampler.extra_steps
-        now = min(remaining, most_steps(sampler))
-        now = now if steps is None else min(now, steps)
-        batch.state = self.engine.make_room(batch.state, self.settings, now)
-        self._draw(batch, batch.state.size * sampler.draws)
-        enough = min(rows, max(free + 1, rows // 4)) if waiting else rows
-        batch.state = self.engine.extend(
-            batch.state, self.settings, batch.limits, batch.uniforms, now, enough
-        )
-
-    def _draw(self, batch: "_Batch", width: int) -> None:
-        """Random numbers for `width` columns, if there are fewer: as many as tokens fit."""
-        if batch.uniforms.shape[1] >= width:
-            return
-        batch.uniforms = np.zeros((len(batch.owners), width), "float32")
-        for row, owner in enumerate(batch.owners):
+    def _draw(self, owners: list, width: int) -> np.ndarray:
+        uniforms = np.zeros((len(owners), width), "float32")
+        for row, owner in enumerate(owners):
             if owner is not None:
-                batch.uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
+                uniforms[row] = row_uniforms(self.seed, owner, self.copies, width)
+        return uniforms
 
-    def _start(self, chosen: list[int], most: int | None = None, slots: int = 0) -> "_Batch":
-        """A batch of the prompts `chosen`, filled up to at most `most` prompts."""
+    def _start(self, queue: deque, count: int, most: int | None = None, slots: int = 0) -> Batch:
+        """A batch of the next `count` prompts, filled up to at most `most`. Owners are samples."""
+        chosen = [queue.popleft() for _ in range(min(count, len(queue)))]
         models = (model.config for model in self.settings.sampler.models)
         longest = [config.max_sequence_length for config in models if config.position == "learned"]
         longest += [] if self.longest is None else [self.longest]
-        prompts, length = self.engine.padded_prompts(
+        rows = [self._prompts[i][self._shared :] for i in chosen]
+        count, length = self.engine.padded_prompts(
             self.settings,
-            len(chosen),
-            max(len(self._prompts[i]) for i in chosen) - self._shared,
+            len(rows),
+            max(map(len, rows)),
             (
                 round_up(self.batch_size) if most is None else most,
                 min(longest) - self._shared if longest else None,
             ),
         )
         owners: list = [(i, copy) for i in chosen for copy in range(self.copies)]
-        filled = chosen + chosen[:1] * (prompts - len(chosen))
-        limits = np.zeros((len(filled) * self.copies,), "int32")
+        limits = np.zeros((count * self.copies,), "int32")
         limits[: len(owners)] = [self._limits[i] for i, _ in owners]
         owners += [None] * (len(limits) - len(owners))
-        rows = [self._prompts[i][self._shared :] for i in filled]
-        ids = np.full((len(rows), length), self.settings.pad_id, "int32")
-        mask = np.zeros((len(rows), length), "bool")
-        for row, prompt in enumerate(rows):
-            ids[row, : len(prompt)] = prompt
-            mask[row, : len(prompt)] = True
-        batch = _Batch(None, owners, limits)
-        self._draw(batch, self.settings.sampler.draws)
-        batch.state = self.engine.prefill(
-            self.make_inputs(ids, mask),
-            self.settings,
-            limits,
-            batch.uniforms,
-            most_steps(self.settings.sampler),
-            self._prefix,
-            self.copies,
-            slots,
+        ids, mask = pad_rows(rows + rows[:1] * (count - len(rows)), self.settings.pad_id, length)
+        inputs = self.make_inputs(ids, mask)
+        return self.engine.prefill(
+            inputs, self.settings, limits, self._draw, None, owners, self._prefix, slots
         )
-        return batch
 
-    def _refill(self, batch: "_Batch", queue: deque, free: int) -> "_Batch":
+    def _refill(self, batch: Batch, queue: deque, free: int) -> Batch:
         """The batch with waiting prompts in the place of finished ones, as many rows as before."""
         places = free // self.copies
         while round_up(places) > places:  # as many prompts as a step of the ladder has
             places -= 1
-        new = self._start(self._next(queue, places), places, batch.state.cache.slots)
+        new = self._start(queue, places, places, batch.state.cache.slots)
         kept = sorted(range(len(batch.owners)), key=lambda row: batch.owners[row] is None)
-        kept = np.asarray(kept[: len(batch.owners) - len(new.owners)], "int32")
-        state = self.engine.replace_rows(batch.state, self.settings, kept, new.state)
-        owners = [batch.owners[row] for row in kept] + new.owners
-        limits = np.concatenate([batch.limits[kept], new.limits])
-        return _Batch(state, owners, limits)
+        return self.engine.replace_rows(batch, kept[: len(kept) - len(new.owners)], new)
 
     def _read_prefix(self) -> None:
         """Computes what all prompts begin with, if that pays."""
@@ -258,21 +210,10 @@ class Scheduler:
             self._prefix = self.engine.read_prefix(list(first[:shared]), self.settings)
 
 
-class _Batch:
-    """The running batch: its state, and whose row is whose."""
-
-    def __init__(self, state: DecodeState | None, owners: list, limits: np.ndarray):
-        self.state = state
-        self.owners = owners  # (prompt, sample) of each row, None for a free one
-        self.limits = limits  # of new tokens, 0 for a free row
-        self.uniforms = np.zeros((len(owners), 0), "float32")
-
-
 def row_uniforms(seed: int, owner: tuple[int, int], copies: int, size: int) -> np.ndarray:
     """Random numbers of one row, whatever batch it is in: from 0 to 1, float32 `(size,)`.
 
-    They come from a counter-based generator (Salmon et al. 2011, "Parallel random numbers: as
-    easy as 1, 2, 3") with the seed and the row as its key.
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     row = owner[0] * copies + owner[1]
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, row], "uint64")))

@@ -16,17 +16,10 @@ _TOKENS = 1024
 def score_continuations(
     engine: Engine, make_inputs: Callable, pairs: Sequence[tuple[list[int], list[int]]], pad_id: int
 ) -> list[np.ndarray]:
-    """Of every token of each continuation the log-probability that the model gives it.
+    """Of every token of each continuation the log-probability that the model gives it, float32.
 
-    Args:
-        engine: `Engine`.
-        make_inputs: from lists of prompts and continuations to the backbone's inputs, padded, and
-            the place of the output that predicts each continuation's first token.
-        pairs: prompts and continuations, lists of ids.
-        pad_id: int.
-
-    Returns:
-        A float32 array for each pair.
+    `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
+    backbone's inputs, padded, and the places of the outputs that predict the first tokens.
     """
     compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
     results: list = [np.zeros((0,), "float32")] * len(pairs)
@@ -49,9 +42,12 @@ def score_continuations(
     return results
 
 
-def pad_rows(rows: Sequence[list[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as one array, padded on the right to a length of the ladder, and their mask."""
-    ids = np.full((len(rows), round_size(max(map(len, rows)))), pad_id, "int32")
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as one array, padded on the right to `length` or one of the ladder, and their mask."""
+    length = round_size(max(map(len, rows))) if length is None else length
+    ids = np.full((len(rows), length), pad_id, "int32")
     mask = np.zeros(ids.shape, "bool")
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row

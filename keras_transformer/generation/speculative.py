@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TRACED, check_int, check_number, set_fields
+from keras_transformer.checking import MOST_TRACED, check_fields, check_float, check_int
 from keras_transformer.generation.logits import apply_temperature, argmax, draw
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler, is_end, named
 from keras_transformer.models.backbone import Backbone
@@ -24,7 +24,7 @@ class SpeculativeState(NamedTuple):
     passes: Any  # int (rows,), how often the model ran
     text: Any  # int (rows, prompt + size), prompts and new tokens; () with a draft model
     length: Any  # int (rows,), of the prompts; () with a draft model
-    drafts: Any = ()  # int (rows, num_draft_tokens), -1 for none; () between steps
+    drafts: Any  # int (rows, num_draft_tokens), -1 for none; (rows, 0) between steps
     chances: Any = ()  # float32 (rows, num_draft_tokens, vocabulary_size), what they were drawn of
 
 
@@ -62,10 +62,7 @@ class Speculative(Sampler):
     import keras_transformer as kt
     from keras_transformer.generation import Engine, Settings, Speculative
 
-    backbone = kt.models.Decoder(kt.TransformerConfig(
-        kind="decoder", vocabulary_size=50, hidden_dim=16, num_layers=1, num_heads=2,
-        intermediate_dim=32,
-    ))
+    backbone = kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone
     inputs = {"token_ids": np.array([[3, 4, 5, 3, 4]]), "padding_mask": np.ones((1, 5), bool)}
     settings = Settings(Speculative(num_draft_tokens=2))
     outputs = Engine(backbone).generate(inputs, settings, max_new_tokens=6)
@@ -84,10 +81,9 @@ class Speculative(Sampler):
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "text": -1}
 
     def __post_init__(self):
-        for name in ("num_draft_tokens", "max_ngram"):
-            set_fields(self, **{name: check_int(name, getattr(self, name), 1, MOST_TRACED)})
-        temperature = check_number("temperature", self.temperature, 0, exact=True)
-        set_fields(self, temperature=float(temperature))
+        counts = ("num_draft_tokens", "max_ngram")
+        check_fields(self, check_int, *counts, at_least=1, at_most=MOST_TRACED)
+        check_fields(self, check_float, "temperature", at_least=0)
         if self.draft is None:
             return
         if not isinstance(self.draft, Backbone):
@@ -135,13 +131,13 @@ class Speculative(Sampler):
                 )
 
     def start(self, rows: int, size: int, limits: Limits, prompt: Prompt) -> SpeculativeState:
-        none = ops.zeros((rows,), "int32")
-        tokens = ops.full((rows, size), limits.pad_id, "int32")
+        row = super().start(rows, size, limits, prompt)
         text = length = ()
         if self.draft is None:
-            text = ops.concatenate([ops.cast(prompt.tokens, "int32"), tokens], axis=1)
+            text = ops.concatenate([ops.cast(prompt.tokens, "int32"), row.tokens], axis=1)
             length = ops.sum(ops.cast(prompt.mask, "int32"), axis=1)
-        return SpeculativeState(tokens, none, ops.zeros((rows,), "bool"), none, text, length)
+        nothing = ops.zeros((rows, 0), "int32")
+        return SpeculativeState(*row, ops.zeros((rows,), "int32"), text, length, nothing)
 
     def propose(self, state: SpeculativeState, cache, limits: Limits):
         if self.draft is None:
@@ -166,14 +162,10 @@ class Speculative(Sampler):
         return state._replace(drafts=ops.concatenate(drafts, axis=1), chances=chances), cache
 
     def next_tokens(self, state: SpeculativeState):
-        last = ops.maximum(state.count - 1, 0)
-        token = ops.take_along_axis(state.tokens, last[:, None], axis=1)
-        if isinstance(state.drafts, tuple):
-            return token
-        return ops.concatenate([token, ops.maximum(state.drafts, 0)], axis=1)
+        drafts = ops.maximum(state.drafts, 0)
+        return ops.concatenate([super().next_tokens(state), drafts], axis=1)
 
     def advance(self, state: SpeculativeState, logits, hidden, limits: Limits):
-        first = isinstance(state.drafts, tuple)
         judge = self._compare if self.temperature == 0 else self._sample
         chosen, accepted = judge(state, logits, limits)
         places = ops.arange(logits.shape[1], dtype="int32")[None]
@@ -194,15 +186,14 @@ class Speculative(Sampler):
             state.passes + ops.cast(open_, "int32"),
             text,
             state.length,
+            state.drafts[:, :0],
         )
         # The cache keeps the token before the drafts, and those that were accepted.
-        return new, None if first else number
+        return new, number if state.drafts.shape[1] else None
 
     def _compare(self, state: SpeculativeState, logits, limits: Limits):
         """The likeliest tokens, int `(rows, length)`, and how many of them were drafted."""
         chosen = argmax(logits)
-        if isinstance(state.drafts, tuple):
-            return chosen, ops.zeros_like(state.count)
         return chosen, _leading(state.drafts == chosen[:, :-1])
 
     def _sample(self, state: SpeculativeState, logits, limits: Limits):
@@ -213,8 +204,6 @@ class Speculative(Sampler):
         length, vocabulary = logits.shape[1:]
         numbers = self._numbers(state.count, limits)
         chances = ops.softmax(apply_temperature(logits, self.temperature), axis=-1)
-        if isinstance(state.drafts, tuple):
-            return draw(chances[:, 0], numbers[:, 0, _CHOOSE])[:, None], ops.zeros_like(state.count)
         drafts, drafted = state.drafts, state.chances
         if isinstance(drafted, tuple):  # looked up: all the probability is the draft's
             ids = ops.arange(vocabulary, dtype="int32")
@@ -238,38 +227,23 @@ class Speculative(Sampler):
         return ops.where(behind, token[:, None], drafts), accepted
 
     def _numbers(self, count, limits: Limits):
-        """The random numbers of the tokens that a step may give, `(rows, step_length, draws)`.
-
-        Those of a token are the same whatever step it comes from. A draft that was rejected leaves
-        no trace in the tokens before it, so that its numbers can be used again.
-        """
+        """The random numbers of the tokens that a step may give, `(rows, step_length, draws)`."""
         if self.draws == 0:
             return None
+        # Those of a token are the same whatever step it comes from: a draft that was rejected
+        # leaves no trace in the tokens before it, so that its numbers can be used again.
         uniforms = limits.uniforms
         uniforms = ops.reshape(uniforms, (uniforms.shape[0], -1, self.draws))
         places = count[:, None] + ops.arange(self.step_length, dtype="int32")[None]
         places = ops.minimum(places, uniforms.shape[1] - 1)
         return ops.take_along_axis(uniforms, places[..., None], axis=1)
 
-    def counts(self, state: SpeculativeState):
-        return state.count
-
-    def finished(self, state: SpeculativeState, limits: Limits):
-        return ops.logical_or(state.ended, state.count >= limits.max_new_tokens)
-
     def outputs(self, state: SpeculativeState) -> Outputs:
-        return Outputs(state.tokens[:, None], state.count[:, None], passes=state.passes)
+        return super().outputs(state)._replace(passes=state.passes)
 
 
 def put_run(tokens, places, values, counts):
-    """`tokens`, `(rows, size)`, with the first `counts` of `values` from `places` on, row by row.
-
-    Args:
-        tokens: int32 `(rows, size)`.
-        places: int `(rows,)`.
-        values: int32 `(rows, length)`.
-        counts: int `(rows,)`, at most `length`.
-    """
+    """`(rows, size)` tokens with the first `counts` of `(rows, length)` values from `places` on."""
     index = ops.arange(tokens.shape[1], dtype="int32")[None] - places[:, None]
     written = ops.logical_and(index >= 0, index < counts[:, None])
     index = ops.clip(index, 0, values.shape[1] - 1)
@@ -282,32 +256,11 @@ def _leading(hits):
 
 
 def look_up(texts, lengths, count: int, max_ngram: int):
-    """What followed the last tokens of each text when they stood in it before.
+    """What followed the last tokens of each text when they stood in it before, `(rows, count)`.
 
     Of the places where the last n tokens stood before, `n` as large as possible, the last one
     counts. A copy that reaches the end of the text goes on with itself: a text that repeats a
-    part of it is taken to go on repeating.
-
-    Args:
-        texts: int `(rows, size)`, padded on the right.
-        lengths: int `(rows,)`, at least 1.
-        count: int, tokens to guess.
-        max_ngram: int, the largest `n`.
-
-    Returns:
-        Int32 `(rows, count)`; -1 in rows whose last token did not stand in the text before.
-
-    Example:
-    ```python
-    import numpy as np
-    from keras_transformer.generation.speculative import look_up
-
-    texts = np.array([[5, 6, 7, 8, 5, 6, 0], [1, 2, 3, 0, 0, 0, 0]])
-    found = look_up(texts, np.array([6, 3]), count=3, max_ngram=2)
-    assert np.array(found).tolist() == [[7, 8, 5], [-1, -1, -1]]
-    ```
-
-    Source: Saxena 2023, "Prompt Lookup Decoding".
+    part of it is taken to go on repeating. -1 in rows whose last token did not stand there.
     """
     texts = ops.cast(ops.convert_to_tensor(texts), "int32")
     lengths = ops.cast(ops.convert_to_tensor(lengths), "int32")[:, None]

@@ -61,10 +61,9 @@ class TextStream:
         added = tokenizer._backend.get_added_tokens_decoder()
         self._skipped = {index for index, token in added.items() if token.special}
         steps = decoder_steps(tokenizer)
+        replaced = [x.get("pattern", {}).get("String") for x in steps if x["type"] == "Replace"]
         # Text that a later token may change: a decoder takes away the space in " ,".
-        self._changing = tuple(
-            text for step in steps if (text := _replaced(step)) is not None and len(text) > 1
-        )
+        self._changing = tuple(text for text in replaced if text is not None and len(text) > 1)
         self._bytes: dict[int | None, int] = {}
         if any(step["type"] == "ByteFallback" for step in steps):
             self._bytes = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
@@ -88,13 +87,7 @@ class TextStream:
         return "".join(self._pieces)
 
     def push(self, ids: Sequence[int] | int) -> str:
-        """Adds ids.
-
-        Args:
-            ids: an id or a list of ids.
-
-        Returns:
-            The text that is certain now and was not before; often empty.
+        """Adds an id or a list of ids, and returns the text that is certain only now; often none.
 
         Raises:
             ValueError: for ids outside the vocabulary, or behind `finish`.
@@ -119,15 +112,10 @@ class TextStream:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Ends the stream.
-
-        Returns:
-            The text that was held back. Half a character is U+FFFD now.
-        """
-        if self._finished or self.stopped:
-            self._finished = True
+        """Ends the stream, and returns what was held back. Half a character is U+FFFD now."""
+        before, self._finished = self._finished, True
+        if before or self.stopped:
             return ""
-        self._finished = True
         if self._contradicts(self._decode(self._window)):
             self._restart()
         end = self._end()
@@ -232,9 +220,8 @@ def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
                 f"negative. Received: {item!r}"
             )
     strings = dict.fromkeys(item for item in items if isinstance(item, str))
-    return tuple(strings), tuple(
-        dict.fromkeys(int(item) for item in items if not isinstance(item, str))
-    )
+    ids = dict.fromkeys(int(item) for item in items if not isinstance(item, str))
+    return tuple(strings), tuple(ids)
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:
@@ -253,8 +240,3 @@ def _beginning(text: str, wholes: Sequence[str]) -> int:
         if any(len(whole) > length and whole.startswith(end) for whole in wholes):
             return length
     return 0
-
-
-def _replaced(step: dict) -> str | None:
-    """The text that a step of a decoder replaces, if it is one."""
-    return step.get("pattern", {}).get("String") if step["type"] == "Replace" else None

@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
-from keras_transformer.programs import PROGRAMS, TRACING
+from keras_transformer.programs import PROGRAMS, TRACING, Compiled
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (
@@ -31,13 +31,10 @@ _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
 
 
 class TracedFunction:
-    """`function` without its Python, traced anew for other shapes or weights.
+    """`function` of tensors without its Python, traced anew for other shapes or weights.
 
-    Args:
-        function: nested structures of tensors to a nested structure of tensors. What it does must
-            not depend on the values in them.
-        *models: the models whose weights it reads.
-        pack: keep a copy of the weights in oneDNN's own order (CPU only).
+    What it does must not depend on the values in them. With `pack` a copy of the weights is kept
+    in oneDNN's own order (CPU only).
     """
 
     def __init__(self, function: Callable, *models: keras.Model, pack: bool = False):
@@ -65,10 +62,9 @@ class TracedFunction:
             with TRACING:  # traces of weights that are no more
                 PROGRAMS.forget(self)
                 self._weights_key = weights_key
-        run, result = PROGRAMS.get(self, key, lambda: self._trace(leaves, structure))
-        return pytree.tree_unflatten(run(*leaves), result)
+        return PROGRAMS.get(self, key, lambda: self._trace(leaves, structure))(*leaves)
 
-    def _trace(self, leaves: list, structure):
+    def _trace(self, leaves: list, structure) -> Compiled:
         found = []
 
         def flat(*leaves):
@@ -84,7 +80,8 @@ class TracedFunction:
         self._use_onednn(graph)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        return graph.forward, found[-1]
+        run, result = graph.forward, found[-1]
+        return Compiled(lambda *leaves: pytree.tree_unflatten(run(*leaves), result), compiled=True)
 
     def _use_onednn(self, graph: fx.GraphModule) -> None:
         """Products of a matrix with a weight become oneDNN's, with the bias that is added."""

@@ -107,15 +107,12 @@ def until(tokens, limit, end_ids=()):
 
 
 def decode(engine, inputs, settings, limits, steps=8):
-    """`Engine.generate` with a limit for each row; also the last state."""
-    limits = np.asarray(limits, "int32")
-    uniforms = np.zeros((len(limits), 0), "float32")
-    state = engine.prefill(inputs, settings, limits, uniforms, steps)
-    while not engine.finished(state, settings, limits).all():
-        state = engine.make_room(state, settings, steps)
-        state = engine.extend(state, settings, limits, uniforms, steps, len(limits))
-    found = engine.outputs(state, settings)
-    return found._replace(tokens=found.tokens[..., : max(limits)]), state
+    """`Engine.generate` with a limit for each row; also the batch."""
+    batch = engine.prefill(inputs, settings, np.asarray(limits, "int32"), steps=steps)
+    while not engine.finished(batch).all():
+        engine.extend(batch, steps)
+    found = engine.outputs(batch)
+    return found._replace(tokens=found.tokens[..., : max(limits)]), batch
 
 
 def found_tokens(outputs):

@@ -119,8 +119,8 @@ def test_rows_end_and_the_engine_stops(decoder):
     made = recorded(engine, prompts, 16, ends).any(axis=-1)
     assert made.tolist() == [[step < length for step in range(16)] for length in lengths]
     inputs, settings = engine_inputs(decoder, prompts), Settings(Greedy(), None, ends, PAD)
-    found, state = decode(engine, inputs, settings, [16] * 4, steps=16)
-    assert int(state.steps) == max(lengths) - 1  # the first token comes of the prompt
+    found, batch = decode(engine, inputs, settings, [16] * 4, steps=16)
+    assert int(batch.state.steps) == max(lengths) - 1  # the first token comes of the prompt
     assert found.counts[:, 0].tolist() == lengths
 
 
@@ -210,17 +210,17 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     backbone = make_backbone("decoder", position="rotary", window=8, num_layers=2)
     engine, prompts = Engine(backbone), make_prompts([40, 3, 17])
     inputs, settings = engine_inputs(backbone, prompts), Settings(Recording(), None, (), PAD)
-    found, state = decode(engine, inputs, settings, [100] * 3, steps=16)
+    found, batch = decode(engine, inputs, settings, [100] * 3, steps=16)
     new = found.tokens[:, 0]
     np.testing.assert_array_equal(found.counts[:, 0], 100)
     np.testing.assert_allclose(
         found.scores[:, :100], uncached_logits(backbone, prompts, new), rtol=0, atol=1e-4
     )
     # Room for the prompt and the first steps was enough for all 100.
-    assert state.cache.slots == round_size(40 + 17) == 64
-    assert int(state.cache.end) <= 8 + 3 * 16
-    longer = engine.make_room(state, settings, 48)
-    assert longer.cache.slots == 64 and int(longer.cache.end) == 7
+    assert batch.state.cache.slots == round_size(40 + 17) == 64
+    assert int(batch.state.cache.end) <= 8 + 3 * 16
+    engine.make_room(batch, 48)
+    assert batch.state.cache.slots == 64 and int(batch.state.cache.end) == 7
 
 
 def test_padding_is_given_back_before_the_cache_grows():
@@ -228,18 +228,17 @@ def test_padding_is_given_back_before_the_cache_grows():
     backbone = make_backbone("decoder", position="alibi")
     engine, prompts = Engine(backbone), make_prompts([30, 2, 3])
     inputs, settings = engine_inputs(backbone, prompts[:2]), Settings(Recording(), None, (), PAD)
-    limits, uniforms = np.array([1, 40], "int32"), np.zeros((2, 0), "float32")
-    state = engine.prefill(inputs, settings, limits, uniforms, 8)
-    assert state.cache.slots == 64
+    limits = np.array([1, 40], "int32")
+    batch = engine.prefill(inputs, settings, limits, steps=8)
+    assert batch.state.cache.slots == 64
     inputs = engine_inputs(backbone, prompts[2:])
-    new = engine.prefill(inputs, settings, limits[1:], uniforms[1:], 8)
-    state = engine.replace_rows(state, settings, np.array([1]), new)
-    limits = np.array([40, 40], "int32")
-    while not engine.finished(state, settings, limits).all():
-        state = engine.make_room(state, settings, 8)
-        state = engine.extend(state, settings, limits, uniforms, 8, 2)
-    assert state.cache.slots == 64 and int(state.cache.end) < 64
-    found = engine.outputs(state, settings)
+    new = engine.prefill(inputs, settings, limits[1:], steps=8)
+    batch = engine.replace_rows(batch, [1], new)
+    assert batch.limits.tolist() == [40, 40]
+    while not engine.finished(batch).all():
+        engine.extend(batch, 8)
+    assert batch.state.cache.slots == 64 and int(batch.state.cache.end) < 64
+    found = engine.outputs(batch)
     expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0, :40])
     np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
 
@@ -250,11 +249,11 @@ def test_beams_are_the_same_past_compactions(kind):
     backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, seed=3)
     engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([5, 2, 8]))
     settings = Settings(BeamSearch(4, length_penalty=0.8), None, (END,), PAD)
-    few, state = decode(engine, inputs, settings, [40, 33, 40], steps=4)
+    few, short = decode(engine, inputs, settings, [40, 33, 40], steps=4)
     many, whole = decode(engine, inputs, settings, [40, 33, 40], steps=64)
     assert found_tokens(few) == found_tokens(many)
     np.testing.assert_allclose(few.scores, many.scores, rtol=0, atol=1e-4)
-    assert int(state.cache.end) < int(whole.cache.end)  # which is never compacted
+    assert int(short.state.cache.end) < int(whole.state.cache.end)  # which is never compacted
 
 
 # In fewer bytes: the largest difference of a logit, by the largest logit.

@@ -45,11 +45,11 @@ class Watched(Engine):
         super().__init__(backbone)
         self.sizes, self.slots, self.widths = [], [], []
 
-    def extend(self, state, settings, limits, uniforms, *args):
-        self.sizes.append(state.size)
-        self.slots.append(state.cache.slots)
-        self.widths.append(uniforms.shape[1])
-        return super().extend(state, settings, limits, uniforms, *args)
+    def make_room(self, batch, steps):
+        super().make_room(batch, steps)
+        self.sizes.append(batch.size)
+        self.slots.append(batch.state.cache.slots)
+        self.widths.append(batch.uniforms.shape[1])
 
 
 def run(engine, settings, prompts, limits, batch_size=4, steps=None):

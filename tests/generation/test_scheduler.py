@@ -40,9 +40,9 @@ class Watched(Engine):
         self.read.append(len(next(iter(inputs.values()))))
         return super().prefill(inputs, *args, **kwargs)
 
-    def extend(self, state, *args):
-        self.running.append(state.cache.rows)
-        return super().extend(state, *args)
+    def extend(self, batch, *args):
+        self.running.append(batch.state.cache.rows)
+        return super().extend(batch, *args)
 
 
 @pytest.fixture(scope="module")
