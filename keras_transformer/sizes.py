@@ -13,8 +13,10 @@ _SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 # A size at hand may be so many times the work of the one that is wanted, and always up to so much.
 _MOST_WASTE = 4
 _LITTLE_WORK = 256
-# Wanted so often among the last ones, a size is worth a program of its own.
-OFTEN, _LAST = 5, 16
+# A size is worth a program of its own if a call has so many batches of it, or if a third of the
+# last calls wanted it: of many calls, since of few any size is a third now and then, by chance.
+OFTEN = 5
+_OFTEN_AMONG_LAST, _LAST = 16, 48
 _MOST_KNOWN = 12
 
 
@@ -42,9 +44,9 @@ class Recent:
         self._last: deque = deque(maxlen=_LAST)
 
     def often(self, wanted: Hashable, times: int = 1) -> bool:
-        """Whether `wanted`, which is wanted now so many times, was it often among the last."""
+        """Whether `wanted` is wanted so many times now that it is often, or was it lately."""
         self._last.extend([wanted] * min(times, _LAST))
-        return self._last.count(wanted) >= OFTEN
+        return times >= OFTEN or self._last.count(wanted) >= _OFTEN_AMONG_LAST
 
 
 class Sizes:
