@@ -82,6 +82,8 @@ class SpanAccuracy(keras.metrics.MeanMetricWrapper):
         name, dtype: as in `keras.metrics.Metric`.
     """
 
+    _direction = "up"
+
     def __init__(self, name: str = "accuracy", dtype=None):
         super().__init__(exact_match, name=name, dtype=dtype)
 

@@ -69,6 +69,8 @@ class Perplexity(TokenMean):
     ```
     """
 
+    _direction = "down"  # Keras's callbacks ask which value is better.
+
     def __init__(self, name="perplexity", dtype=None):
         super().__init__(name=name, dtype=dtype)
 
@@ -106,6 +108,8 @@ class TokenAccuracy(TokenMean):
     assert float(metric.result()) == 1.0
     ```
     """
+
+    _direction = "up"
 
     def __init__(self, name="accuracy", dtype=None):
         super().__init__(name=name, dtype=dtype)
@@ -151,6 +155,8 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
     assert float(metric.result()) == 0.5
     ```
     """
+
+    _direction = "up"
 
     def __init__(self, multi_label: bool = False, name: str = "accuracy", dtype=None):
         super().__init__(class_accuracy, name=name, dtype=dtype, multi_label=multi_label)

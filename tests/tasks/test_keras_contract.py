@@ -51,6 +51,27 @@ def test_positions_are_keras(verb):
         assert ours[name].default == parameter.default
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("make", "data", "metric", "better"),
+    [
+        (lambda: classifier(num_classes=2), (TEXTS, LABELS), "accuracy", keras.ops.greater),
+        (language_model, (TEXTS,), "accuracy", keras.ops.greater),
+        (language_model, (TEXTS,), "perplexity", keras.ops.less),
+        (
+            lambda: kt.QuestionAnswerer(classifier(num_classes=2).backbone, tokenizer()),
+            ((["who ?"] * 4, ["a man"] * 4), [(0, "a")] * 4),
+            "accuracy",
+            keras.ops.greater,
+        ),
+    ],
+)
+def test_callbacks_know_which_value_of_a_metric_is_better(make, data, metric, better):
+    stopping = keras.callbacks.EarlyStopping(f"val_{metric}")
+    make().fit(*data, validation_data=data, verbose=0, callbacks=[stopping])
+    assert stopping.monitor_op is better
+
+
 def test_arguments_by_place_and_a_split():
     task = classifier(labels=["bad", "good"])
     history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
