@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.distribution.replicas import Mirrored
-from keras_transformer.kerashub_names import check_options
+from keras_transformer.kerashub_names import ToldOurNames, check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
@@ -48,7 +48,15 @@ PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
 class Task(
-    Serializable, Verbs, Adaptable, Mirrored, TakesTurns, OwnLoss, CompilesAhead, keras.Model
+    ToldOurNames,
+    Serializable,
+    Verbs,
+    Adaptable,
+    Mirrored,
+    TakesTurns,
+    OwnLoss,
+    CompilesAhead,
+    keras.Model,
 ):
     """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 

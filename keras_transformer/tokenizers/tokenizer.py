@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -17,6 +17,7 @@ from keras_transformer.checking import (
     is_int,
     shorten,
 )
+from keras_transformer.kerashub_names import ToldOurNames
 from keras_transformer.notebook import html_table
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
@@ -25,7 +26,7 @@ from keras_transformer.tokenizers.bounds import segment_count
 from keras_transformer.tokenizers.chat import render_chat
 
 
-class Tokenizer:
+class Tokenizer(ToldOurNames):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
@@ -93,6 +94,15 @@ class Tokenizer:
                 raise ValueError(
                     f"The vocabulary has no token {token!r}, which was given as `{role}`."
                 )
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args, **kwargs):
+            raise TypeError(
+                "A tokenizer is not called: `encode(text)` gives the ids of one text, "
+                "`encode_batch(texts)` those of many, as lists that are not padded. Tasks take "
+                "texts as they are."
+            )
 
     # Making one
 
