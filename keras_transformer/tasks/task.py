@@ -242,6 +242,16 @@ class Task(
         with one_piece():
             return Dropout(rate, dtype=self.dtype_policy)
 
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        if _takes_probabilities(self.loss):
+            warnings.warn(
+                f"The loss {getattr(self.loss, 'name', self.loss)!r} takes probabilities, and "
+                f"{type(self).__name__} gives logits, of which it makes no sense. Give the loss "
+                "that the task comes with, task.loss, or one of Keras with from_logits=True.",
+                stacklevel=3,
+            )
+
     def _compile_for_fine_tuning(self, loss: keras.losses.Loss, **metrics) -> None:
         self.compile(optimizer=FineTuningAdamW(), loss=loss, **metrics)
 
@@ -333,3 +343,18 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     logits = logits.astype("float64")
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _takes_probabilities(loss: Any) -> bool:
+    """Whether it is a loss of Keras, or its name, that can take logits and is not told to."""
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:  # Keras says so itself.
+            return False
+    if isinstance(loss, keras.losses.Loss):
+        return getattr(loss, "from_logits", None) is False
+    if not inspect.isfunction(loss):
+        return False
+    option = inspect.signature(loss).parameters.get("from_logits")
+    return option is not None and option.default is False

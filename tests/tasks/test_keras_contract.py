@@ -73,6 +73,36 @@ def test_callbacks_know_which_value_of_a_metric_is_better(make, data, metric, be
 
 
 def test_arguments_by_place_and_a_split():
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("loss", "warned"),
+    [
+        ("sparse_categorical_crossentropy", True),
+        ("SparseCategoricalCrossentropy", True),
+        (keras.losses.CategoricalCrossentropy(), True),
+        (keras.losses.binary_crossentropy, True),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), False),
+        ("mean_squared_error", False),
+        (lambda y, logits: keras.ops.mean(logits), False),
+    ],
+)
+def test_a_loss_of_probabilities_is_warned_of(loss, warned):
+    task = classifier(num_classes=2)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        task.compile("adam", loss)
+    said = [warning for warning in found if "takes probabilities" in str(warning.message)]
+    assert len(said) == warned and all(warning.filename == __file__ for warning in said)
+
+
+@pytest.mark.one_backend
+def test_a_file_that_could_not_be_loaded_is_refused(tmp_path):
+    for model in (classifier(num_classes=2), classifier(num_classes=2).backbone):
+        with pytest.raises(ValueError, match=r"save\('model\.keras'\)"):
+            model.save(tmp_path / "model.h5")
+    assert not list(tmp_path.iterdir())
+
+
     task = classifier(labels=["bad", "good"])
     history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
     assert history.epoch == [0, 1] and len(history.history["val_loss"]) == 2
