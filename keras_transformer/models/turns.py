@@ -142,9 +142,15 @@ class TakesTurns:
         return super().quantize(*args, **kwargs)
 
     @reads
-    def save(self, *args, **kwargs):
+    def save(self, filepath, *args, **kwargs):
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                f"{type(self).__name__} cannot be loaded from an HDF5 file. Save it as Keras's "
+                "own format, save('model.keras'), or as a folder, save_to_preset('folder'). Its "
+                "weights alone: save_weights('model.weights.h5')."
+            )
         self.get_config()  # What cannot be saved is refused before Keras opens the file.
-        return super().save(*args, **kwargs)
+        return super().save(filepath, *args, **kwargs)
 
     @reads
     def save_weights(self, *args, **kwargs):

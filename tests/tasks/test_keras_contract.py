@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import warnings
 
 import keras
 import numpy as np
@@ -72,7 +73,6 @@ def test_callbacks_know_which_value_of_a_metric_is_better(make, data, metric, be
     assert stopping.monitor_op is better
 
 
-def test_arguments_by_place_and_a_split():
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("loss", "warned"),
@@ -103,6 +103,7 @@ def test_a_file_that_could_not_be_loaded_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_arguments_by_place_and_a_split():
     task = classifier(labels=["bad", "good"])
     history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
     assert history.epoch == [0, 1] and len(history.history["val_loss"]) == 2
