@@ -249,6 +249,8 @@ class Tokenizer(ToldOurNames):
         Raises:
             ValueError: if a text is not a string.
         """
+        if isinstance(text, (list, tuple, np.ndarray)):
+            raise ValueError("`text` must be one string. Many are for `encode_batch`.")
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, special_tokens)[0]
 
@@ -459,7 +461,7 @@ class Tokenizer(ToldOurNames):
         Raises:
             ValueError: if the ids are not integers or an id is outside the vocabulary.
         """
-        ids = self._check_ids(ids, "ids")
+        ids = self._check_ids(ids, "ids", hint=" Many rows are for `decode_batch`.")
         with self._refusing("decode"):
             return self._backend.decode(ids)
 
@@ -481,7 +483,7 @@ class Tokenizer(ToldOurNames):
         with self._refusing("decode"):
             return self._backend.decode_batch(rows)
 
-    def _check_ids(self, ids, name: str) -> list[int]:
+    def _check_ids(self, ids, name: str, hint: str = "") -> list[int]:
         try:
             array = np.asarray(ids)
         except ValueError:
@@ -489,7 +491,7 @@ class Tokenizer(ToldOurNames):
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError(
                 f"`{name}` must be a list or 1-D array of integers. "
-                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape})"
+                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape}).{hint}"
             )
         wrong = array[(array < 0) | (array >= self.vocabulary_size)]
         if wrong.size:
