@@ -85,6 +85,8 @@ def test_embeddings_in_place_of_ids(kind):
     assert np.abs(numpy(other) - numpy(backbone(given))).max() > 1e-2
     with pytest.raises(ValueError, match="`token_embeddings` must have the shape of `token_ids`"):
         backbone({**given, "token_embeddings": numpy(embedded)[:, :3]})
+    with pytest.raises(ValueError, match="must hold finite floats, received some that are NaN"):
+        backbone({**given, "token_embeddings": numpy(embedded) * np.nan})
 
 
 @pytest.mark.one_backend
