@@ -153,6 +153,17 @@ class TakesTurns:
         return super().save(filepath, *args, **kwargs)
 
     @reads
+    def export(
+        self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs
+    ):
+        arrays = getattr(getattr(self, "backbone", self), "input_arrays", None)
+        if input_signature is None and arrays:  # Keras knows none of what is built without a call.
+            given = [a for a in arrays if a.required or a.name.endswith("padding_mask")]
+            specs = {a.name: keras.InputSpec(a.dtype, (None, *a.shape)) for a in given}
+            input_signature = [specs]
+        return super().export(filepath, format, verbose, input_signature, **kwargs)
+
+    @reads
     def save_weights(self, *args, **kwargs):
         return super().save_weights(*args, **kwargs)
 

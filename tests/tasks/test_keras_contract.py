@@ -103,6 +103,20 @@ def test_a_file_that_could_not_be_loaded_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a SavedModel is TensorFlow's")
+@pytest.mark.parametrize("make", [lambda: classifier(num_classes=2), translator])
+def test_what_is_exported_gives_the_same(make, tmp_path):
+    import tensorflow as tf
+
+    task = make()
+    inputs, *_ = task.make_dataset(ENGLISH[:3], GERMAN[:3] if make is translator else [0, 1, 0])[0]
+    names = [name for name in inputs if name.endswith(("token_ids", "padding_mask"))]
+    inputs = {name: tf.constant(np.asarray(inputs[name])) for name in names}
+    task.export(tmp_path / "model", verbose=False)
+    outputs = tf.saved_model.load(tmp_path / "model").serve(inputs)
+    np.testing.assert_allclose(numpy(outputs), numpy(task(inputs)), atol=1e-5)
+
+
 def test_arguments_by_place_and_a_split():
     task = classifier(labels=["bad", "good"])
     history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
