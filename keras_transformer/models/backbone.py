@@ -118,10 +118,10 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
         check_options(type(self).__name__, kwargs, ())
         collect = kwargs.get("collect", ())
-        if isinstance(collect, str) or not {*collect} <= _COLLECTED:
+        wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
+        if wrong:
             raise ValueError(
-                "`collect` is a tuple, which may hold 'states' and 'attention', received "
-                f"{collect!r}."
+                f"`collect` is a tuple, which may hold 'states' and 'attention', received {wrong!r}."
             )
         return super().__call__(inputs, *args, **kwargs)
 
