@@ -121,7 +121,8 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
         if wrong:
             raise ValueError(
-                f"`collect` is a tuple, which may hold 'states' and 'attention', received {wrong!r}."
+                "`collect` is a tuple, which may hold 'states' and 'attention', received "
+                f"{wrong!r}."
             )
         return super().__call__(inputs, *args, **kwargs)
 
