@@ -138,24 +138,33 @@ _OF_MODELS = {
     "push_to_hub": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
     "export_to_transformers": "`kt.export_to_huggingface(model, folder)`",
 }
-_OF_ALL = {"save_pretrained": "`save_to_preset`, or `kt.export_to_huggingface` for their format"}
+_OF_ALL = {
+    "save_pretrained": "`save_to_preset`, or `kt.export_to_huggingface` for their format",
+    "from_pretrained": "`from_preset`",
+    "presets": "`kt.list_presets()`",
+}
 
 
-class _FromPreset:
-    """`from_pretrained`, which is there for its error alone."""
+class _Elsewhere:
+    """An attribute of their classes, which is there for its error alone."""
+
+    def __init__(self, ours: str):
+        self.ours = ours
+
+    def __set_name__(self, owner, name):
+        self.name = name
 
     def __get__(self, instance, owner):
-        raise AttributeError(
-            f"{owner.__name__} has no `from_pretrained`. It is `{owner.__name__}.from_preset(...)` "
-            'here, of a name, a folder, or "hf://org/name".'
-        )
+        ours = self.ours.format(owner=owner.__name__)
+        raise AttributeError(f"{owner.__name__} has no `{self.name}`. It is {ours} here.")
 
 
 class ToldOurNames:
     """What is asked for attributes of KerasHub's and Transformers' objects, and says ours."""
 
     if not TYPE_CHECKING:
-        from_pretrained = _FromPreset()
+        from_pretrained = _Elsewhere("`{owner}.from_preset(...)`, of a name or a folder,")
+        presets = _Elsewhere("`kt.list_presets(task=...)`")
 
         def __getattr__(self, name: str):
             try:

@@ -103,7 +103,7 @@ def test_adapters_are_merged_before_the_export(tmp_path):
         ("vocab_size", "`vocabulary_size`"),
         ("eos_token_id", "`end_id`"),
         ("save_pretrained", "`save_to_preset`"),
-        ("from_pretrained", r"`Tokenizer\.from_preset\(...\)`"),
+        ("from_pretrained", r"`from_preset`"),
     ],
 )
 def test_an_attribute_of_their_tokenizers_is_answered_with_ours(name, ours):
@@ -124,7 +124,8 @@ def test_an_attribute_of_their_tokenizers_is_answered_with_ours(name, ours):
         ("enable_lora", "`enable_lora` of a task"),
         ("push_to_hub", "upload_folder"),
         ("save_pretrained", "export_to_huggingface"),
-        ("from_pretrained", r"`Encoder\.from_preset\(...\)`"),
+        ("from_pretrained", r"`from_preset`"),
+        ("presets", r"`kt\.list_presets\(\)`"),
     ],
 )
 def test_an_attribute_of_their_models_is_answered_with_ours(name, ours):
@@ -137,3 +138,5 @@ def test_an_attribute_of_their_models_is_answered_with_ours(name, ours):
         backbone.nothing  # noqa: B018
     with pytest.raises(AttributeError, match="has no `from_pretrained`.*`CausalLM.from_preset"):
         kt.CausalLM.from_pretrained("gpt2")
+    with pytest.raises(AttributeError, match=r"has no `presets`\. It is `kt\.list_presets"):
+        kt.CausalLM.presets  # noqa: B018
