@@ -113,6 +113,8 @@ class Task(
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
                 "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
+        if not backbone.built:  # One's own that forgot it: within a compiled step it is too late.
+            backbone.build()
         processor = self.processor_class.of(processor)
         if processor is not None:
             processor.check(backbone.config)

@@ -143,3 +143,18 @@ def test_a_decoder_that_forgets_the_cache_is_told_so():
         lm = kt.CausalLM(cls(values))
         with pytest.raises(ValueError, match=f"{cls.__name__} cannot generate: .*{said}"):
             lm.generate([5, 6], max_new_tokens=2)
+
+
+def test_a_decoder_that_forgets_to_build():
+    class NotBuilt(kt.models.DecoderBase):
+        def __init__(self, config, **kwargs):
+            super().__init__(config, **kwargs)
+            self.block = DecoderBlock(2, 8)
+
+        def call(self, inputs, cache=None, training=False):
+            x = self.token_embedding(inputs["token_ids"])
+            run = kt.models.BlockRun(x, inputs, cache)
+            return run.outputs(run(self.block, x, training=training))
+
+    values = config("decoder", tokenizer("bpe", add_prefix_space=True))
+    assert len(kt.CausalLM(NotBuilt(values)).generate([5, 6], max_new_tokens=2)) == 2
