@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from keras_transformer.checking import nearest
-from keras_transformer.config_checks import check_agreement, check_overrides, check_values
+from keras_transformer.config_checks import check_agreement, check_overrides, check_values, option
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
@@ -17,36 +17,8 @@ ACTIVATIONS = (
 )  # fmt: skip
 ROTARY_SCALINGS = ("linear", "llama3", "yarn")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
-
-
-def option(
-    doc: str,
-    default: Any = dataclasses.MISSING,
-    *,
-    of: str = "layer",
-    least: int | None = None,
-    positive: bool = False,
-    rate: bool = False,
-    choices: tuple | None = None,
-    changeable: bool = False,
-) -> Any:
-    """One value of the config: all that is known of it.
-
-    Args:
-        doc: what it is, for the docstring.
-        default: its value when none is given. Without one it must be given.
-        of: `"model"`, `"side"` or `"layer"`: the smallest part that may have a value of its own.
-        least: the smallest integer that it may be.
-        positive: whether it is a number above 0.
-        rate: whether it is a number in [0, 1).
-        choices: the values that it may have.
-        changeable: whether it may be changed of a model whose weights are loaded, since no number
-            that they give depends on it but for dropout in training. Every other value is a part
-            of the weights, even where it changes no shape. (The rows of learned positions do: a
-            wrong `max_sequence_length` does not fit them.)
-    """
-    known = {key: value for key, value in locals().items() if key != "default"}
-    return dataclasses.field(default=default, metadata=known, hash=of != "overrides")
+# A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
+MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,12 +61,15 @@ class TransformerConfig:
         "width of the hidden states, d_model in the paper.", of="side", least=1
     )
     num_layers: int = option(
-        'number of blocks (of encoder blocks for `"seq2seq"`).', of="side", least=1
+        'number of blocks (of encoder blocks for `"seq2seq"`).',
+        of="side",
+        least=1,
+        most=MOST_LAYERS,
     )
     num_heads: int = option("number of query heads.", least=1)
     intermediate_dim: int = option("width of the feed-forward layer, d_ff in the paper.", least=1)
     num_decoder_layers: int | None = option(
-        '`"seq2seq"` only. Defaults to `num_layers`.', None, of="model", least=1
+        '`"seq2seq"` only. Defaults to `num_layers`.', None, of="model", least=1, most=MOST_LAYERS
     )
     num_key_value_heads: int | None = option(
         "fewer than `num_heads` for grouped-query attention. Defaults to `num_heads`.",

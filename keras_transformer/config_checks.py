@@ -1,4 +1,4 @@
-"""What values a `TransformerConfig` accepts, one by one and together."""
+"""What an option of a `TransformerConfig` is, and what values it accepts, alone and together."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,38 @@ from keras_transformer.checking import describe, is_int, is_number, shorten
 
 if TYPE_CHECKING:
     from keras_transformer.config import TransformerConfig
+
+
+def option(
+    doc: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    of: str = "layer",
+    least: int | None = None,
+    most: int = 2**31 - 1,
+    positive: bool = False,
+    rate: bool = False,
+    choices: tuple | None = None,
+    changeable: bool = False,
+) -> Any:
+    """One value of the config: all that is known of it.
+
+    Args:
+        doc: what it is, for the docstring.
+        default: its value when none is given. Without one it must be given.
+        of: `"model"`, `"side"` or `"layer"`: the smallest part that may have a value of its own.
+        least: the smallest integer that it may be.
+        most: the largest.
+        positive: whether it is a number above 0.
+        rate: whether it is a number in [0, 1).
+        choices: the values that it may have.
+        changeable: whether it may be changed of a model whose weights are loaded, since no number
+            that they give depends on it but for dropout in training. Every other value is a part
+            of the weights, even where it changes no shape. (The rows of learned positions do: a
+            wrong `max_sequence_length` does not fit them.)
+    """
+    known = {key: value for key, value in locals().items() if key != "default"}
+    return dataclasses.field(default=default, metadata=known, hash=of != "overrides")
 
 
 def check_values(config: "TransformerConfig") -> None:
@@ -39,8 +71,8 @@ def _check_type(field: dataclasses.Field, value: Any) -> None:
 
 
 def _check_range(name: str, value: Any, known: Any) -> None:
-    if is_int(value) and not abs(value) < 2**31:
-        raise ValueError(f"`{name}` must be below 2**31, received {shorten(value)}.")
+    if is_int(value) and abs(value) > known["most"]:
+        raise ValueError(f"`{name}` must be at most {known['most']:,}, received {shorten(value)}.")
     if known["least"] is not None and value < known["least"]:
         raise ValueError(f"`{name}` must be at least {known['least']}, received {value}.")
     if known["rate"] and not 0 <= value < 1:
@@ -110,6 +142,11 @@ def _check_sides(config: "TransformerConfig") -> None:
 def _check_layers(config: "TransformerConfig", allowed: list[str]) -> None:
     if not config.layer_pattern:
         raise ValueError("`layer_pattern` must have a dict for each layer, received ().")
+    if len(config.layer_pattern) > config.num_layers:
+        raise ValueError(
+            f"`layer_pattern` has {len(config.layer_pattern):,} layers, the model only "
+            f"{config.num_layers:,}. Leave out those that are of no layer."
+        )
     for i, own in enumerate(config.layer_pattern):
         if own != {}:
             _check_names(f"layer_pattern[{i}]", own, allowed)

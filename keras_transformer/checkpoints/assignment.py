@@ -95,7 +95,7 @@ def check_weights(
 
 def check(preset: Preset, config: TransformerConfig, head=None, task=None) -> None:
     """Does what `check_weights` says, of a preset that is open."""
-    layers = config.num_layers + (config.num_decoder_layers or 0)
+    layers = sum(side.num_layers for side in config.sides)
     if layers > len(preset.checkpoint):  # before a name is made for each
         raise ValueError(
             f"The config of {preset.name!r} declares {layers:,} layers, its weights in "

@@ -14,7 +14,7 @@ from keras_transformer.layers.arguments import (
     refuse_unused,
 )
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.masking import combine_masks
+from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import RotaryEmbedding
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -242,29 +242,28 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             key_positions = positions
 
         mask = query_mask if mask is None else mask
-        parts = {
+        visibility = Visibility(
             # With a cache `attention_mask` says it, if there is one.
-            "causal": self.causal
-            and (cache is None or (self_attention and attention_mask is None)),
-            "first_slot": cache_index if cache is not None and self_attention else 0,
-            "padding": mask if self_attention else value_mask,
-            "window": self.window,
-            "query_pack": pack_ids,
-            "key_pack": value_pack_ids,
-            "query_positions": positions,
-            "key_positions": key_positions,
-            "explicit": attention_mask,
-        }
+            causal=self.causal and (cache is None or (self_attention and attention_mask is None)),
+            first_slot=cache_index if cache is not None and self_attention else 0,
+            padding=mask if self_attention else value_mask,
+            window=self.window,
+            query_pack=pack_ids,
+            key_pack=value_pack_ids,
+            query_positions=positions,
+            key_positions=key_positions,
+            explicit=attention_mask,
+        )
         weights = None
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
         kernel = plain and not (dropped or return_attention_scores)
         if kernel and not from_cache and _has_kernel(queries.dtype):
-            attended = self._attend_fused(queries, keys, values, parts, bias)
+            attended = self._attend_fused(queries, keys, values, visibility, bias)
         else:
             if not from_cache:
                 keys, values = _heads_first(keys), _heads_first(values)
-            attended, weights = self._attend(queries, keys, values, parts, bias, training)
+            attended, weights = self._attend(queries, keys, values, visibility, bias, training)
         shape = ops.shape(attended)
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
@@ -307,26 +306,24 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             return states
         return self.rotary_embedding(states, positions=positions)
 
-    def _attend_fused(self, queries, keys, values, parts, bias):
+    def _attend_fused(self, queries, keys, values, visibility, bias):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
         if self.num_key_value_heads == 1:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
-        others = (part for name, part in parts.items() if name not in ("causal", "first_slot"))
-        if parts["causal"] and bias is None and all(part is None for part in others):
-            # The kernel knows causality: no mask is made.
+        if visibility.is_causality_alone and bias is None:
             return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
-        allowed = combine_masks(ops.shape(queries)[1], ops.shape(keys)[1], **parts)
+        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.
             bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
             allowed = None
         return ops.dot_product_attention(queries, keys, values, bias=bias, mask=allowed, **options)
 
-    def _attend(self, queries, keys, values, parts, bias, training):
+    def _attend(self, queries, keys, values, visibility, bias, training):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
-        allowed = combine_masks(ops.shape(queries)[1], ops.shape(keys)[2], **parts)
+        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
         logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
         if self.attention_soft_cap is not None:
             logits = self.attention_soft_cap * ops.tanh(logits / self.attention_soft_cap)

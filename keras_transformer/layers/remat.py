@@ -50,7 +50,7 @@ class Rematerializable:
         call = super().rematerialized_call(call_with, *args, **kwargs)
 
         def call_and_update(*_, **__):
-            values = [keras.ops.convert_to_tensor(v._value) for v in carried]
+            values = [_value(v) for v in carried]
             outputs, states = call(values, *(leaves[i] for i in places))
             for seed, state in zip(seeds, states, strict=True):
                 seed.assign(state)
@@ -62,6 +62,13 @@ class Rematerializable:
 def one_piece() -> keras.RematScope:
     """The scope for the parts of a layer, which are not recomputed by themselves."""
     return keras.RematScope(mode=None)
+
+
+def _value(variable):
+    """What a variable holds here, within a step's scope too, in its own dtype."""
+    value = keras.ops.convert_to_tensor(variable.value)
+    cast = keras.backend.standardize_dtype(value.dtype) != variable.dtype
+    return keras.ops.convert_to_tensor(variable._value) if cast else value
 
 
 def _is_float_tensor(leaf) -> bool:

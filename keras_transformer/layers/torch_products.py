@@ -21,9 +21,16 @@ def suits(x) -> bool:
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and _get_current_dispatch_mode() is None
+        and computes_now()
+    )
+
+
+def computes_now() -> bool:
+    """Whether operations give values now, and are not written down to be run later."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or _get_current_dispatch_mode() is not None
     )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from keras_transformer.layers.masking import is_on_the_right
+
 
 class BlockRun:
     """One pass of tokens through blocks, which writes what a cache is to keep.
@@ -32,7 +34,13 @@ class BlockRun:
         self.positions = self.key_positions = inputs.get("position_ids")
         # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
         mask = inputs.get("padding_mask")
+        # Behind its real tokens a row has none that a causal block could see: the kernel's own
+        # causality says it all. What is collected shows the mask.
+        self._causality_suffices = cache is None and not collect and is_on_the_right(mask)
         self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
+        # Then no causal block could see padding, and its kernel needs no mask beside causality.
+        # What is collected is to show the mask.
+        self._masks_itself = cache is None and not collect and is_on_the_right(mask)
         if cache is not None:
             length = x.shape[1]
             self.cache = cache.reserve(x, mask)
@@ -61,6 +69,10 @@ class BlockRun:
         """
         used = block.rotary is not None or block.window is not None
         options = {**self._options, "positions": self.positions if used else None, **options}
+        if block.causal and self._masks_itself:
+            options["inputs_mask"] = None
+        if self._causality_suffices and block.causal:
+            options["inputs_mask"] = None
         if "states" in self.collected:
             self.collected["states"].append(x)
         if "attention" in self.collected:

@@ -423,6 +423,23 @@ def memory():
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.parametrize("name", ["ours", "bert"])
+def test_as_many_layers_as_a_config_may_say(name):
+    """Are held against the header of the weights, and not written out one by one before."""
+    with mutated(name) as folder:
+        config = json.loads((folder / "config.json").read_text())
+        if name == "ours":
+            config["backbone"] |= {"num_layers": 10_000, "layer_pattern": [{"window": 4}, {}]}
+            config["backbone"].pop("num_layer_groups", None)
+        else:
+            config["num_hidden_layers"] = 10_000
+        (folder / "config.json").write_text(json.dumps(config))
+        start = time.perf_counter()
+        with pytest.raises(ValueError, match="declares 10,000 layers"):
+            kt.Backbone.from_preset(folder)
+        assert time.perf_counter() - start < 20
+
+
 LIMITS = [
     {"normalization_epsilon": 1e38, "initializer_range": 1e38, "dropout": 0},
     {"position": "sinusoidal", "max_sequence_length": 10**15},

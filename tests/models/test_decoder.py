@@ -73,3 +73,29 @@ def test_step_and_prompt_inputs():
     _, mask = backbone.prompt_tokens({"token_ids": IDS, "padding_mask": PADDING})
     np.testing.assert_array_equal(numpy(mask), PADDING)
     assert backbone.step_inputs(IDS[:, :1])["token_ids"].shape == (2, 1)
+
+
+@pytest.mark.parametrize("values", [{}, {"position": "rotary", "window": 3}, {"position": "alibi"}])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
+        [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]],
+        [[0, 1, 1, 1, 1], [0, 1, 0, 1, 0]],
+        [[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]],
+    ],
+    ids=["right", "left", "between", "none"],
+)
+def test_no_real_token_sees_padding_wherever_it_stands(values, mask):
+    """Where it stands behind all real tokens, causality alone says so."""
+    backbone = small_backbone("decoder", **values)
+    mask = np.array(mask, bool)
+    found = numpy(backbone({"token_ids": IDS, "padding_mask": mask}))
+    others = np.where(mask, IDS, 10 - IDS)
+    assert_close(
+        numpy(backbone({"token_ids": others, "padding_mask": mask}))[mask], found[mask], atol=1e-6
+    )
+    by_mask, collected = backbone({"token_ids": IDS, "padding_mask": mask}, collect=("attention",))
+    assert_close(numpy(by_mask)[mask], found[mask])
+    weights = numpy(collected["attention"][0]).transpose(0, 2, 1, 3)[mask]  # of the real queries
+    assert not weights[np.broadcast_to(~mask[np.nonzero(mask)[0], None], weights.shape)].any()

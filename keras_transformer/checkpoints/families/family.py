@@ -141,7 +141,8 @@ class Family:
         if self.output_bias:
             bias = found.get(self.output_bias)
             seen["output_bias"] = bias is not None and bool(tensors.read(bias).any())
-        table = {line.ours: line for line in expand(self.weights, config)}
+        of_no_layer = [weight for weight in self.weights if "{i}" not in weight.ours]
+        table = {line.ours: line for line in expand(of_no_layer, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
             mine = next((found[name] for name in output.names if name in found), None)
