@@ -28,6 +28,14 @@ def _parse(arguments: list[str]) -> list[str]:
         sys.exit(0 if asked else end.code)
 
 
+def read_text(path: str | pathlib.Path) -> str:
+    """The text of a file that a flag names, with the byte order mark of some editors or without."""
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise app.UsageError(f"{path} is no text in UTF-8 that can be read: {error}") from error
+
+
 def check_recipe(work_dir: pathlib.Path, recipe: dict) -> None:
     """Keeps the recipe of a run in its folder, or refuses to go on with another one."""
     path = work_dir / "recipe.json"

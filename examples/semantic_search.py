@@ -11,7 +11,7 @@ import pathlib
 import statistics
 import time
 
-from runs import start
+from runs import read_text, start
 
 import keras_transformer as kt
 from datasets import image_descriptions
@@ -42,7 +42,7 @@ def read_sentences() -> list[str]:
     """What is searched."""
     if FLAGS.file is None:
         return image_descriptions()[: FLAGS.size]
-    lines = pathlib.Path(FLAGS.file).read_text(encoding="utf-8").splitlines()
+    lines = read_text(FLAGS.file).splitlines()
     sentences = [line.strip() for line in lines if line.strip()][: FLAGS.size]
     if not sentences:
         raise app.UsageError(f"{FLAGS.file} has no line to search.")

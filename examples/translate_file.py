@@ -13,7 +13,7 @@ import os
 import pathlib
 import time
 
-from runs import start
+from runs import read_text, start
 
 import keras_transformer as kt
 from datasets import multi30k
@@ -107,7 +107,7 @@ def main(_) -> None:
         path = pathlib.Path(INPUT.value)
         if not path.is_file():
             raise SystemExit(f"There is no file {path}. Give one with --input.")
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_text(path).removesuffix("\n").split("\n")
         output = pathlib.Path(OUTPUT.value or f"{path}.out")
         references = None
     else:

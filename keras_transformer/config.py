@@ -5,6 +5,7 @@ import json
 import textwrap
 from typing import Any
 
+from keras_transformer.checking import nearest
 from keras_transformer.config_checks import check_agreement, check_overrides, check_values, option
 
 SIDES = ("encoder", "decoder")
@@ -347,7 +348,7 @@ class TransformerConfig:
         if unknown:
             raise ValueError(
                 f"Unknown config values: {', '.join(unknown)}. Known are: "
-                f"{', '.join(sorted(fields))}."
+                f"{', '.join(sorted(fields))}.{nearest(unknown[0], fields)}"
             )
         required = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
         missing = [name for name in required if name not in values]

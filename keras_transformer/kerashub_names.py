@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 # Their options that are none here.
 OPTIONS = {
@@ -49,6 +50,9 @@ _TRANSFORMERS_OPTIONS = {
     },
     "bad_words_ids": "It is of the rules: `rules=kt.generation.Rules(bad_words=...)`.",
     "eos_token_id": "A text also ends at the ids and strings of `stop`.",
+    "output_hidden_states": 'It is `collect=("states",)` here.',
+    "output_attentions": 'It is `collect=("attention",)` here.',
+    "return_dict": "A call returns the last hidden states, an array.",
     "streamer": "It is `stream=True` here.",
     "assistant_model": "It is `sampler=kt.generation.Speculative(draft=...)` here.",
 }
@@ -104,6 +108,74 @@ _CLASSES = {
     "pipeline": "the verb of a task: `classify`, `recognize`, `answer`, `fill_mask`, `generate`",
     "Trainer": "`fit` of a task",
 }
+
+
+# Methods and attributes of their objects: of tokenizers, and of models.
+_OF_TOKENIZERS = {
+    "tokenize": "`encode`, or `encode_batch` of many; `id_to_token` is the string of an id",
+    "detokenize": "`decode`, or `decode_batch`",
+    "batch_encode_plus": "`encode_batch`",
+    "encode_plus": "`encode`",
+    "batch_decode": "`decode_batch`",
+    "convert_tokens_to_ids": "`token_to_id`",
+    "convert_ids_to_tokens": "`id_to_token`",
+    "get_vocab": "`get_vocabulary()`",
+    "vocab": "`get_vocabulary()`",
+    "vocab_size": "`vocabulary_size`",
+    "apply_chat_template": "`render_chat`",
+    **{f"{theirs}_token_id": f"`{ours}_id`" for theirs, ours in {
+        "pad": "pad", "bos": "start", "cls": "start", "eos": "end", "sep": "end",
+        "mask": "mask", "unk": "unknown",
+    }.items()},
+}  # fmt: skip
+_OF_MODELS = {
+    "preprocessor": "its `tokenizer`, and `make_dataset`",
+    "encode": "`predict`, of a `TextEmbedder`",
+    "encode_text": "`predict`, of a `TextEmbedder`",
+    "embed": "`predict`, of a `TextEmbedder`",
+    "translate": "`generate`, of a `Seq2SeqLM`",
+    "enable_lora": "`enable_lora` of a task",
+    "num_labels": "`num_classes`",
+    "push_to_hub": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
+    "export_to_transformers": "`kt.export_to_huggingface(model, folder)`",
+}
+_OF_ALL = {
+    "save_pretrained": "`save_to_preset`, or `kt.export_to_huggingface` for their format",
+    "from_pretrained": "`from_preset`",
+    "presets": "`kt.list_presets()`",
+}
+
+
+class _Elsewhere:
+    """An attribute of their classes, which is there for its error alone."""
+
+    def __init__(self, ours: str):
+        self.ours = ours
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, instance, owner):
+        ours = self.ours.format(owner=owner.__name__)
+        raise AttributeError(f"{owner.__name__} has no `{self.name}`. It is {ours} here.")
+
+
+class ToldOurNames:
+    """What is asked for attributes of KerasHub's and Transformers' objects, and says ours."""
+
+    if not TYPE_CHECKING:
+        from_pretrained = _Elsewhere("`{owner}.from_preset(...)`, of a name or a folder,")
+        presets = _Elsewhere("`kt.list_presets(task=...)`")
+
+        def __getattr__(self, name: str):
+            try:
+                return super().__getattr__(name)  # PyTorch's modules have one.
+            except AttributeError:
+                own = _OF_TOKENIZERS if hasattr(type(self), "encode_batch") else _OF_MODELS
+                ours = {**own, **_OF_ALL}.get(name)
+                hint = "" if ours is None else f". What other libraries call so is {ours}"
+                message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(message, name=name, obj=self)
 
 
 def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ def ask(text: str) -> None:
     lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare", dtype="bfloat16")
     for piece in lm.generate(text, sampler=Random(top_p=0.9), seed=1, stream=True):
         print(piece, end="", flush=True)
-    rules = Rules(min_new_tokens=4, repetition_penalty=1.2)
+    rules = Rules(min_new_tokens=4, repetition_penalty=1.2, bad_words=[[3, 4]], forced_prefix=[5])
     print(lm.generate(text, max_new_tokens=8, rules=rules, stop=["\n"]), lm.score(text))
     lm.generate(text, max_new_tokens="8")  # type: ignore[arg-type]
     print(kt.TokenClassifier.from_preset("bert_base_en_ner").recognize(text))

@@ -116,6 +116,8 @@ def test_options_of_fit(task):
 
 def test_sources_and_targets(mt):
     check("needs sources and targets: give `y`", mt.fit, ["a", "b"])
+    check(r"for sources alone is `generate\(sources\)`", mt.predict, ["a", "b"])
+    check("Texts are no part of a dict", mt.fit, {"encoder_text": ["a"], "decoder_text": ["b"]})
     check("Received 2 sources and 1 targets", mt.fit, ["a", "b"], ["c"])
     check(r"`y\[1\]` must be a string, received None", mt.fit, ["a", "b"], ["c", None])
     check("`y` must be a list of strings, received 5 of type int", mt.fit, ["a"], 5)
@@ -174,6 +176,7 @@ def test_parts_that_do_not_belong_together():
     check("`tokenizer` must be a Tokenizer or None, received 'bert'", kt.CausalLM, decoder, "bert")
     for options in ({}, {"num_classes": 0}, {"num_classes": "2"}, {"num_classes": 2.0}):
         check("`num_classes` must be an integer", kt.TextClassifier, encoder, words, **options)
+    check("Give it, or `labels`", kt.TextClassifier, encoder, words)
     check(
         "Received 3 labels for num_classes=2", kt.TextClassifier, encoder, words,
         num_classes=2, labels=["a", "b", "c"],

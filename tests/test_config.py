@@ -182,6 +182,8 @@ def test_replace():
     assert config(head_dim=8).replace(hidden_dim=24).head_dim == 8  # was given, stays
     assert TransformerConfig(**SEQ2SEQ).replace(num_layers=3).num_decoder_layers == 3
     assert TransformerConfig(**SEQ2SEQ).replace(kind="decoder").num_decoder_layers is None
+    with pytest.raises(ValueError, match="Unknown config values: num_layer.*mean 'num_layers'"):
+        TransformerConfig.from_dict({"num_layer": 3})
     with pytest.raises(ValueError, match="Unknown config values: width"):
         first.replace(width=3)
     with pytest.raises(ValueError, match="`dropout` is a rate"):

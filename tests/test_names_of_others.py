@@ -92,3 +92,51 @@ def test_adapters_are_merged_before_the_export(tmp_path):
         kt.export_to_huggingface(classifier, tmp_path / "theirs")
     classifier.merge_lora()
     kt.export_to_huggingface(classifier, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("tokenize", "`encode`"),
+        ("detokenize", "`decode`"),
+        ("batch_decode", "`decode_batch`"),
+        ("vocab_size", "`vocabulary_size`"),
+        ("eos_token_id", "`end_id`"),
+        ("save_pretrained", "`save_to_preset`"),
+        ("from_pretrained", r"`from_preset`"),
+    ],
+)
+def test_an_attribute_of_their_tokenizers_is_answered_with_ours(name, ours):
+    tokenizer = kt.Tokenizer.train(["a cat"] * 2, vocabulary_size=300)
+    assert not hasattr(tokenizer, name)
+    with pytest.raises(AttributeError, match=ours):
+        getattr(tokenizer, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        tokenizer.nothing  # noqa: B018
+    with pytest.raises(TypeError, match="`encode_batch"):
+        tokenizer("a cat")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("encode", "`predict`"),
+        ("enable_lora", "`enable_lora` of a task"),
+        ("push_to_hub", "upload_folder"),
+        ("save_pretrained", "export_to_huggingface"),
+        ("from_pretrained", r"`from_preset`"),
+        ("presets", r"`kt\.list_presets\(\)`"),
+    ],
+)
+def test_an_attribute_of_their_models_is_answered_with_ours(name, ours):
+    sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 1, "intermediate_dim": 8}
+    config = kt.TransformerConfig(kind="encoder", vocabulary_size=9, **sizes)
+    backbone = kt.models.Encoder(config)
+    with pytest.raises(AttributeError, match=ours):
+        getattr(backbone, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        backbone.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="has no `from_pretrained`.*`CausalLM.from_preset"):
+        kt.CausalLM.from_pretrained("gpt2")
+    with pytest.raises(AttributeError, match=r"has no `presets`\. It is `kt\.list_presets"):
+        kt.CausalLM.presets  # noqa: B018

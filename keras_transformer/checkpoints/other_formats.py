@@ -23,4 +23,6 @@ def what_it_is(names: Iterable[str]) -> str:
             "it: `transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name)"
             ".save_pretrained(new_folder)`."
         )
+    if any(name.endswith((".keras", ".h5")) for name in names):
+        return " A file of Keras is loaded by `keras.models.load_model`."
     return ""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -72,6 +73,9 @@ def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
     for number, text in enumerate(options.texts, 1):
         if not text.strip():
             raise ValueError(f"TEXT {number} is empty.")
+        if os.path.isfile(text):
+            said = f"{shorten(text)} is taken as a text. The lines of that file are: < {text}"
+            print(f"keras-transformer: {said}", file=sys.stderr)
     if options.texts:
         return iter([options.texts])
     if sys.stdin is None or sys.stdin.isatty():

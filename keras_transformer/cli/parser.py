@@ -5,6 +5,7 @@ import argparse
 import keras
 
 import keras_transformer
+from keras_transformer.checking import nearest
 from keras_transformer.cli import asking, generating, plan, presets
 from keras_transformer.cli.command import AS_WRITTEN
 
@@ -29,6 +30,18 @@ KERAS_BACKEND=jax, tensorflow or torch chooses the backend.
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, without the usage."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # Said by the sub-command, which knows its own.
+            name = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            by_place = {f"--{a.dest}": a.metavar for a in self._actions if not a.option_strings}
+            hint = nearest(name, known)
+            if name in by_place:
+                hint = f" {by_place[name]} is given without it."
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint and '.' + hint}")
+        return options, unknown
 
     def error(self, message):
         self.exit(2, f"keras-transformer: error: {message} (see {self.prog} --help)\n")

@@ -1,7 +1,7 @@
 """Rules: what changes the scores of the tokens before a sampler chooses among them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -93,9 +93,9 @@ class Rules:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: Sequence[Sequence[int]] = ()
     min_new_tokens: int = 0
-    forced_prefix: tuple[int, ...] = ()
+    forced_prefix: Sequence[int] = ()
     function: Callable | None = None
     automaton: Any = None
     forced_end: int | None = None

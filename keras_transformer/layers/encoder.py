@@ -169,6 +169,11 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             return self._make_attention(head_dim=head_dim, dtype=self.dtype_policy, **options)
 
     def build(self, input_shape):
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"{type(self).__name__} takes states of shape (batch, length, dim), received "
+                f"{tuple(input_shape)}. Of token ids a `TokenEmbedding` makes them."
+            )
         # The attention needs the width of the input for the width of a head.
         self.self_attention = self._attention(
             input_shape[-1],

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
+from keras_transformer.kerashub_names import ToldOurNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.initializers import embedding_initializer
 from keras_transformer.layers.products import quick_products
@@ -21,8 +22,10 @@ from keras_transformer.notebook import model_table
 from keras_transformer.process import tune_once
 from keras_transformer.registry import bound
 
+_COLLECTED = {"states", "attention"}
 
-class Backbone(TakesTurns, KeepsState, keras.Model):
+
+class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
     """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
 
     All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
@@ -113,9 +116,14 @@ class Backbone(TakesTurns, KeepsState, keras.Model):
         if "part" in kwargs:
             return super().__call__(inputs, *args, **kwargs)
         inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
-        wrong = sorted(set(kwargs.get("collect", ())) - {"states", "attention"})
+        check_options(type(self).__name__, kwargs, ())
+        collect = kwargs.get("collect", ())
+        wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
         if wrong:
-            raise ValueError(f"`collect` may hold 'states' and 'attention', received {wrong}.")
+            raise ValueError(
+                "`collect` is a tuple, which may hold 'states' and 'attention', received "
+                f"{wrong!r}."
+            )
         return super().__call__(inputs, *args, **kwargs)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):

@@ -1,5 +1,7 @@
 """The decoder-only backbone (GPT-like)."""
 
+import inspect
+
 import keras
 
 from keras_transformer.config import TransformerConfig
@@ -68,6 +70,22 @@ class DecoderBase(Backbone):
             # By a call without numbers, which builds the layers of a subclass.
             ids = keras.KerasTensor((1, 2), "int32")
             keras.Model.compute_output_spec(self, {"token_ids": ids})
+
+    def __call__(self, inputs, *args, **kwargs):
+        name = type(self).__name__
+        cached = kwargs.get("cache") is not None
+        if cached and "cache" not in inspect.signature(self.call).parameters:
+            raise ValueError(
+                f"{name} cannot generate: its `call` takes no `cache`. It is to be `call(self, "
+                "inputs, cache=None, training=False)`, and hands the cache to `models.BlockRun`."
+            )
+        result = super().__call__(inputs, *args, **kwargs)
+        if cached and not isinstance(result, tuple):
+            raise ValueError(
+                f"{name} cannot generate: with a cache its `call` is to return the updated one "
+                "beside the states. End it with `return run.outputs(states)` of `models.BlockRun`."
+            )
+        return result
 
     def _inputs_of_sides(self) -> dict:
         if self.sides:

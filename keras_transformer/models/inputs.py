@@ -21,6 +21,12 @@ _PUBLISHED_NAMES = {
 }
 
 
+_HINT_FOR_TEXTS = (
+    " Texts are no part of a dict: they go as they are to the verbs of a task, such as "
+    "`fit(texts, labels)` and `predict(texts)`."
+)
+
+
 def named_inputs(
     inputs: Any, names: tuple[str, ...], needed: tuple[str, ...], taker: str
 ) -> dict[str, Any]:
@@ -36,7 +42,10 @@ def named_inputs(
         ValueError: for what is no dict, a name that is not known, or one that is missing.
     """
     if not isinstance(inputs, Mapping):
-        raise ValueError(f"{taker} takes a dict of arrays, received {describe(inputs)}.")
+        raise ValueError(
+            f"{taker} takes a dict of arrays, such as {' and '.join(map(repr, needed))}, received "
+            f"{describe(inputs)}.{_HINT_FOR_TEXTS if _is_text(inputs) else ''}"
+        )
     published = _published(names)
     named, unknown = {}, []
     for name, array in inputs.items():
@@ -52,13 +61,20 @@ def named_inputs(
         raise ValueError(
             f"{taker} needs a dict with {' and '.join(map(repr, needed))}, received one with "
             f"{shorten(sorted(map(str, inputs)))}."
+            + (_HINT_FOR_TEXTS if any(map(_is_text, inputs.values())) else "")
         )
     if unknown:
+        labels = " Labels are `y`." if unknown[0] in ("label", "labels") else ""
         raise ValueError(
-            f"{taker} takes no {shorten(unknown[0])}.{nearest(unknown[0], names)} It takes a dict "
-            f"with {', '.join(map(repr, names))}. Leave out what is for something else."
+            f"{taker} takes no {shorten(unknown[0])}.{nearest(unknown[0], names)}{labels} It takes "
+            f"a dict with {', '.join(map(repr, names))}. Leave out what is for something else."
         )
     return named
+
+
+def _is_text(value: Any) -> bool:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, str)
 
 
 def check_inputs(
@@ -206,7 +222,9 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
         _check_range(name, array, least, most, "the model has the positions")
     elif known.dtype.startswith("float"):
         if array.dtype.kind not in "fV" or not np.isfinite(array.astype("float32")).all():
-            raise ValueError(f"`{name}` must hold finite floats, received {array.dtype}.")
+            numbers = array.dtype.kind in "fV"
+            held = "some that are NaN, infinite or too large" if numbers else str(array.dtype)
+            raise ValueError(f"`{name}` must hold finite floats, received {held}.")
     else:
         most = np.iinfo("int32").max
         _check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")

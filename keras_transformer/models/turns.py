@@ -142,9 +142,26 @@ class TakesTurns:
         return super().quantize(*args, **kwargs)
 
     @reads
-    def save(self, *args, **kwargs):
+    def save(self, filepath, *args, **kwargs):
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                f"{type(self).__name__} cannot be loaded from an HDF5 file. Save it as Keras's "
+                "own format, save('model.keras'), or as a folder, save_to_preset('folder'). Its "
+                "weights alone: save_weights('model.weights.h5')."
+            )
         self.get_config()  # What cannot be saved is refused before Keras opens the file.
-        return super().save(*args, **kwargs)
+        return super().save(filepath, *args, **kwargs)
+
+    @reads
+    def export(
+        self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs
+    ):
+        arrays = getattr(getattr(self, "backbone", self), "input_arrays", None)
+        if input_signature is None and arrays:  # Keras knows none of what is built without a call.
+            given = [a for a in arrays if a.required or a.name.endswith("padding_mask")]
+            specs = {a.name: keras.InputSpec(a.dtype, (None, *a.shape)) for a in given}
+            input_signature = [specs]
+        return super().export(filepath, format, verbose, input_signature, **kwargs)
 
     @reads
     def save_weights(self, *args, **kwargs):

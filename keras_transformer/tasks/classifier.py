@@ -39,8 +39,9 @@ class Classifier(Task):
             labels = _checked_labels(labels)
             num_classes = max(len(labels), 2) if num_classes is None else num_classes
         num_classes = check_int(
-            "num_classes", num_classes, at_least=self.fewest_classes, at_most=_MOST_CLASSES
-        )
+            "num_classes", num_classes, at_least=self.fewest_classes, at_most=_MOST_CLASSES,
+            hint="Give it, or `labels`, the names of the classes.",
+        )  # fmt: skip
         super().__init__(backbone, tokenizer, name=name)
         self.num_classes = num_classes
         self.labels = labels

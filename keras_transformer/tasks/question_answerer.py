@@ -71,6 +71,8 @@ def exact_match(y_true, y_pred):
 class SpanAccuracy(keras.metrics.MeanMetricWrapper):
     """The share of rows whose first and last token are both found."""
 
+    _direction = "up"
+
     def __init__(self, name: str = "accuracy", dtype=None):
         super().__init__(exact_match, name=name, dtype=dtype)
 

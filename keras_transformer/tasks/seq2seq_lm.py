@@ -229,9 +229,10 @@ def _sources_and_targets(x, y) -> Records | tuple[list[str], list[str]]:
     if y is None:
         if not isinstance(x, tuple) or len(x) != 2:
             raise ValueError(
-                "Seq2SeqLM needs sources and targets: give `y`, or x=(x, y). To train it on texts "
-                "alone give `fit` the batches of `make_dataset(texts, objective=...)`, with "
-                "`training.SpanCorruption()` or `training.Denoising()`."
+                "Seq2SeqLM needs sources and targets: give `y`, or x=(x, y). What it writes for "
+                "sources alone is `generate(sources)`. To train it on texts alone give `fit` the "
+                "batches of `make_dataset(texts, objective=...)`, with `training.SpanCorruption()` "
+                "or `training.Denoising()`."
             )
         x, y = x
     return pair_rows(x, y, ("x", "y"), ("sources", "targets"))

@@ -172,10 +172,21 @@ class _Source(NamedTuple):
             yield x, y if self.labelled else None, None if weights[0] is None else weights
 
 
+def not_texts(name: str) -> ValueError:
+    """The error for a data frame where texts are needed."""
+    return ValueError(
+        f"`{name}` is a data frame. Name a column, as in x=frame['text'], or for pairs two of "
+        "them in a tuple; or read it: data.read(frame, x='text', y='label')."
+    )
+
+
 def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | None]:
     """The data, a generator of arrays as if not looked into; and as a source if of strings."""
     if is_frame(data) and not ops.is_tensor(data):
-        return _one_or_pair(data[name] for name in column_names(data)), None
+        columns = _one_or_pair(data[name] for name in column_names(data))
+        if isinstance(columns, tuple) and len(columns) > 2:  # neither texts nor pairs
+            raise not_texts("x")
+        return columns, None
     once = hasattr(data, "__next__")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if (

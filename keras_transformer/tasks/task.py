@@ -13,7 +13,7 @@ from keras_transformer.checkpoints import load_task, save_preset
 from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
-from keras_transformer.kerashub_names import check_options
+from keras_transformer.kerashub_names import ToldOurNames, check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
@@ -45,7 +45,9 @@ warnings.filterwarnings(
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, keras.Model):
+class Task(
+    ToldOurNames, Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, keras.Model
+):
     """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
@@ -102,6 +104,8 @@ class Task(Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, k
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
                 "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
+        if not backbone.built:  # One's own that forgot it: within a compiled step it is too late.
+            backbone.build()
         processor = self.processor_class.of(processor)
         if processor is not None:
             processor.check(backbone.config)
@@ -228,6 +232,16 @@ class Task(Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, k
         with one_piece():
             return Dropout(rate, dtype=self.dtype_policy)
 
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        if _takes_probabilities(self.loss):
+            warnings.warn(
+                f"The loss {getattr(self.loss, 'name', self.loss)!r} takes probabilities, and "
+                f"{type(self).__name__} gives logits, of which it makes no sense. Give the loss "
+                "that the task comes with, task.loss, or one of Keras with from_logits=True.",
+                stacklevel=3,
+            )
+
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
@@ -313,3 +327,18 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     logits = logits.astype("float64")
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _takes_probabilities(loss: Any) -> bool:
+    """Whether it is a loss of Keras, or its name, that can take logits and is not told to."""
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:  # Keras says so itself.
+            return False
+    if isinstance(loss, keras.losses.Loss):
+        return getattr(loss, "from_logits", None) is False
+    if not inspect.isfunction(loss):
+        return False
+    option = inspect.signature(loss).parameters.get("from_logits")
+    return option is not None and option.default is False

@@ -105,10 +105,7 @@ def text_rows(texts, name: str = "x") -> list[str]:
         )
     texts = listed(texts, name)
     if is_frame(texts):
-        raise ValueError(
-            f"`{name}` is a data frame. Name a column, as in x=frame['text'], or for pairs two of "
-            "them in a tuple; or read it: data.read(frame, x='text', y='label')."
-        )
+        raise streams.not_texts(name)
     if isinstance(texts, str):
         raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
     if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):

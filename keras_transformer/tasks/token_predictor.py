@@ -92,12 +92,14 @@ class TokenPredictor(Task):
         **kwargs,
     ):
         super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **kwargs)
-        given = [] if weighted_metrics is None else keras.tree.flatten(weighted_metrics)
+        # Those that it is not told anew, Keras keeps: a loss with its weights, and all metrics.
+        compiled = self._compile_metrics
+        given = keras.tree.flatten((compiled and compiled._user_weighted_metrics) or [])
         suffices = (
-            type(loss) is TokenCrossEntropy
-            and loss.reduction == "mean_with_sample_weight"
-            and loss_weights is None
-            and metrics is None
+            type(self.loss) is TokenCrossEntropy
+            and self.loss.reduction == "mean_with_sample_weight"
+            and self._compile_loss._user_loss_weights is None
+            and not (compiled and compiled._user_metrics)
             and all(isinstance(metric, TokenMean) for metric in given)
         )
         self._token_loss = TokenLoss(self, given) if suffices else None

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_bool, check_path, is_int, shorten
+from keras_transformer.kerashub_names import ToldOurNames
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
@@ -16,7 +17,7 @@ from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
-class Tokenizer(Vocabulary):
+class Tokenizer(ToldOurNames, Vocabulary):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
@@ -52,6 +53,15 @@ class Tokenizer(Vocabulary):
 
     # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
     _takes_pieces = False
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args, **kwargs):
+            raise TypeError(
+                "A tokenizer is not called: `encode(text)` gives the ids of one text, "
+                "`encode_batch(texts)` those of many, as lists that are not padded. Tasks take "
+                "texts as they are."
+            )
 
     # Making one
 
@@ -182,6 +192,8 @@ class Tokenizer(Vocabulary):
         Raises:
             ValueError: if a text is not a string.
         """
+        if isinstance(text, (list, tuple, np.ndarray)):
+            raise ValueError("`text` must be one string. Many are for `encode_batch`.")
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, special_tokens)[0]
 

@@ -73,7 +73,7 @@ class Vocabulary:
         Raises:
             ValueError: if the ids are not integers or an id is outside the vocabulary.
         """
-        ids = self._check_ids(ids, "ids")
+        ids = self._check_ids(ids, "ids", hint=" Many rows are for `decode_batch`.")
         with self._refusing("decode"):
             return self._backend.decode(ids)
 
@@ -95,7 +95,7 @@ class Vocabulary:
         with self._refusing("decode"):
             return self._backend.decode_batch(rows)
 
-    def _check_ids(self, ids, name: str) -> list[int]:
+    def _check_ids(self, ids, name: str, hint: str = "") -> list[int]:
         try:
             array = np.asarray(ids)
         except ValueError:
@@ -103,7 +103,7 @@ class Vocabulary:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError(
                 f"`{name}` must be a list or 1-D array of integers. "
-                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape})"
+                f"Received: {shorten(ids)} (dtype {array.dtype}, shape {array.shape}).{hint}"
             )
         wrong = array[(array < 0) | (array >= self.vocabulary_size)]
         if wrong.size:

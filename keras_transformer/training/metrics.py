@@ -64,6 +64,8 @@ class Perplexity(TokenMean):
     ```
     """
 
+    _direction = "down"  # Keras's callbacks ask which value is better.
+
     def __init__(self, name="perplexity", dtype=None):
         super().__init__(name=name, dtype=dtype)
 
@@ -98,6 +100,8 @@ class TokenAccuracy(TokenMean):
     assert float(metric.result()) == 1.0
     ```
     """
+
+    _direction = "up"
 
     def __init__(self, name="accuracy", dtype=None):
         super().__init__(name=name, dtype=dtype)
@@ -141,6 +145,8 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
     assert float(metric.result()) == 0.5
     ```
     """
+
+    _direction = "up"
 
     def __init__(self, multi_label: bool = False, name: str = "accuracy", dtype=None):
         super().__init__(class_accuracy, name=name, dtype=dtype, multi_label=multi_label)

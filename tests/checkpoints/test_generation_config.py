@@ -111,5 +111,8 @@ def test_a_file_is_no_preset(tmp_path):
     (tmp_path / "a.gguf").write_text("")
     with pytest.raises(ValueError, match=r"is a file\. A preset is a folder\. .* GGUF file"):
         kt.CausalLM.from_preset(str(tmp_path / "a.gguf"))
+    (tmp_path / "a.keras").write_text("")
+    with pytest.raises(ValueError, match=r"A preset is a folder\. .*keras\.models\.load_model"):
+        kt.CausalLM.from_preset(str(tmp_path / "a.keras"))
     with pytest.raises(FileNotFoundError, match="There is no directory"):
         kt.CausalLM.from_preset(tmp_path / "a.gguf")

@@ -152,4 +152,6 @@ def test_export_of_what_no_architecture_computes(tmp_path, tokenizer):
     backbone = small_backbone("decoder")
     with pytest.raises(ValueError, match="No published architecture.*\n.*kind='decoder'"):
         export_to_huggingface(backbone, tmp_path / "out")
+    with pytest.raises(ValueError, match="A bert checkpoint cannot express kind='seq2seq'"):
+        export_to_huggingface(small_backbone("seq2seq"), tmp_path / "out", family="bert")
     assert not (tmp_path / "out").exists()

@@ -529,6 +529,16 @@ def test_translate_with_the_bundled_preset(run):
     assert re.fullmatch(r"ein mann fährt (ein |auf einem )?fahrrad\.\n", out)
 
 
+def test_a_file_given_as_a_text_is_told_of(run, folder, tmp_path):
+    path = tmp_path / "english.txt"
+    path.write_text("a man rides a bike .\n")
+    arguments = ("embed", "--preset", folder / "embedder", path)
+    code, out, errors = run(*arguments)
+    assert code == 0 and out.count("\n") == 1
+    assert f"The lines of that file are: < {path}" in errors
+    assert run(*arguments[:-1], "a man")[2] == ""
+
+
 def test_translate_keeps_the_lines_of_standard_input(run, folder):
     texts = ["two dogs, playing.", "a man"]
     code, out, _ = run(
@@ -570,6 +580,9 @@ def test_generate_draws(run, folder):
         ([], "required: COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
         (["info"], "required: PRESET"),
+        (["info", "--preset", "x"], "--preset. PRESET is given without it. (see keras-tr"),
+        (["translate", "--preset", "x", "--batch_size=4", "a"], "mean '--batch-size'? (see"),
+        (["translate", "--preset", "x", "--sing", "a"], "(see keras-transformer translate --help)"),
         (["info", "nothing_like_it"], "There is no preset 'nothing_like_it'"),
         (["info", "/no/such/folder"], "There is no preset '/no/such/folder'"),
         (["info", str(ROOT / "docs")], "is not a preset"),

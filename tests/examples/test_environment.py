@@ -21,6 +21,21 @@ def test_what_backends_read_at_import_is_set_before(path):
     assert imports.index("runs") < imports.index("keras_transformer")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"caf\xe9", "can't decode"), (None, "No such file")]
+)
+def test_a_file_that_is_no_text_is_one_line(tmp_path, content, said):
+    path = tmp_path / "a.txt"
+    if content is not None:
+        path.write_bytes(content)
+    program = f"import runs; runs.start(lambda _: runs.read_text({str(path)!r}))"
+    out = subprocess.run(
+        [sys.executable, "-c", program], cwd=EXAMPLES, capture_output=True, text=True
+    )
+    assert out.returncode == 1 and f"{path} is no text in UTF-8" in out.stderr
+    assert said in out.stderr and "Traceback" not in out.stderr
+
+
 @pytest.mark.parametrize("given", [None, "0"])
 def test_what_the_user_set_stays(given):
     names = ("TF_CPP_MIN_LOG_LEVEL", "OMP_WAIT_POLICY")

@@ -179,7 +179,8 @@ def test_generate(run, presets):
 def test_translate_file(start, run, tmp_path):
     """Killed after its first part, it goes on, and gives what one run gives."""
     lines = ["a man rides a bike .", "", "two dogs run .", "a woman sings .", "a red car ."]
-    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # As some editors write it, with a mark at the start and line ends of Windows.
+    (tmp_path / "in.txt").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8-sig", newline="")
     options = ["--input=in.txt", "--part=1", "--beams=2", "--max_new_tokens=12"]
     process = start("translate_file", *options, "--output=killed.txt")
     journal = tmp_path / "killed.txt.part"

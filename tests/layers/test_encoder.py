@@ -177,6 +177,12 @@ def test_mixed_precision(policy):
     assert_close(output, full(X, mask=PADDING), atol=0.1 if "b" in policy else 0.015)
 
 
+@pytest.mark.one_backend
+def test_ids_in_place_of_states():
+    with pytest.raises(ValueError, match=r"EncoderBlock takes states of shape .*received \(2, 8\)"):
+        EncoderBlock(2, 8)(np.ones((2, 8), "int32"))
+
+
 def test_width_that_the_heads_do_not_divide():
     with pytest.raises(ValueError, match="width of the input, 7, is not divisible by num_heads=2"):
         EncoderBlock(2, 12)(np.zeros((1, 3, 7), "float32"))

@@ -85,3 +85,16 @@ def test_embeddings_in_place_of_ids(kind):
     assert np.abs(numpy(other) - numpy(backbone(given))).max() > 1e-2
     with pytest.raises(ValueError, match="`token_embeddings` must have the shape of `token_ids`"):
         backbone({**given, "token_embeddings": numpy(embedded)[:, :3]})
+    with pytest.raises(ValueError, match="must hold finite floats, received some that are NaN"):
+        backbone({**given, "token_embeddings": numpy(embedded) * np.nan})
+
+
+@pytest.mark.one_backend
+def test_how_it_is_asked_for():
+    backbone = small_backbone("encoder")
+    with pytest.raises(ValueError, match=r"`collect` is a tuple.*received 'states'"):
+        backbone({"token_ids": IDS}, collect="states")
+    with pytest.raises(
+        ValueError, match=r"as Transformers has it\. It is `collect=\(\"states\",\)`"
+    ):
+        backbone({"token_ids": IDS}, output_hidden_states=True)

@@ -126,3 +126,35 @@ def test_what_it_cannot_do_is_said(tmp_path):
         with pytest.raises(ValueError, match=said):
             act()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.one_backend
+def test_a_decoder_that_forgets_the_cache_is_told_so():
+    class NoCache(Mixed):
+        def call(self, inputs, training=False):
+            return super().call(inputs, training=training)
+
+    class NoOutputs(Mixed):
+        def call(self, inputs, cache=None, training=False):
+            return super().call(inputs, training=training)
+
+    values = config("decoder", tokenizer("bpe", add_prefix_space=True), max_sequence_length=64)
+    for cls, said in ((NoCache, "its `call` takes no `cache`"), (NoOutputs, r"run\.outputs")):
+        lm = kt.CausalLM(cls(values))
+        with pytest.raises(ValueError, match=f"{cls.__name__} cannot generate: .*{said}"):
+            lm.generate([5, 6], max_new_tokens=2)
+
+
+def test_a_decoder_that_forgets_to_build():
+    class NotBuilt(kt.models.DecoderBase):
+        def __init__(self, config, **kwargs):
+            super().__init__(config, **kwargs)
+            self.block = DecoderBlock(2, 8)
+
+        def call(self, inputs, cache=None, training=False):
+            x = self.token_embedding(inputs["token_ids"])
+            run = kt.models.BlockRun(x, inputs, cache)
+            return run.outputs(run(self.block, x, training=training))
+
+    values = config("decoder", tokenizer("bpe", add_prefix_space=True))
+    assert len(kt.CausalLM(NotBuilt(values)).generate([5, 6], max_new_tokens=2)) == 2

@@ -211,7 +211,9 @@ def test_tensors_are_looked_at_where_they_are_given(task):
 
 def test_no_dict():
     backbone = learned()
-    check("Encoder takes a dict of arrays, received", backbone, IDS)
+    check("Encoder takes a dict of arrays, such as 'token_ids', received", backbone, IDS)
+    check("such as 'token_ids', received .* Texts are no part of a dict", backbone, ["a man"])
+    check("takes no 'labels'.* Labels are `y`", backbone, {"token_ids": IDS, "labels": IDS})
     check("Encoder needs a dict with 'token_ids', received one with \\[\\]", backbone, {})
     check("`token_ids` is empty", classifier(num_classes=2).predict, {"token_ids": IDS[:0]})
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import warnings
 
 import keras
 import numpy as np
@@ -48,6 +49,71 @@ def test_positions_are_keras(verb):
         assert ours[name].kind in kinds
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("make", "data", "metric", "better"),
+    [
+        (lambda: classifier(num_classes=2), (TEXTS, LABELS), "accuracy", keras.ops.greater),
+        (language_model, (TEXTS,), "accuracy", keras.ops.greater),
+        (language_model, (TEXTS,), "perplexity", keras.ops.less),
+        (
+            lambda: kt.QuestionAnswerer(classifier(num_classes=2).backbone, tokenizer()),
+            ((["who ?"] * 4, ["a man"] * 4), [(0, "a")] * 4),
+            "accuracy",
+            keras.ops.greater,
+        ),
+    ],
+)
+def test_callbacks_know_which_value_of_a_metric_is_better(make, data, metric, better):
+    stopping = keras.callbacks.EarlyStopping(f"val_{metric}")
+    make().fit(*data, validation_data=data, verbose=0, callbacks=[stopping])
+    assert stopping.monitor_op is better
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("loss", "warned"),
+    [
+        ("sparse_categorical_crossentropy", True),
+        ("SparseCategoricalCrossentropy", True),
+        (keras.losses.CategoricalCrossentropy(), True),
+        (keras.losses.binary_crossentropy, True),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), False),
+        ("mean_squared_error", False),
+        (lambda y, logits: keras.ops.mean(logits), False),
+    ],
+)
+def test_a_loss_of_probabilities_is_warned_of(loss, warned):
+    task = classifier(num_classes=2)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        task.compile("adam", loss)
+    said = [warning for warning in found if "takes probabilities" in str(warning.message)]
+    assert len(said) == warned and all(warning.filename == __file__ for warning in said)
+
+
+@pytest.mark.one_backend
+def test_a_file_that_could_not_be_loaded_is_refused(tmp_path):
+    for model in (classifier(num_classes=2), classifier(num_classes=2).backbone):
+        with pytest.raises(ValueError, match=r"save\('model\.keras'\)"):
+            model.save(tmp_path / "model.h5")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a SavedModel is TensorFlow's")
+@pytest.mark.parametrize("make", [lambda: classifier(num_classes=2), translator])
+def test_what_is_exported_gives_the_same(make, tmp_path):
+    import tensorflow as tf
+
+    task = make()
+    inputs, *_ = task.make_dataset(ENGLISH[:3], GERMAN[:3] if make is translator else [0, 1, 0])[0]
+    names = [name for name in inputs if name.endswith(("token_ids", "padding_mask"))]
+    inputs = {name: tf.constant(np.asarray(inputs[name])) for name in names}
+    task.export(tmp_path / "model", verbose=False)
+    exported = tf.saved_model.load(tmp_path / "model")  # its functions need it
+    np.testing.assert_allclose(numpy(exported.serve(inputs)), numpy(task(inputs)), atol=1e-5)
 
 
 def test_arguments_by_place_and_a_split():

@@ -50,10 +50,13 @@ def test_columns_are_lists(task, tmp_path):
     for wrong, message in (
         (lambda: kt.data.read(frame, x="texts"), "The DataFrame has no column 'texts'"),
         (lambda: frame, "`x` is a data frame. Name a column"),
+        (lambda: frame.assign(more=NAMES), "`x` is a data frame. Name a column"),
         (lambda: frame["text"].where(frame["label"] == "bad"), r"`x\[0\]` must be a string"),
     ):
         with pytest.raises(ValueError, match=message):
             task.make_dataset(wrong())
+    with pytest.raises(ValueError, match="`x` is a data frame. Name a column"):
+        task.classify(frame.assign(more=NAMES))
 
 
 def test_columns_of_other_tasks():

@@ -117,6 +117,19 @@ def test_a_loss_without_metrics_needs_no_logits():
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+def test_metrics_of_before_are_kept_as_keras_keeps_them():
+    task = make("causal")
+    task.evaluate(TEXTS[:3], verbose=0)
+    for arguments in (("sgd", TokenCrossEntropy()), ("sgd",)):
+        task.compile(*arguments)
+        assert task.training_loss() is not None
+        logs = task.evaluate(TEXTS[:3], verbose=0, return_dict=True)
+        assert logs["perplexity"] == pytest.approx(np.exp(logs["loss"]), rel=1e-4)
+    task.compile("sgd", TokenCrossEntropy(), metrics=[keras.metrics.SparseCategoricalAccuracy()])
+    task.compile("sgd", TokenCrossEntropy())
+    assert task.training_loss() is None  # the metric of before needs logits
+
+
 def test_regularizers_count():
     task = make("causal")
     task.backbone.token_embedding.embeddings.regularizer = keras.regularizers.L2(0.1)

@@ -240,6 +240,9 @@ def test_bad_arguments_of_encode(trained):
             trained["wordpiece"].encode_batch(["a"], max_length=max_length)
     with pytest.raises(ValueError, match="must be a string.* of type bytes"):
         trained["bpe"].encode(b"a")
+    for many in (["a"], ("a", "b"), np.array(["a"])):
+        with pytest.raises(ValueError, match="must be one string. Many are for `encode_batch`"):
+            trained["bpe"].encode(many)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +254,7 @@ def test_bad_arguments_of_encode(trained):
         ([1.0], "list or 1-D array of integers"),
         ([True], "list or 1-D array of integers"),
         (["a"], "list or 1-D array of integers"),
-        ([[1, 2], [3]], "list or 1-D array of integers"),
+        ([[1, 2], [3]], "list or 1-D array of integers.* Many rows are for `decode_batch`"),
         (7, "list or 1-D array of integers"),
         (None, "list or 1-D array of integers"),
     ],

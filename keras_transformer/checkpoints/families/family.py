@@ -159,6 +159,8 @@ class Family:
             back = self.config(theirs)
         except ValueError as error:
             raise ValueError(f"{cannot} this config: {error}") from error
+        if config.kind != back.kind:
+            raise ValueError(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         both = [(config, back, {"model"})]
         parts = {"side", "layer", "overrides"}
