@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.sizes import Recent
@@ -18,7 +19,7 @@ from keras_transformer.sizes import Recent
 # So many programs are in memory at most, of them so many that last. On JAX each operation that runs
 # by itself is a program too, such as when a model is made: they count, and leave room for so many.
 # One of TensorFlow takes some fifty megabytes: they are fewer, so that memory levels off early.
-MOST_PROGRAMS = 40 if keras.backend.backend() == "tensorflow" else 60
+MOST_PROGRAMS = 36 if keras.backend.backend() == "tensorflow" else 60
 MOST_LASTING = 24
 LEAST_PROGRAMS = 24
 
@@ -245,16 +246,13 @@ def compile_function(
     )
 
 
-def to_tensor(array):
-    """A NumPy array as a tensor. On JAX `ops.convert_to_tensor` compiles a program for each shape.
+def to_tensor(array, dtype: str | None = None):
+    """A NumPy array as a tensor. Keras's conversion on JAX is a program for each shape."""
+    if keras.backend.backend() != "jax":
+        return ops.convert_to_tensor(array, dtype)
+    import jax
 
-    The array is not to be changed as long as the tensor is used.
-    """
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.device_put(array)
-    return ops.convert_to_tensor(array)
+    return jax.device_put(np.asarray(array, dtype), may_alias=False)
 
 
 def weights_of(models: Sequence[keras.Model]) -> list:

@@ -12,6 +12,7 @@ from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.weights import Names, Weight, expand, match
 from keras_transformer.config import TransformerConfig
+from keras_transformer.programs import to_tensor
 from keras_transformer.structure import variable_shapes
 
 BACKBONE_PREFIX = "backbone/"
@@ -158,7 +159,7 @@ def fill(
     for name, lines in places.items():
         array = preset.checkpoint.read(name)
         for variable, line in lines:
-            variable.assign(line.split(array))
+            variable.assign(to_tensor(line.split(array), variable.dtype))
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
 

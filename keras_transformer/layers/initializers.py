@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.programs import to_tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -16,7 +17,7 @@ class HostZeros(keras.initializers.Zeros):
     def __call__(self, shape, dtype=None):
         if keras.distribution.distribution() is not None:
             return super().__call__(shape, dtype)
-        return np.zeros(shape, dtype)
+        return to_tensor(np.zeros(shape, "float32"), dtype)
 
 
 def kernel_initializer(
