@@ -1,4 +1,4 @@
-"""Training a part of a task: some of its blocks, or matrices of low rank beside its kernels."""
+"""What a task offers of training a part: see `training.lora`, whose functions these call."""
 
 import os
 from collections.abc import Sequence
@@ -6,16 +6,15 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_transformer.checking import check_bool, check_int, check_number, check_path, shorten
+from keras_transformer.checking import check_path
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile, naming
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.scratch import PathLock
-from keras_transformer.structure import block_of, is_before_blocks
+from keras_transformer.training import lora
 
-_PAIR = ("lora_kernel_a", "lora_kernel_b")
+_INNER = "/lora_kernel_a"
 
 
 class Adaptable:
@@ -51,21 +50,8 @@ class Adaptable:
         assert any("layer_4" in path for path in paths)
         ```
         """
-        weights = self.backbone.weights
-        if self._is_adapted:
-            raise ValueError("The task has adapters, and its weights are frozen already.")
-        blocks = {id(v): found[1] for v in weights if (found := block_of(v.path))}
-        if not blocks:
-            raise ValueError(
-                "`freeze` found no blocks of your own, of paths like 'decoder/layer_0/...': set "
-                "`trainable` of yours."
-            )
-        layers = check_int("layers", layers, at_least=0, at_most=max(blocks.values()) + 1)
-        embeddings = check_bool("embeddings", embeddings)
-        for variable in weights:
-            before = embeddings and is_before_blocks(variable.path)
-            variable.trainable = not before and blocks.get(id(variable), layers) >= layers
-        self._forget_compiled()
+        lora.freeze(self.backbone, layers, embeddings)
+        lora.forget_compiled(self)
 
     @changes
     def enable_lora(
@@ -102,45 +88,20 @@ class Adaptable:
         assert trained < before / 50
         ```
         """
-        rank = check_int("rank", rank, at_least=1, at_most=2**15)
-        alpha = check_number("alpha", alpha, above=0, none=True)
-        if self._is_adapted:
-            raise ValueError("The task is adapted already: call `merge_lora` first.")
-        layers = self._dense_layers()
-        names = {layer.name for layer in layers}
-        several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
-        if not several or not all(isinstance(t, str) and t in names for t in targets):
-            raise ValueError(
-                f"`targets` must be a list of dense layers of the backbone, "
-                f"{', '.join(sorted(names))}; received {shorten(targets)}."
-            )
-        if any(layer.quantization_mode is not None for layer in layers):
-            raise ValueError("The model is quantized, and would not keep what it learns.")
-        backbone = self.backbone
-        backbone.trainable_before_lora = frozenset(v.path for v in backbone.trainable_variables)
-        for variable in backbone.variables:
-            variable.trainable = False
-        for layer in layers:
-            if layer.name in targets:
-                layer.enable_lora(rank, lora_alpha=alpha)
-        self._forget_compiled()
+        lora.enable_lora(self.backbone, rank, alpha, targets)
+        lora.forget_compiled(self)
 
     @changes
     def merge_lora(self) -> None:
         """Adds what was learned to the kernels: a model as any other, that can be saved so.
 
-        What `enable_lora` froze is trained again. ValueError for a task without adapters.
+        What `enable_lora` froze is trained again afterwards.
+
+        Raises:
+            ValueError: for a task without adapters.
         """
-        for layer in self._adapted_layers():
-            merged = ops.convert_to_numpy(layer.kernel)  # Keras's property gives the sum.
-            for name in _PAIR:
-                layer._untrack_variable(getattr(layer, name))
-            layer.lora_enabled = False
-            layer._kernel.assign(merged)
-        for variable in self.backbone.variables:
-            variable.trainable = variable.path in self.backbone.trainable_before_lora
-        self.backbone.trainable_before_lora = None
-        self._forget_compiled()
+        lora.merge_lora(self.backbone)
+        lora.forget_compiled(self)
 
     @reads
     def save_adapter(self, path: str | os.PathLike) -> None:
@@ -155,7 +116,7 @@ class Adaptable:
         """
         check_path("path", path)
         variables = self._adapter_variables()
-        alpha = np.float32(self._adapted_layers()[0].lora_alpha)
+        alpha = np.float32(lora.adapted_layers(self.backbone)[0].lora_alpha)
         lock = PathLock(path)
         with naming(Path(path)):
             mine = lock.acquire()
@@ -168,19 +129,22 @@ class Adaptable:
 
     @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
-        """Adapters and head of a file of `save_adapter`, on the weights that the task has.
+        """Adapters and head of a file, on the weights that the task has.
+
+        Args:
+            path: a file of `save_adapter`.
 
         Raises:
             FileNotFoundError: for a file that is not there.
             ValueError: for adapters of another model: the tensor is named, with both shapes.
         """
         arrays = dict(SafetensorsFile(check_path("path", path)))
-        inner = [name for name in arrays if name.endswith(f"/{_PAIR[0]}")]
+        inner = [name for name in arrays if name.endswith(_INNER)]
         alpha = arrays.pop("alpha", np.zeros(2))
         if not inner or alpha.size != 1 or any(arrays[name].ndim != 2 for name in inner):
             raise ValueError(f"{path} holds no adapters: it is no file of `save_adapter`.")
         alpha = float(alpha.item())
-        fresh = not self._is_adapted
+        fresh = not lora.is_adapted(self.backbone)
         if fresh:
             targets = sorted({name.split("/")[-2] for name in inner})
             try:
@@ -194,67 +158,15 @@ class Adaptable:
             if fresh:
                 self.merge_lora()  # nothing was learned yet: the model is as it was
             raise
-        for layer in self._adapted_layers():
+        for layer in lora.adapted_layers(self.backbone):
             layer.lora_alpha = alpha
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
-    @property
-    def _is_adapted(self) -> bool:
-        """Whether the backbone has adapters."""
-        return getattr(self.backbone, "trainable_before_lora", None) is not None
-
-    def _dense_layers(self) -> list[keras.layers.Dense]:
-        layers = self.backbone._flatten_layers(include_self=False)
-        return [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-
-    def _adapted_layers(self) -> list[keras.layers.Dense]:
-        """The layers that have adapters; ValueError for a task without."""
-        if not self._is_adapted:
-            raise ValueError("The task has no adapters: call `enable_lora` first.")
-        return [layer for layer in self._dense_layers() if layer.lora_enabled]
-
-    def _adapters(self) -> list[keras.Variable]:
-        """The matrices of the adapters, two a layer."""
-        return [getattr(layer, name) for layer in self._adapted_layers() for name in _PAIR]
-
     def _adapter_variables(self) -> dict[str, keras.Variable]:
-        """Adapters and head, by their names in a file."""
-        inside = f"{self.backbone.path}/"
-        variables = {f"backbone/{v.path.removeprefix(inside)}": v for v in self._adapters()}
+        matrices = lora.adapters(self.backbone).items()
+        variables = {f"backbone/{path}": variable for path, variable in matrices}
         return variables | {f"head/{name}": variable for name, variable in self.head.items()}
-
-    def _lora_values(self) -> dict | None:
-        """The arguments of `enable_lora` that made the adapters, None without."""
-        if not self._is_adapted:
-            return None
-        layers = self._adapted_layers()
-        names = sorted({layer.name for layer in layers})
-        return {"rank": layers[0].lora_rank, "alpha": layers[0].lora_alpha, "targets": names}
-
-    def _load_apart(self, arrays: list[np.ndarray]) -> None:
-        """Takes the values of `_adapters` out of the kernels that Keras loads next."""
-        pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        for layer, (a, b) in zip(self._adapted_layers(), pairs, strict=True):
-
-            def load(store, layer=layer, a=a, b=b):
-                del layer.load_own_variables  # the class's from here on
-                layer.load_own_variables(store)
-                merged = ops.convert_to_numpy(ops.cast(layer._kernel, "float32"))
-                learned = np.matmul(a, b, dtype="float32") * (layer.lora_alpha / layer.lora_rank)
-                layer._kernel.assign(merged - learned)
-                layer.lora_kernel_a.assign(a)
-                layer.lora_kernel_b.assign(b)
-
-            layer.load_own_variables = load
-
-    def _forget_compiled(self) -> None:
-        """Drops steps and optimizer states, which are of other variables than there are now."""
-        for model in (self.backbone, self):
-            model.train_function = model.test_function = model.predict_function = None
-            if model.compiled and model.optimizer is not None:
-                config = keras.optimizers.serialize(model.optimizer)
-                model.optimizer = keras.optimizers.deserialize(config)
 
 
 def _check_same(path, arrays: dict, variables: dict) -> None:

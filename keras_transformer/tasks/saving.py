@@ -10,6 +10,7 @@ import numpy as np
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile
 from keras_transformer.models.backbone import refuse_quantized
+from keras_transformer.training import lora
 
 # Of the values that the task has in a file, beside those of its layers.
 _ADAPTER = "adapter_"
@@ -38,7 +39,7 @@ class Serializable:
             **self.task_values(),
             "name": self.name,
             "frozen": [v.path for v in self.weights if not v.trainable and v.path not in later],
-            "adapters": self._lora_values(),
+            "adapters": lora.lora_values(self.backbone),
         }
 
     @classmethod
@@ -57,22 +58,22 @@ class Serializable:
         if not any(variable.trainable for variable in backbone.weights):
             backbone.trainable = False
         if adapters is not None:
-            task.enable_lora(**adapters)
+            lora.enable_lora(backbone, **adapters)
         return task
 
     def save_own_variables(self, store) -> None:
         super().save_own_variables(store)
-        if self._is_adapted:
-            for number, variable in enumerate(self._adapters()):
+        if lora.is_adapted(self.backbone):
+            for number, variable in enumerate(lora.adapters(self.backbone).values()):
                 store[f"{_ADAPTER}{number}"] = keras.ops.convert_to_numpy(variable)
 
     def load_own_variables(self, store) -> None:
         names = list(store.keys())
         super().load_own_variables({n: store[n] for n in names if not n.startswith(_ADAPTER)})
         count = sum(name.startswith(_ADAPTER) for name in names)
-        if count and self._is_adapted:
+        if count and lora.is_adapted(self.backbone):
             arrays = [np.asarray(store[f"{_ADAPTER}{number}"]) for number in range(count)]
-            self._load_apart(arrays)
+            lora.load_apart(self.backbone, arrays)
 
     def get_compile_config(self) -> dict[str, Any]:
         values = self.compile_values()

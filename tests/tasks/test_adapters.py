@@ -7,9 +7,8 @@ from keras import ops
 
 import keras_transformer as kt
 from keras_transformer.files import write_safetensors
-from keras_transformer.models.turns import Turns
 from keras_transformer.scratch import PathLock
-from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.training import lora
 
 pytestmark = pytest.mark.one_backend
 
@@ -142,7 +141,7 @@ def test_generating_with_adapters():
     lm = kt.CausalLM(kt.models.Decoder(config))
     lm.enable_lora(rank=2)
     random = np.random.default_rng(0)
-    for layer in lm._adapted_layers():
+    for layer in lora.adapted_layers(lm.backbone):
         layer.lora_kernel_b.assign(random.normal(size=layer.lora_kernel_b.shape))
     adapted = lm.generate([[3, 4, 5]], max_new_tokens=8)
     lm.merge_lora()
@@ -213,18 +212,18 @@ def test_files_of_keras_keep_the_adapters(tokenizer, tmp_path):
     task.enable_lora(rank=2, alpha=6, targets=["query", "output"])
     task.fit(TEXTS, LABELS, epochs=2, verbose=0)
     expected = task.predict(TEXTS[:6], verbose=0)
-    matrices = arrays(task._adapters())
+    matrices = arrays(lora.adapters(task.backbone).values())
     assert all(np.abs(matrix).max() > 0 for matrix in matrices)
     task.save(tmp_path / "task.keras")
     again = keras.models.load_model(tmp_path / "task.keras")
-    assert again._lora_values() == {
+    assert lora.lora_values(again.backbone) == {
         "rank": 2,
         "alpha": 6,
         "targets": ["output", "query"],
     }
     paths = [[v.path for v in each.trainable_variables] for each in (task, again)]
     assert paths[0] == paths[1]
-    for one, other in zip(arrays(again._adapters()), matrices, strict=True):
+    for one, other in zip(arrays(lora.adapters(again.backbone).values()), matrices, strict=True):
         np.testing.assert_array_equal(one, other)
     for one, other in zip(arrays(again.weights), arrays(task.weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
@@ -243,32 +242,26 @@ def test_files_of_keras_keep_the_adapters(tokenizer, tmp_path):
     for other in (plain, adapted):
         other.load_weights(tmp_path / "task.weights.h5")
         np.testing.assert_allclose(other.predict(TEXTS[:6], verbose=0), expected, atol=1e-5)
-    assert np.abs(arrays(adapted._adapters())[1]).max() > 0
+    assert np.abs(arrays(lora.adapters(adapted.backbone).values())[1]).max() > 0
 
 
-def test_any_keras_model_as_backbone():
+def test_functions_over_any_keras_model():
     """Dense layers of a model that is none of this library's."""
-
-    class Task(Adaptable, keras.Model):
-        turns = Turns()
-
     inputs = keras.Input((8,))
     outputs = keras.layers.Dense(3)(keras.layers.Dense(8, name="query", activation="relu")(inputs))
     model = keras.Model(inputs, outputs)
     x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
     before = model.predict(x, verbose=0)
-    task = Task()
-    task.backbone = model
-    task.enable_lora(2, targets=["query"])
+    lora.enable_lora(model, 2, targets=["query"])
     assert [v.name for v in model.trainable_variables] == ["lora_kernel_a", "lora_kernel_b"]
     model.layers[1].lora_kernel_b.assign(np.ones((2, 8), "float32"))
     adapted = model.predict(x, verbose=0)
     assert np.abs(adapted - before).max() > 1e-3
-    task.merge_lora()
+    lora.merge_lora(model)
     np.testing.assert_allclose(model.predict(x, verbose=0), adapted, rtol=0, atol=1e-5)
     assert len(model.trainable_variables) == 4
     with pytest.raises(ValueError, match="found no blocks"):
-        task.freeze(1)
+        lora.freeze(model, 1)
 
 
 def test_a_quantized_backbone_is_not_saved(tokenizer, tmp_path):

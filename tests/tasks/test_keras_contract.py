@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.training import lora
 from tests.tasks.common import (
     ENGLISH,
     GERMAN,
@@ -168,7 +169,7 @@ def test_what_is_frozen_and_adapted_in_a_copy():
     assert [v.path for v in again.trainable_variables] == [v.path for v in task.trainable_variables]
     task.freeze(layers=0, embeddings=False)
     task.enable_lora(2)
-    for layer in task._adapted_layers():
+    for layer in lora.adapted_layers(task.backbone):
         layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape, "float32"))
     again = copy.deepcopy(task)
     np.testing.assert_allclose(

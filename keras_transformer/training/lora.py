@@ -1,0 +1,145 @@
+"""Training a part of any Keras model: some of its blocks, or matrices of low rank beside kernels.
+
+The methods of the tasks call these functions with their backbone; what users need to know is there.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.checking import check_bool, check_int, check_number, shorten
+from keras_transformer.structure import block_of, is_before_blocks
+
+_PAIR = ("lora_kernel_a", "lora_kernel_b")
+
+
+def freeze(model: keras.Model, layers: int, embeddings: bool = True) -> None:
+    """Freezes the first blocks of each stack, and what stands before them, by their paths."""
+    if is_adapted(model):
+        raise ValueError("The task has adapters, and its weights are frozen already.")
+    blocks = {id(v): found[1] for v in model.weights if (found := block_of(v.path))}
+    if not blocks:
+        raise ValueError(
+            "`freeze` found no blocks of your own, of paths like 'decoder/layer_0/...': set "
+            "`trainable` of yours."
+        )
+    layers = check_int("layers", layers, at_least=0, at_most=max(blocks.values()) + 1)
+    embeddings = check_bool("embeddings", embeddings)
+    for variable in model.weights:
+        before = embeddings and is_before_blocks(variable.path)
+        variable.trainable = not before and blocks.get(id(variable), layers) >= layers
+    forget_compiled(model)
+
+
+def enable_lora(
+    model: keras.Model,
+    rank: int,
+    alpha: float | None = None,
+    targets: Sequence[str] = ("query", "value"),
+) -> None:
+    """Freezes a model, and gives its dense layers of these names adapters, which are trained."""
+    rank = check_int("rank", rank, at_least=1, at_most=2**15)
+    alpha = check_number("alpha", alpha, above=0, none=True)
+    if is_adapted(model):
+        raise ValueError("The task is adapted already: call `merge_lora` first.")
+    layers = _dense_layers(model)
+    names = {layer.name for layer in layers}
+    several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
+    if not several or not all(isinstance(t, str) and t in names for t in targets):
+        raise ValueError(
+            f"`targets` must be a list of dense layers of the backbone, "
+            f"{', '.join(sorted(names))}; received {shorten(targets)}."
+        )
+    if any(layer.quantization_mode is not None for layer in layers):
+        raise ValueError("The model is quantized, and would not keep what it learns.")
+    model.trainable_before_lora = frozenset(v.path for v in model.trainable_variables)
+    for variable in model.variables:
+        variable.trainable = False
+    for layer in layers:
+        if layer.name in targets:
+            layer.enable_lora(rank, lora_alpha=alpha)
+    forget_compiled(model)
+
+
+def is_adapted(model: keras.Model) -> bool:
+    """Whether a model has adapters."""
+    return getattr(model, "trainable_before_lora", None) is not None
+
+
+def adapted_layers(model: keras.Model) -> list[keras.layers.Dense]:
+    """The layers that have adapters; ValueError for a model without."""
+    if not is_adapted(model):
+        raise ValueError("The task has no adapters: call `enable_lora` first.")
+    return [layer for layer in _dense_layers(model) if layer.lora_enabled]
+
+
+def merge_lora(model: keras.Model) -> None:
+    """Adds what was learned to the kernels. What was frozen is trained again."""
+    for layer in adapted_layers(model):
+        merged = ops.convert_to_numpy(layer.kernel)  # Keras's property gives the sum.
+        for name in _PAIR:
+            layer._untrack_variable(getattr(layer, name))
+        layer.lora_enabled = False
+        layer._kernel.assign(merged)
+    for variable in model.variables:
+        variable.trainable = variable.path in model.trainable_before_lora
+    model.trainable_before_lora = None
+    forget_compiled(model)
+
+
+def adapters(model: keras.Model) -> dict[str, keras.Variable]:
+    """The matrices of the adapters, by their paths within the model."""
+    pairs = (getattr(layer, name) for layer in adapted_layers(model) for name in _PAIR)
+    return {variable.path.removeprefix(f"{model.path}/"): variable for variable in pairs}
+
+
+def lora_values(model: keras.Model) -> dict | None:
+    """The arguments of `enable_lora` that a model was adapted with, None for one without."""
+    if not is_adapted(model):
+        return None
+    layers = adapted_layers(model)
+    return {
+        "rank": layers[0].lora_rank,
+        "alpha": layers[0].lora_alpha,
+        "targets": sorted({layer.name for layer in layers}),
+    }
+
+
+def load_apart(model: keras.Model, arrays: list[np.ndarray]) -> None:
+    """Makes what Keras loads next, kernels with what was learned added, kernels and adapters again.
+
+    Args:
+        model: an adapted model.
+        arrays: the values of `adapters`, in their order.
+    """
+    pairs = zip(arrays[::2], arrays[1::2], strict=True)
+    for layer, (a, b) in zip(adapted_layers(model), pairs, strict=True):
+
+        def load(store, layer=layer, a=a, b=b):
+            del layer.load_own_variables  # the class's from here on
+            layer.load_own_variables(store)
+            merged = ops.convert_to_numpy(ops.cast(layer._kernel, "float32"))
+            learned = np.matmul(a, b, dtype="float32") * (layer.lora_alpha / layer.lora_rank)
+            layer._kernel.assign(merged - learned)
+            layer.lora_kernel_a.assign(a)
+            layer.lora_kernel_b.assign(b)
+
+        layer.load_own_variables = load
+
+
+def forget_compiled(model: keras.Model) -> None:
+    """Drops steps and optimizer states, which are of other variables than there are now.
+
+    The functions above do it for their model; of what is compiled around it the caller does.
+    """
+    model.train_function = model.test_function = model.predict_function = None
+    if model.compiled and model.optimizer is not None:
+        config = keras.optimizers.serialize(model.optimizer)
+        model.optimizer = keras.optimizers.deserialize(config)
+
+
+def _dense_layers(model: keras.Model) -> list[keras.layers.Dense]:
+    layers = model._flatten_layers(include_self=False)
+    return [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
