@@ -56,7 +56,7 @@ class BlockRun:
     @functools.cached_property
     def _padding_is_unseen(self) -> bool:
         """Whether causality alone hides the padding: then the kernel needs no mask beside it."""
-        return is_on_the_right(self._options["inputs_mask"])
+        return not self.collected and is_on_the_right(self._options["inputs_mask"])
 
     def __call__(self, block, x, **options):
         """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
@@ -69,7 +69,8 @@ class BlockRun:
         """
         used = block.rotary is not None or block.window is not None
         options = {**self._options, "positions": self.positions if used else None, **options}
-        if block.causal and self._padding_is_unseen:
+        # Only the states of padding differ then, of which no loss is made.
+        if block.causal and options.get("training") and self._padding_is_unseen:
             options["inputs_mask"] = None
         if "states" in self.collected:
             self.collected["states"].append(x)

@@ -87,15 +87,15 @@ def test_step_and_prompt_inputs():
     ids=["right", "left", "between", "none"],
 )
 def test_no_real_token_sees_padding_wherever_it_stands(values, mask):
-    """Where it stands behind all real tokens, causality alone says so."""
+    """Where it stands behind all real tokens, causality alone says so in training."""
     backbone = small_backbone("decoder", **values)
     mask = np.array(mask, bool)
-    found = numpy(backbone({"token_ids": IDS, "padding_mask": mask}))
-    others = np.where(mask, IDS, 10 - IDS)
-    assert_close(
-        numpy(backbone({"token_ids": others, "padding_mask": mask}))[mask], found[mask], atol=1e-6
-    )
-    by_mask, collected = backbone({"token_ids": IDS, "padding_mask": mask}, collect=("attention",))
-    assert_close(numpy(by_mask)[mask], found[mask])
+    inputs = {"token_ids": IDS, "padding_mask": mask}
+    found = numpy(backbone(inputs, training=True))
+    others = {**inputs, "token_ids": np.where(mask, IDS, 10 - IDS)}
+    assert_close(numpy(backbone(others, training=True))[mask], found[mask], atol=1e-6)
+    expected, collected = backbone(inputs, collect=("attention",))
+    assert_close(numpy(expected)[mask], found[mask])
+    assert_close(backbone(inputs), expected)
     weights = numpy(collected["attention"][0]).transpose(0, 2, 1, 3)[mask]  # of the real queries
     assert not weights[np.broadcast_to(~mask[np.nonzero(mask)[0], None], weights.shape)].any()
