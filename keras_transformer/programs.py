@@ -19,8 +19,8 @@ from keras_transformer.sizes import Recent
 # So many programs are in memory at most, of them so many that last. On JAX each operation that runs
 # by itself is a program too, such as when a model is made: they count, and leave room for so many.
 # One of TensorFlow takes some fifty megabytes: they are fewer, so that memory levels off early.
-MOST_PROGRAMS = 36 if keras.backend.backend() == "tensorflow" else 60
-MOST_LASTING = 24
+MOST_PROGRAMS = 40 if keras.backend.backend() == "tensorflow" else 60
+MOST_LASTING = 20
 LEAST_PROGRAMS = 24
 
 # Held while something is traced. Keras, `make_fx` and the tracers of TensorFlow keep what they
