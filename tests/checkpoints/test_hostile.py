@@ -114,7 +114,7 @@ class Receiver:
 
 class Slot:
     def __init__(self, path, shape):
-        self.path, self.shape, self.array = path, shape, None
+        self.path, self.shape, self.dtype, self.array = path, shape, "float32", None
 
     def assign(self, array):
         assert array.shape == tuple(self.shape)
