@@ -13,6 +13,7 @@ from keras_transformer.layers.arguments import (
     named_arguments,
     refuse_unused,
 )
+from keras_transformer.layers.blocks import Blocks
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
@@ -238,7 +239,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             known = self_attention and isinstance(cache_index, int)
             filled = cache_index + query.shape[1] if known else None
             keys, values = cache.read(self.compute_dtype, filled)
-        if self_attention and key_positions is None:
+        # A window counts the places in the sequence; with a cache, which has gaps, positions.
+        if cache is None and self_attention:
+            positions = key_positions = None
+        elif self_attention and key_positions is None:
             key_positions = positions
 
         mask = query_mask if mask is None else mask
@@ -254,6 +258,12 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             key_positions=key_positions,
             explicit=attention_mask,
         )
+        blocks = None
+        if self_attention and not (from_cache or return_attention_scores) and bias is None:
+            blocks = Blocks.of(visibility, ops.shape(query)[1])
+        if blocks is not None:
+            visibility = blocks.visibility(visibility, ops.shape(query)[0])
+            queries, keys, values = blocks.queries(queries), blocks.keys(keys), blocks.keys(values)
         weights = None
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
@@ -264,6 +274,7 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             if not from_cache:
                 keys, values = _heads_first(keys), _heads_first(values)
             attended, weights = self._attend(queries, keys, values, visibility, bias, training)
+        attended = attended if blocks is None else blocks.whole(attended)
         shape = ops.shape(attended)
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))

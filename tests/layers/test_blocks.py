@@ -1,0 +1,118 @@
+"""Windows in blocks: equal to a mask of the same pattern, without a tensor of length x length."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers import MultiHeadAttention
+from tests.layers.conftest import assert_close, numpy, random, randomize
+
+BATCH, DIM = 2, 8
+# Windows in which blocks reach one, two or no further block; lengths that no block divides.
+CASES = [
+    (200, {"window": 2}),
+    (257, {"window": 65}),
+    (193, {"window": 65, "causal": True}),
+    (411, {"window": 100}),
+    (500, {"window": 150, "causal": True}),
+    (130, {"window": 1}),
+]
+OPTIONS = [
+    {},
+    {"num_key_value_heads": 2, "rotary": {"base": 100.0}},
+    {"num_key_value_heads": 1, "attention_soft_cap": 2.0},
+    {"score": "general", "query_key_norm": "rms_norm"},
+]
+
+
+def made(length, **options):
+    layer = MultiHeadAttention(4, 6, **options)
+    layer.build((BATCH, length, DIM))
+    return randomize(layer)
+
+
+def near(length, window, causal=False):
+    """Bool `(1, length, length)`: the pattern as a mask."""
+    steps = np.arange(length)[:, None] - np.arange(length)
+    return ((np.abs(steps) < window) & ((steps >= 0) | (not causal)))[None]
+
+
+def masks(length):
+    """Real tokens: in the middle, with padding on either side, of two documents."""
+    rng = np.random.default_rng(0)
+    first, last = rng.integers(0, length // 3, 2), rng.integers(length // 2, length, 2)
+    places = np.arange(length)[None]
+    real = (places >= first[:, None]) & (places < last[:, None])
+    packs = (places >= rng.integers(0, length, (BATCH, 1))).astype("int32")
+    return real, packs
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_equals_a_dense_mask(number):
+    """With all that an attention may have beside it: each case with one of the options."""
+    length, case = CASES[number]
+    options = OPTIONS[number % len(OPTIONS)]
+    layer, pattern = made(length, **case, **options), near(length, **case)
+    dense = made(length, **options)
+    x, (real, packs) = random(BATCH, length, DIM), masks(length)
+    seen = pattern & real[:, None]
+    assert_close(layer(x), dense(x, attention_mask=pattern), atol=2e-5)
+    found = numpy(layer(x, mask=real, pack_ids=packs))
+    expected = numpy(dense(x, attention_mask=seen, pack_ids=packs))
+    assert_close(found[real], expected[real], atol=2e-5)
+
+
+def largest(function, *args):
+    """How many numbers the largest tensor has that a function makes, and in its gradient."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        sizes = []
+
+        class Sizes(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                result = operation(*args, **(kwargs or {}))
+                tensors = result if isinstance(result, tuple | list) else [result]
+                sizes.extend(t.numel() for t in tensors if isinstance(t, torch.Tensor))
+                return result
+
+        with Sizes():
+            function(*map(torch.tensor, args)).square().sum().backward()
+        return max(sizes)
+    if backend == "jax":
+        import re
+
+        import jax
+
+        gradient = jax.jit(jax.grad(lambda *args: ops.sum(ops.square(function(*args)))))
+        text = gradient.lower(*args).compile().as_text()
+        shapes = re.findall(r"\w+\[([\d,]+)\]", text)
+        return max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
+    import tensorflow as tf
+
+    @tf.function(jit_compile=False)
+    def gradient(*args):
+        with tf.GradientTape() as tape:
+            tape.watch(args[0])
+            loss = ops.sum(ops.square(function(*args)))
+        return tape.gradient(loss, args[0])
+
+    graph = gradient.get_concrete_function(*map(tf.constant, args)).graph
+    shapes = [tensor.shape for op in graph.get_operations() for tensor in op.outputs]
+    return max(shape.num_elements() or 0 for shape in shapes if shape.rank is not None)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_no_tensor_of_length_by_length(dropout):
+    length = 2048
+    layer = made(length, window=65, rotary={}, dropout=dropout)
+    x, real = random(1, length, DIM), np.ones((1, length), bool)
+    found = largest(lambda x, real: layer(x, mask=real, training=True), x, real)
+    # Four heads, of 65 places before and behind, in blocks.
+    assert found <= length * 4 * 3 * 65
+    whole = made(length, dropout=dropout, window=length)
+    dense = largest(lambda x, real: whole(x, mask=real, training=True), x, real)
+    assert dense >= length**2 > found
