@@ -1,5 +1,6 @@
 """Multi-head attention: self, cross, causal, grouped, cached, with any score function."""
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -13,7 +14,7 @@ from keras_transformer.layers.arguments import (
     named_arguments,
     refuse_unused,
 )
-from keras_transformer.layers.blocks import Blocks
+from keras_transformer.layers.blocks import Blocks, goes_in_turns, in_turns
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
@@ -325,6 +326,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         options = {"scale": self.score_function.scale}
         if visibility.is_causality_alone and bias is None:
             return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
+        if bias is None and goes_in_turns(visibility, queries.shape[1]):
+            attend = functools.partial(self._attend_fused, keys=keys, values=values, bias=None)
+            return in_turns(attend, queries, visibility)
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.

@@ -1,13 +1,63 @@
-"""Attention within a window at a cost that grows with the length, and not with its square."""
+"""Long sequences in blocks: a window's cost and memory, and the memory of full attention."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility
 
+# From this length on full attention is computed for so many queries at a time, where the kernel of
+# the backend would keep the scores of all of them.
+_LONG, _AT_A_TIME = 4096, 256
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
+
+
+def goes_in_turns(visibility: Visibility, query_length) -> bool:
+    """Whether the scores of all queries at once would be too many."""
+    return (
+        keras.backend.backend() != "torch"  # its kernel keeps none
+        and isinstance(query_length, int)
+        and query_length >= _LONG
+        and visibility.explicit is None
+    )
+
+
+def in_turns(attend: Callable, queries, visibility: Visibility):
+    """What `attend(queries, visibility=...)` gives for some queries at a time, one part after another.
+
+    The gradient computes each part again, so that no scores are kept for it.
+
+    Args:
+        attend: function of queries `(batch, some, heads, head_dim)` and of what they see.
+        queries: `(batch, length, heads, head_dim)`.
+        visibility: `Visibility` of all queries.
+
+    Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory".
+    """
+    if visibility.key_pack is None:
+        visibility = visibility._replace(key_pack=visibility.query_pack)
+    length = queries.shape[1]
+    blocks = Blocks(length, _AT_A_TIME, 0, 0)
+    names = [n for n in ("query_pack", "query_positions") if getattr(visibility, n) is not None]
+    of_queries = [queries, *(getattr(visibility, name) for name in names)]
+    firsts = ops.arange(0, length, _AT_A_TIME, dtype="int32") + visibility.first_slot
+
+    def turn(parts):
+        first, part, *rest = parts
+        seen = visibility._replace(first_slot=first, **dict(zip(names, rest, strict=True)))
+        return attend(part, visibility=seen)
+
+    def apart(x):
+        x = blocks.queries(x)
+        x = ops.reshape(x, (-1, firsts.shape[0], *x.shape[1:]))
+        return ops.swapaxes(x, 0, 1)
+
+    attended = ops.map(keras.remat(turn), [firsts, *map(apart, of_queries)])
+    attended = ops.swapaxes(attended, 0, 1)
+    return blocks.whole(attended)
 
 
 class Blocks(NamedTuple):
@@ -71,9 +121,9 @@ class Blocks(NamedTuple):
         )
 
     def whole(self, x):
-        """`(batch * blocks, size, ...)` as `(batch, length, ...)`."""
+        """`(batch * blocks, size, heads, head_dim)` as `(batch, length, heads, head_dim)`."""
         span = self.length + -self.length % self.size
-        return ops.reshape(x, (-1, span, *x.shape[2:]))[:, : self.length]
+        return ops.reshape(x, (-1, span, *x.shape[-2:]))[:, : self.length]
 
     def _blocks(self, x):
         return ops.reshape(x, (-1, self.size, *x.shape[2:]))
