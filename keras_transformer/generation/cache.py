@@ -5,6 +5,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.slots import Slots, put
 from keras_transformer.planning.memory import cache_bytes
 
@@ -154,28 +155,25 @@ class Cache(NamedTuple):
             next=_field(self.end + length),
         )
 
-    def new_positions(self, length: int):
-        """Positions of the tokens of the call under way, int `(rows, length)`."""
-        if isinstance(self.start, int):
-            return self.positions[:, self.start : self.start + length]
-        return ops.take(self.positions, self.start + ops.arange(length, dtype="int32"), axis=1)
-
-    def read_positions(self):
-        """Positions of the slots that the call under way reads, int `(rows, slots)`."""
-        return self.positions[:, : self.end] if isinstance(self.end, int) else self.positions
-
-    def visible(self, length: int):
-        """Who sees which slot in the call under way, bool `(rows, length, slots)`."""
-        filled = self.filled[..., : self.end] if isinstance(self.end, int) else self.filled
-        if self.branches > 1:
-            return filled
-        slots = ops.arange(filled.shape[2], dtype="int32")
-        own = self.start + ops.arange(length, dtype="int32")
-        return ops.logical_and(filled, slots[None, None] <= own[None, :, None])
+    def visibility(self, length: int) -> Visibility:
+        """Which slots the `length` tokens of the call under way see, and the positions of both."""
+        filled, keys, places = self.filled, self.positions, ops.arange(length, dtype="int32")
+        if isinstance(self.end, int):
+            filled, keys = filled[..., : self.end], keys[:, : self.end]
+            positions = keys[:, self.start :]
+        else:
+            positions = ops.take(keys, self.start + places, axis=1)
+        if self.branches == 1:
+            slots = ops.arange(filled.shape[2], dtype="int32")
+            own = (self.start + places)[None, :, None]
+            filled = ops.logical_and(filled, slots[None, None] <= own)
+        return Visibility(query_positions=positions, key_positions=keys, explicit=filled)
 
     def layer(self, i: int) -> dict:
         """The slots of layer `i`, for its block: `{"self": Slots, "cross": Slots or None}`."""
-        return {name: Slots(*kept) if kept else None for name, kept in self.layers[i].items()}
+        layer = self.layers[i]
+        cross = Slots(*layer["cross"]) if layer["cross"] else None
+        return {"self": Slots(*layer["self"], next=self.start), "cross": cross}
 
     def with_layers(self, layers: list[dict], source=None) -> "Cache":
         """The cache after a call, with the slots that the blocks gave and the source's mask."""

@@ -13,7 +13,7 @@ from keras_transformer.layers.embedding import (
 )
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.masking import combine_masks
+from keras_transformer.layers.masking import Visibility, combine_masks
 from keras_transformer.layers.position import (
     LearnedPosition,
     RotaryEmbedding,
@@ -42,6 +42,7 @@ __all__ = [
     "SinusoidalPosition",
     "Slots",
     "TokenEmbedding",
+    "Visibility",
     "VocabularyBias",
     "combine_masks",
 ]

@@ -68,7 +68,7 @@ def refuse_unused(reason: str, **arguments: Any) -> None:
     ```python
     from keras_transformer.layers.arguments import refuse_unused
 
-    refuse_unused("there is no cache.", cache_index=None)
+    refuse_unused("there is no `value`.", value_mask=None)
     ```
     """
     given = [f"`{name}`" for name, value in arguments.items() if value is not None]
@@ -76,22 +76,7 @@ def refuse_unused(reason: str, **arguments: Any) -> None:
         raise ValueError(f"{' and '.join(given)} would be ignored: {reason}")
 
 
-def check_positions(layer: Any, positions: Any, key_positions: Any, self_attention: bool) -> None:
-    """ValueError for positions that an attention without a cache has no use for.
-
-    Who keeps a cache gives those of its slots to any layer.
-
-    Args:
-        layer: What has the options `rotary` and `window`.
-        positions: Those of the queries, or None.
-        key_positions: Those of the keys, or None.
-        self_attention: Whether the keys are the queries, and rotated as such.
-    """
-    if layer.window is not None:
-        return
-    if layer.rotary is None:
-        reason = "they are for attention with `rotary` or a `window`."
-        refuse_unused(reason, positions=positions, key_positions=key_positions)
-    elif self_attention:
-        reason = "in self-attention they are for a `window`. Give `positions`."
-        refuse_unused(reason, key_positions=key_positions)
+def with_further(output: Any, *further: Any) -> Any:
+    """What a call returns: the output, in a tuple with those of `further` that are not None."""
+    given = tuple(x for x in further if x is not None)
+    return (output, *given) if given else output

@@ -9,16 +9,16 @@ from keras import ops
 from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
     SavesArguments,
-    check_positions,
     deserialized,
     named_arguments,
     refuse_unused,
+    with_further,
 )
 from keras_transformer.layers.blocks import Blocks, goes_in_turns, in_turns
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.position import RotaryEmbedding
+from keras_transformer.layers.position import RotaryEmbedding, sequence_positions
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
@@ -46,7 +46,8 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             head_dim)` and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch,
             num_heads, query_length, key_length)`.
         causal: bool, a query sees only keys up to its own place.
-        window: int, a query sees only keys less than this many positions away.
+        window: int, a query sees only keys less than this many places away. Long sequences are
+            attended to in blocks, at a cost that grows with the length and not with its square.
         rotary: dict, rotates queries and keys: the options of `RotaryEmbedding`, `{}` for its
             defaults. None for not.
         max_sequence_length: int, number of slots of `"location"`.
@@ -70,26 +71,17 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         value_mask: bool `(batch, key_length)`, the real tokens of `value`. Both masks come by
             themselves from layers that make Keras masks; Keras names the first `query_mask`
             when other tensors than `query` are given too.
-        attention_mask: bool `(batch, query_length, key_length)`, True where allowed. With a cache
-            it says all, causality too; without it a causal query sees the slots up to its own.
+        visibility: `Visibility`, what further decides which keys a query sees: packed documents,
+            positions, an explicit mask. Its `padding` takes the place of the masks.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
-        positions: int `(batch, query_length)`, for `rotary` and `window`.
-        key_positions: int `(batch, key_length)`, likewise. Defaults to `positions` in
-            self-attention, where with a cache it is for `window` alone: the keys in the cache
-            are rotated already.
-        pack_ids: int `(batch, query_length)`, which packed document a token is of: only keys of
-            the same are seen.
-        value_pack_ids: int `(batch, key_length)`, likewise of the keys. Defaults to `pack_ids`.
-        cache: `layers.slots.Slots` for keys and values. Self-attention writes the new ones
-            from slot `cache_index` on and reads all. Cross-attention writes those of `value`
-            and, without it, reads what an earlier call wrote.
-        cache_index: int or int scalar tensor, the first slot to write. Only of an int is it
-            known while a function is compiled which slots are filled; then no others are read.
+        cache: `Slots` for keys and values. Self-attention writes the new ones behind those that it
+            holds and reads all. Cross-attention writes those of `value` and, without it, reads
+            what an earlier call wrote.
         return_attention_scores: bool.
 
     Returns:
-        Float `(batch, query_length, output_dim)`; then, if asked for, the attention weights
-        `(batch, num_heads, query_length, key_length)` in float32; then, if a cache was given,
+        Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
+        weights `(batch, num_heads, query_length, key_length)` in float32, and, if one was given,
         the updated cache.
 
     Raises:
@@ -211,56 +203,42 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         mask=None,
         query_mask=None,
         value_mask=None,
-        attention_mask=None,
+        visibility=None,
         bias=None,
-        positions=None,
-        key_positions=None,
-        pack_ids=None,
-        value_pack_ids=None,
         cache=None,
-        cache_index=None,
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        self._check_used(
-            value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
-            cache_index,
-        )  # fmt: skip
-        self_attention = value is None and (cache is None or cache_index is not None)
+        own_keys = self._has_own_keys(value, cache)
+        mask = query_mask if mask is None else mask
+        visibility = Visibility.given(visibility, mask if own_keys else value_mask)
+        self._check_used(value, key, value_mask, visibility, cache)
+        first_slot = cache.next if own_keys and cache is not None else 0
+        # Behind a cache's first tokens there are others to attend to than those of the call.
+        from_cache = cache is not None and not is_zero(cache.next)
+        positions = visibility.query_positions
+        if positions is None and from_cache and own_keys and self.rotary is not None:
+            positions = first_slot + sequence_positions(query)
+        key_positions = positions if own_keys else visibility.key_positions
         queries = self._split(self.query_dense(query), self.num_heads)
         queries = self._normalized_and_rotated(queries, self.query_norm, positions)
-        # Behind a cache's first tokens there are others to attend to than those of the call.
-        from_cache = cache is not None and not _is_first(self_attention, value, cache_index)
-        if value is not None or self_attention:
-            rotation = positions if self_attention else key_positions
-            keys, values = self._keys_and_values(query, value, key, rotation)
+        if own_keys or value is not None:
+            keys, values = self._keys_and_values(query, value, key, key_positions)
             if cache is not None:
-                cache = cache.write(keys, values, cache_index if self_attention else 0)
+                cache = cache.write(keys, values)
+                cache = cache if own_keys else cache.full()
         if from_cache:
-            known = self_attention and isinstance(cache_index, int)
-            filled = cache_index + query.shape[1] if known else None
-            keys, values = cache.read(self.compute_dtype, filled)
-        # A window counts the places in the sequence; with a cache, which has gaps, positions.
-        if cache is None and self_attention:
-            positions = key_positions = None
-        elif self_attention and key_positions is None:
-            key_positions = positions
-
-        mask = query_mask if mask is None else mask
-        visibility = Visibility(
-            # With a cache `attention_mask` says it, if there is one.
-            causal=self.causal and (cache is None or (self_attention and attention_mask is None)),
-            first_slot=cache_index if cache is not None and self_attention else 0,
-            padding=mask if self_attention else value_mask,
-            window=self.window,
-            query_pack=pack_ids,
-            key_pack=value_pack_ids,
-            query_positions=positions,
-            key_positions=key_positions,
-            explicit=attention_mask,
-        )
+            keys, values = cache.read(self.compute_dtype)
+        elif visibility.key_positions is None:
+            visibility = visibility._replace(key_positions=key_positions)
+        if cache is None:
+            # A window counts the places in the sequence; in a cache, which has gaps, positions.
+            visibility = visibility._replace(query_positions=None, key_positions=None)
+        # With a cache an explicit mask says it, if there is one.
+        causal = self.causal and (cache is None or (own_keys and visibility.explicit is None))
+        visibility = visibility._replace(causal=causal, window=self.window, first_slot=first_slot)
         blocks = None
-        if self_attention and not (from_cache or return_attention_scores) and bias is None:
+        if own_keys and not (from_cache or return_attention_scores) and bias is None:
             blocks = Blocks.of(visibility, ops.shape(query)[1])
         if blocks is not None:
             visibility = blocks.visibility(visibility, ops.shape(query)[0])
@@ -280,30 +258,21 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
         )
-        result = (output,)
-        if return_attention_scores:
-            result += (weights,)
-        if cache is not None:
-            result += (cache,)
-        return result if len(result) > 1 else output
+        return with_further(output, weights if return_attention_scores else None, cache)
 
-    def _check_used(
-        self, value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
-        cache_index, **_,
-    ):  # fmt: skip
+    def _has_own_keys(self, value, cache) -> bool:
+        """Whether keys are made of the queries: self-attention."""
+        return value is None and (cache is None or cache.next is not None)
+
+    def _check_used(self, value, key, value_mask, visibility, cache):
         """ValueError for arguments that would change nothing."""
-        if cache is None:
-            refuse_unused("it is the slot of a `cache`.", cache_index=cache_index)
-            check_positions(self, positions, key_positions, self_attention=value is None)
-        elif value is not None:
-            refuse_unused("`value` is written from slot 0 on.", cache_index=cache_index)
-        elif cache_index is None:
-            refuse_unused("the keys are those of the cache. Give `value` too.", key=key)
-        if value is None and (cache is None or cache_index is not None):
+        own_keys = self._has_own_keys(value, cache)
+        visibility.check_used(self, own_keys, cached=cache is not None)
+        if own_keys:
             reason = "there is no `value`. The `mask` of the queries is that of the keys."
             refuse_unused(reason, value_mask=value_mask)
-        if pack_ids is None:
-            refuse_unused("`pack_ids` are not given.", value_pack_ids=value_pack_ids)
+        elif value is None:
+            refuse_unused("the keys are those of the cache. Give `value` too.", key=key)
 
     def _keys_and_values(self, query, value, key, positions):
         value = query if value is None else value
@@ -365,31 +334,22 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
-        self._check_used(**given)
         query, value, cache = given["query"], given["value"], given["cache"]
+        visibility = Visibility.given(given["visibility"])
+        self._check_used(value, given["key"], given["value_mask"], visibility, cache)
         output_dim = self.output_dim or query.shape[-1]
         output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
-        result = (output,)
-        keys = query if value is None else value
+        keys, weights = query if value is None else value, None
         if given["return_attention_scores"]:
             slots = keys.shape[1] if cache is None else cache.keys.shape[2]
             shape = (query.shape[0], self.num_heads, query.shape[1], slots)
-            result += (keras.KerasTensor(shape, dtype="float32"),)
-        if cache is not None:
-            result += (cache,)
-        return result if len(result) > 1 else output
+            weights = keras.KerasTensor(shape, dtype="float32")
+        return with_further(output, weights, cache)
 
 
 def _heads_first(states):
     """Heads and length swapped, either way."""
     return ops.transpose(states, (0, 2, 1, 3))
-
-
-def _is_first(self_attention: bool, value, cache_index) -> bool:
-    """Whether the tokens of the call are the first ones of the cache, as far as is known."""
-    if self_attention:
-        return isinstance(cache_index, int) and cache_index == 0
-    return value is not None
 
 
 def _has_kernel(dtype) -> bool:

@@ -10,7 +10,7 @@ from keras_transformer.layers.masking import Visibility
 
 # From this length on full attention is computed for so many queries at a time, where the kernel of
 # the backend would keep the scores of all of them.
-_LONG, _AT_A_TIME = 4096, 256
+_LONG, _AT_A_TIME = 4096, 512
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
 

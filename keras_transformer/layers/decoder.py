@@ -2,8 +2,9 @@
 
 import keras
 
-from keras_transformer.layers.arguments import check_positions, named_arguments, refuse_unused
+from keras_transformer.layers.arguments import named_arguments, refuse_unused, with_further
 from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.masking import Visibility
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -21,19 +22,16 @@ class DecoderBlock(EncoderBlock):
         mask: bool `(batch, length)`, True for real tokens. Keras passes a propagated mask here,
             or as `inputs_mask` when there are encoder states.
         encoder_states_mask: bool `(batch, encoder_length)`.
-        attention_mask: bool `(batch, length, slots)`, with a cache, the slots that a token sees.
+        visibility: `Visibility` of the self-attention, see `MultiHeadAttention`.
+        cross_visibility: `Visibility` of the encoder states.
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
-        positions: int `(batch, length)`; `key_positions`: int `(batch, slots)`, with a cache.
-        pack_ids: int `(batch, length)`, which packed document a token is of.
-        encoder_states_pack_ids: int `(batch, source_length)`, which one an encoder state is of.
-        cache: dict `{"self": Slots, "cross": Slots}`, see `layers.slots`; `"cross"` is None before
-            the first call and without cross-attention.
-        cache_index: int scalar, the first slot to write.
+        cache: dict `{"self": Slots, "cross": Slots}`; `"cross"` is None before the first call and
+            without cross-attention.
         return_attention_scores: bool.
 
     Returns:
-        Float `(batch, length, hidden_dim)`; then, if asked for, the attention weights by `"self"`
-        and `"cross"`; then, when one was given, the updated cache.
+        Float `(batch, length, hidden_dim)`. In a tuple with it, if asked for, a dict with the
+        attention weights, `"self"` and `"cross"`, and, if one was given, the updated cache.
 
     Raises:
         ValueError: for encoder states that are missing, or given without `cross_attention`; for
@@ -77,21 +75,17 @@ class DecoderBlock(EncoderBlock):
         mask=None,
         inputs_mask=None,
         encoder_states_mask=None,
-        attention_mask=None,
+        visibility=None,
+        cross_visibility=None,
         bias=None,
-        positions=None,
-        key_positions=None,
-        pack_ids=None,
-        encoder_states_pack_ids=None,
         cache=None,
-        cache_index=None,
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        self._check_used(
-            encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
-            key_positions, pack_ids, cache, cache_index,
-        )  # fmt: skip
+        self._check_used(encoder_states, encoder_states_mask, visibility, cross_visibility, cache)
+        visibility = Visibility.given(visibility, inputs_mask if mask is None else mask)
+        cross_visibility = Visibility.given(cross_visibility, encoder_states_mask)
+        options = {"return_attention_scores": return_attention_scores, "training": training}
         updated, scores = {"cross": None}, {}
 
         def kept(name, result):
@@ -103,18 +97,9 @@ class DecoderBlock(EncoderBlock):
             return result[0] if isinstance(result, (tuple, list)) else result
 
         def attend(x):
+            slots = None if cache is None else cache["self"]
             result = self.self_attention(
-                x,
-                mask=inputs_mask if mask is None else mask,
-                attention_mask=attention_mask,
-                bias=bias,
-                positions=positions,
-                key_positions=key_positions,
-                pack_ids=pack_ids,
-                cache=None if cache is None else cache["self"],
-                cache_index=cache_index,
-                return_attention_scores=return_attention_scores,
-                training=training,
+                x, visibility=visibility, bias=bias, cache=slots, **options
             )
             return kept("self", result)
 
@@ -123,46 +108,35 @@ class DecoderBlock(EncoderBlock):
             if cache is not None and encoder_states is not None:
                 slots = cache["self"].like(encoder_states.shape[1])
             result = self.cross_attention(
-                x,
-                value=encoder_states,
-                value_mask=encoder_states_mask,
-                pack_ids=None if encoder_states_pack_ids is None else pack_ids,
-                value_pack_ids=encoder_states_pack_ids,
-                cache=slots,
-                return_attention_scores=return_attention_scores,
-                training=training,
+                x, value=encoder_states, visibility=cross_visibility, cache=slots, **options
             )
             return kept("cross", result)
 
         across = attend_to_encoder if self.cross_attention_enabled else None
         x = self._sublayers(attend, inputs, training, across)
-        result = (x, *([scores] * return_attention_scores), *([updated] * (cache is not None)))
-        return result if len(result) > 1 else x
+        return with_further(x, scores or None, None if cache is None else updated)
 
     def _check_used(
-        self, encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
-        key_positions, pack_ids, cache, cache_index, **_,
-    ):  # fmt: skip
+        self, encoder_states, encoder_states_mask, visibility, cross_visibility, cache, **_
+    ):
         """ValueError for arguments that are missing, or that would change nothing."""
+        Visibility.given(visibility).check_used(self, own_keys=True, cached=cache is not None)
         if not self.cross_attention_enabled:
             refuse_unused(
                 "this decoder block has no cross-attention. Make it with `cross_attention=True`.",
                 encoder_states=encoder_states,
                 encoder_states_mask=encoder_states_mask,
-                encoder_states_pack_ids=encoder_states_pack_ids,
+                cross_visibility=cross_visibility,
             )
         elif encoder_states is None and (cache is None or cache["cross"] is None):
             raise ValueError(
                 "This decoder block has cross-attention: give `encoder_states`, or a `cache` "
                 "that holds their keys and values."
             )
-        if (cache is None) != (cache_index is None):
-            raise ValueError("`cache` and `cache_index`, its first slot to write, go together.")
-        if pack_ids is None:
-            reason = "`pack_ids`, the documents of `inputs`, are not given."
-            refuse_unused(reason, encoder_states_pack_ids=encoder_states_pack_ids)
-        if cache is None:
-            check_positions(self, positions, key_positions, self_attention=True)
+        else:
+            Visibility.given(cross_visibility).check_used(
+                self.cross_attention, own_keys=False, cached=cache is not None
+            )
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask

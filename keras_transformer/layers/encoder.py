@@ -7,13 +7,14 @@ import keras
 
 from keras_transformer.layers.arguments import (
     SavesArguments,
-    check_positions,
     named_arguments,
     options_of,
+    with_further,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -56,9 +57,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         inputs: float `(batch, length, hidden_dim)`.
         mask: bool `(batch, length)`, True for real tokens. Comes by itself from layers that
             make Keras masks; Keras names it `inputs_mask` when other tensors are given too.
+        visibility: `Visibility`, see `MultiHeadAttention`.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
-        positions: int `(batch, length)`.
-        pack_ids: int `(batch, length)`, which packed document a token is of.
         first_only: bool, compute the state of the first token alone.
         return_attention_scores: bool.
 
@@ -210,28 +210,23 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         inputs,
         mask=None,
         inputs_mask=None,
+        visibility=None,
         bias=None,
-        positions=None,
-        pack_ids=None,
         first_only: bool = False,
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        check_positions(self, positions, None, self_attention=True)
-        mask = inputs_mask if mask is None else mask
+        visibility = Visibility.given(visibility, inputs_mask if mask is None else mask)
+        visibility.check_used(self, own_keys=True)
         scores = {}
 
         def attend(x):
-            options = {"mask": mask, "bias": bias, "positions": positions, "pack_ids": pack_ids}
+            options = {"visibility": visibility, "bias": bias}
             if first_only:
                 options = {
                     "value": x,
-                    "value_mask": mask,
+                    "visibility": visibility.of_first_query(),
                     "bias": None if bias is None else bias[:, :, :1],
-                    "positions": None if positions is None else positions[:, :1],
-                    "key_positions": positions,
-                    "pack_ids": None if pack_ids is None else pack_ids[:, :1],
-                    "value_pack_ids": pack_ids,
                 }
                 x = x[:, :1]
             if not return_attention_scores:
@@ -241,21 +236,19 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             return x
 
         x = self._sublayers(attend, inputs, training, first_only=first_only)
-        return (x, scores) if return_attention_scores else x
+        return with_further(x, scores or None)
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
-        check_positions(self, given["positions"], None, self_attention=True)
+        Visibility.given(given["visibility"]).check_used(self, own_keys=True)
         batch, length, dim = given["inputs"].shape
         queries = 1 if given["first_only"] else length
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
-        if not given["return_attention_scores"]:
-            return output
-        shape = (batch, self.num_heads, queries, length)
-        return output, {"self": keras.KerasTensor(shape, "float32")}
+        scores = keras.KerasTensor((batch, self.num_heads, queries, length), "float32")
+        return with_further(output, {"self": scores} if given["return_attention_scores"] else None)
 
 
 EncoderBlock.options = frozenset(options_of(EncoderBlock)) | _OF_ATTENTION

@@ -12,39 +12,101 @@ from keras_transformer.layers.arguments import refuse_unused
 class Visibility(NamedTuple):
     """Who may attend to whom, as descriptions. A tensor is made of them only where it must be.
 
+    A layer is given those that are tensors, and adds `causal`, `window` and `first_slot` itself:
+    Keras takes structures of tensors alone.
+
     Fields:
-        causal: query `i`, which stands in slot `first_slot + i`, sees the keys of the slots up
-            to its own.
-        first_slot: int or scalar tensor, the slot of the first query in a cache.
-        padding: optional bool `(batch, key_length)`, True for real keys.
-        window: a query sees the keys at most `window - 1` positions away.
-        query_pack: int `(batch, query_length)`, the document of each query. Only tokens of the
-            same document see each other.
+        padding: bool `(batch, key_length)`, True for real keys.
+        query_pack: int `(batch, query_length)`, the packed document of each query. Only tokens of
+            the same document see each other.
         key_pack: int `(batch, key_length)`, the document of each key. Defaults to `query_pack`.
-        query_positions: int `(batch, query_length)`, for `window`. Defaults to the slots.
-        key_positions: int `(batch, key_length)`, likewise.
-        explicit: optional bool `(batch, query_length, key_length)` or with a heads axis,
-            `(batch, heads, query_length, key_length)`.
+        query_positions: int `(batch, query_length)`, for rotary embeddings and, with a cache, for
+            `window`. Defaults to the slots.
+        key_positions: int `(batch, key_length)`, likewise. Defaults to `query_positions` where the
+            keys are those of the queries. For keys in a cache, which are rotated already, they are
+            for `window` alone.
+        explicit: bool `(batch, query_length, key_length)` or with a heads axis,
+            `(batch, heads, query_length, key_length)`, True where allowed. With a cache it says
+            all, causality too.
+        causal: bool, query `i`, which is in slot `first_slot + i`, sees the keys of the slots up
+            to its own.
+        window: int, a query sees the keys at most `window - 1` places away.
+        first_slot: int or int scalar tensor, the slot of the first query in a cache. Defaults to 0.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import MultiHeadAttention, Visibility
+
+    packs = Visibility(query_pack=np.array([[0, 0, 1, 1]]))
+    x = np.random.rand(1, 4, 8).astype("float32")
+    _, weights = MultiHeadAttention(2, 4)(x, visibility=packs, return_attention_scores=True)
+    assert not np.any(weights[0, :, :2, 2:])
+    ```
     """
 
-    causal: bool = False
-    first_slot: Any = 0
     padding: Any = None
-    window: int | None = None
     query_pack: Any = None
     key_pack: Any = None
     query_positions: Any = None
     key_positions: Any = None
     explicit: Any = None
+    causal: bool | None = None
+    window: int | None = None
+    first_slot: Any = None
+
+    @classmethod
+    def given(cls, visibility, padding=None) -> "Visibility":
+        """The call argument of a layer, which of a file is a plain tuple, or nothing."""
+        made = cls(*(visibility or ()))
+        return made._replace(padding=padding) if made.padding is None else made
+
+    def check_used(self, layer, own_keys: bool, cached: bool = False) -> None:
+        """ValueError for what would change nothing.
+
+        Args:
+            layer: what has the options `rotary` and `window`.
+            own_keys: bool, whether the keys are the queries, and rotated as such.
+            cached: bool, whether there is a cache: who keeps one gives its positions to any layer.
+        """
+        reason = "they are options of the layer, or known to its cache."
+        refuse_unused(reason, causal=self.causal, window=self.window, first_slot=self.first_slot)
+        if self.query_pack is None:
+            reason = "`query_pack`, the documents of the queries, is not given."
+            refuse_unused(reason, key_pack=self.key_pack)
+        positions = {"query_positions": self.query_positions, "key_positions": self.key_positions}
+        if cached:
+            return
+        if layer.rotary is None:
+            reason = "they are for attention with `rotary`, or with a `window` and a cache."
+            refuse_unused(reason, **positions)
+        elif own_keys:
+            reason = "in self-attention they are for a cache. Give `query_positions`."
+            refuse_unused(reason, key_positions=self.key_positions)
+
+    def of_first_query(self) -> "Visibility":
+        """What the first query sees, of keys that are those of the queries."""
+
+        def first(x):
+            return None if x is None else x[:, :1]
+
+        return self._replace(
+            query_pack=first(self.query_pack),
+            key_pack=self.query_pack if self.key_pack is None else self.key_pack,
+            query_positions=first(self.query_positions),
+            key_positions=self.query_positions
+            if self.key_positions is None
+            else self.key_positions,
+            explicit=None if self.explicit is None else self.explicit[..., :1, :],
+        )
 
     @property
     def is_causality_alone(self) -> bool:
         """Whether it is all said by the causality that the kernels of the backends know."""
         further = (self.padding, self.window, self.query_pack, self.explicit)
         return (
-            self.causal
-            and isinstance(self.first_slot, int)
-            and self.first_slot == 0
+            bool(self.causal)
+            and (self.first_slot is None or is_zero(self.first_slot))
             and all(part is None for part in further)
         )
 
@@ -54,7 +116,8 @@ class Visibility(NamedTuple):
         if self.padding is not None:
             parts.append(ops.cast(self.padding, "bool")[:, None, None, :])
         if self.causal or self.window is not None:
-            query_slots = (self.first_slot + ops.arange(query_length, dtype="int32"))[None]
+            first = 0 if self.first_slot is None else self.first_slot
+            query_slots = (first + ops.arange(query_length, dtype="int32"))[None]
             key_slots = ops.arange(key_length, dtype="int32")[None]
         if self.causal:
             parts.append(_pairs(query_slots, key_slots, ops.greater_equal))
@@ -99,6 +162,11 @@ def combine_masks(query_length, key_length, **descriptions):
         reason = "the documents of the queries are not given."
         refuse_unused(reason, key_pack=visibility.key_pack)
     return visibility.mask(query_length, key_length)
+
+
+def is_zero(number) -> bool:
+    """Whether it is the int 0, and no tensor, whose value is not to be known to a compiler."""
+    return isinstance(number, int) and number == 0
 
 
 def is_on_the_right(padding) -> bool:

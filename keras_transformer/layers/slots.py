@@ -22,6 +22,9 @@ class Slots:
     Fields:
         keys, values: tensors `(rows, heads, slots, head_dim)`.
         key_scales, value_scales: float32 `(rows, heads, slots, 1)` for int8, else None.
+        next: int or int scalar tensor, the first free slot, where the next keys are written. If
+            it is an int, the slots from there on are not read. None if the slots are full and
+            none is to be written, as those of an encoder's states.
 
     Example:
     ```python
@@ -31,8 +34,8 @@ class Slots:
 
     attention = MultiHeadAttention(num_heads=2, head_dim=4, causal=True)
     slots = Slots.make(rows=1, heads=2, slots=8, head_dim=4, dtype="float32")
-    states, slots = attention(np.ones((1, 3, 8), "float32"), cache=slots, cache_index=0)
-    assert slots.keys.shape == (1, 2, 8, 4)
+    states, slots = attention(np.ones((1, 3, 8), "float32"), cache=slots)
+    assert slots.keys.shape == (1, 2, 8, 4) and slots.next == 3
     ```
     """
 
@@ -40,6 +43,7 @@ class Slots:
     values: Any
     key_scales: Any = None
     value_scales: Any = None
+    next: Any = None
 
     @classmethod
     def make(cls, rows: int, heads: int, slots: int, head_dim: int, dtype: str) -> "Slots":
@@ -47,7 +51,7 @@ class Slots:
         stored = [ops.zeros((rows, heads, slots, head_dim), dtype) for _ in range(2)]
         if dtype == "int8":
             stored += [ops.zeros((rows, heads, slots, 1), "float32") for _ in range(2)]
-        return cls(*stored)
+        return cls(*stored, next=0)
 
     def like(self, slots: int) -> "Slots":
         """Empty slots of the same kind, of another number."""
@@ -57,26 +61,34 @@ class Slots:
 
     @property
     def tensors(self) -> tuple:
-        """What is kept, for `Slots(*tensors)`."""
+        """What is kept, for `Slots(*tensors, next=...)`."""
         kept = (self.keys, self.values, self.key_scales, self.value_scales)
         return kept[:2] if self.key_scales is None else kept
 
-    def write(self, keys, values, index) -> "Slots":
-        """With new keys and values `(rows, length, heads, head_dim)` from slot `index` on."""
+    def write(self, keys, values) -> "Slots":
+        """With new keys and values `(rows, length, heads, head_dim)` in the next slots."""
+        start = 0 if self.next is None else self.next
+        end = start + keys.shape[1]
         new = [ops.transpose(x, (0, 2, 1, 3)) for x in (keys, values)]
         if self.key_scales is not None:
             (keys, key_scales), (values, value_scales) = map(_quantized, new)
             new = [keys, values, key_scales, value_scales]
         return Slots(
             *(
-                put(kept, ops.cast(x, kept.dtype), index, axis=2)
+                put(kept, ops.cast(x, kept.dtype), start, axis=2)
                 for kept, x in zip(self.tensors, new, strict=True)
-            )
+            ),
+            next=end,
         )
 
-    def read(self, dtype: str, length: int | None = None) -> tuple:
-        """Keys and values `(rows, heads, length, head_dim)` of the first slots, or of all."""
-        kept = self.tensors if length is None else tuple(x[:, :, :length] for x in self.tensors)
+    def full(self) -> "Slots":
+        """As they are, to be read only."""
+        return dataclasses.replace(self, next=None)
+
+    def read(self, dtype: str) -> tuple:
+        """Keys and values `(rows, heads, slots, head_dim)`, as far as is known to be written."""
+        known = isinstance(self.next, int)
+        kept = tuple(x[:, :, : self.next] for x in self.tensors) if known else self.tensors
         if self.key_scales is None:
             return tuple(ops.cast(x, dtype) for x in kept)
         scaled = zip(kept[:2], kept[2:], strict=True)

@@ -4,7 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from keras_transformer.layers.masking import is_on_the_right
+from keras_transformer.layers.arguments import with_further
+from keras_transformer.layers.masking import Visibility, is_on_the_right
 
 
 class BlockRun:
@@ -21,9 +22,9 @@ class BlockRun:
         collect: tuple of `"states"` and `"attention"`, what is to be kept of each block.
 
     Attributes:
+        visibility: `layers.Visibility`, which tokens see which.
         positions: int `(batch, length)`, of each token in its row, for layers that are added to
             the embedding; None for 0, 1, 2, ...
-        key_positions: likewise of all that is attended to.
 
     Example: see `DecoderBase`.
     """
@@ -32,21 +33,16 @@ class BlockRun:
         self.cache = cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
-        self.positions = self.key_positions = inputs.get("position_ids")
-        # Not as `mask`: Keras would tie that to the states, and warn of layers that drop it.
-        mask = inputs.get("padding_mask")
-        self._options = {"inputs_mask": mask, "pack_ids": inputs.get("pack_ids")}
+        names = ("padding_mask", "pack_ids", "position_ids")
+        padding, packs, positions = map(inputs.get, names)
+        self.visibility = Visibility(padding, query_pack=packs, query_positions=positions)
         if cache is not None:
-            length = x.shape[1]
-            self.cache = cache.reserve(x, mask)
-            self.positions = self.cache.new_positions(length)
-            self.key_positions = self.cache.read_positions()
-            self._options |= {
-                "inputs_mask": None,
-                "key_positions": self.key_positions,
-                "cache_index": self.cache.start,
-                "attention_mask": self.cache.visible(length),
-            }
+            self.cache = cache.reserve(x, padding)
+            self.visibility = self.cache.visibility(x.shape[1])._replace(query_pack=packs)
+
+    @property
+    def positions(self):
+        return self.visibility.query_positions
 
     @property
     def cache_positions(self):
@@ -56,7 +52,7 @@ class BlockRun:
     @functools.cached_property
     def _padding_is_unseen(self) -> bool:
         """Whether causality alone hides the padding: then the kernel needs no mask beside it."""
-        return not self.collected and is_on_the_right(self._options["inputs_mask"])
+        return not self.collected and is_on_the_right(self.visibility.padding)
 
     def __call__(self, block, x, **options):
         """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
@@ -67,11 +63,13 @@ class BlockRun:
             x: float `(batch, length, dim)`.
             **options: further arguments of the block, e.g. `training`.
         """
-        used = block.rotary is not None or block.window is not None
-        options = {**self._options, "positions": self.positions if used else None, **options}
+        visibility = self.visibility
+        if self.cache is None and block.rotary is None:
+            visibility = visibility._replace(query_positions=None)
         # Only the states of padding differ then, of which no loss is made.
         if block.causal and options.get("training") and self._padding_is_unseen:
-            options["inputs_mask"] = None
+            visibility = visibility._replace(padding=None)
+        options = {"visibility": visibility, **options}
         if "states" in self.collected:
             self.collected["states"].append(x)
         if "attention" in self.collected:
@@ -98,9 +96,5 @@ class BlockRun:
         """
         if "states" in self.collected:
             self.collected["states"].append(x)
-        result = (x,)
-        if self.cache is not None:
-            result += (self.cache.with_layers(self._kept, source),)
-        if self.collected:
-            result += (self.collected,)
-        return result if len(result) > 1 else x
+        cache = None if self.cache is None else self.cache.with_layers(self._kept, source)
+        return with_further(x, cache, self.collected or None)

@@ -9,6 +9,7 @@ from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
@@ -110,19 +111,20 @@ class Stack(keras.layers.Layer):
     ):
         options = {"training": training}
         if encoder_states is not None:
+            packs = None if encoder_pack_ids is None else run.visibility.query_pack
             options["encoder_states"] = encoder_states
-            options["encoder_states_mask"] = encoder_padding_mask
-            options["encoder_states_pack_ids"] = encoder_pack_ids
+            options["cross_visibility"] = Visibility(encoder_padding_mask, packs, encoder_pack_ids)
             if run.cache is not None and encoder_padding_mask is None:
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
         elif run.cache is not None and run.cache.source.shape[1]:
-            options["encoder_states_mask"] = run.cache.source
+            options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
         if self.position_bias is None:
             options["bias"] = None
         else:
             queries = sequence_positions(x) if run.positions is None else run.positions
-            keys = queries if run.key_positions is None else run.key_positions
+            keys = run.visibility.key_positions
+            keys = queries if keys is None else keys
             options["bias"] = self.position_bias(queries, keys)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:

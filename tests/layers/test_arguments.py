@@ -6,6 +6,7 @@ import pytest
 
 from keras_transformer import layers
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers import Visibility
 from keras_transformer.layers.slots import Slots
 from keras_transformer.models import Decoder, Encoder, Seq2Seq
 from tests.layers.conftest import assert_close, differs, random
@@ -44,37 +45,64 @@ UNUSED = {
     "states' mask": (decoder, {"encoder_states_mask": SOURCE_MASK}, "`encoder_states_mask` would"),
     "states' documents": (
         decoder,
-        {"encoder_states_pack_ids": SOURCE_PACK, "pack_ids": PACK},
-        "`encoder_states_pack_ids` would",
+        {"cross_visibility": Visibility(query_pack=PACK, key_pack=SOURCE_PACK)},
+        "`cross_visibility` would",
     ),
     "mask without states": (across, {"encoder_states_mask": SOURCE_MASK}, "give `encoder_states`"),
     "documents of one side": (
         across,
-        {"encoder_states": SOURCE, "encoder_states_pack_ids": SOURCE_PACK},
-        "`encoder_states_pack_ids` would be ignored: `pack_ids`",
+        {"encoder_states": SOURCE, "cross_visibility": Visibility(key_pack=SOURCE_PACK)},
+        "`key_pack` would be ignored: `query_pack`",
     ),
-    "index of the decoder": (decoder, {"cache_index": 0}, "`cache` and `cache_index`.*together"),
-    "positions of the decoder": (decoder, {"positions": POSITIONS}, "`positions` would.*`rotary`"),
+    "option of the layer": (
+        decoder,
+        {"visibility": Visibility(window=2)},
+        "`window` would be ignored: they are options of the layer",
+    ),
+    "positions of the decoder": (
+        decoder,
+        {"visibility": Visibility(query_positions=POSITIONS)},
+        "`query_positions` would.*`rotary`",
+    ),
     "keys of the decoder": (
         lambda: decoder(rotary={}),
-        {"positions": POSITIONS, "key_positions": POSITIONS},
+        {"visibility": Visibility(query_positions=POSITIONS, key_positions=POSITIONS)},
         "`key_positions` would be ignored",
     ),
-    "positions of the encoder": (encoder, {"positions": POSITIONS}, "`positions` would.*`window`"),
-    "positions": (plain, {"positions": POSITIONS}, "`positions` would be ignored"),
+    "positions of the encoder": (
+        encoder,
+        {"visibility": Visibility(query_positions=POSITIONS)},
+        "`query_positions` would.*`window`",
+    ),
+    "positions of a window": (
+        lambda: plain(window=2),
+        {"visibility": Visibility(query_positions=POSITIONS)},
+        "`query_positions` would.*with a `window` and a cache",
+    ),
+    "positions": (
+        plain,
+        {"visibility": Visibility(query_positions=POSITIONS)},
+        "`query_positions` would be ignored",
+    ),
     "both positions": (
         plain,
-        {"value": SOURCE, "positions": POSITIONS, "key_positions": KEYS},
-        "`positions` and `key_positions` would be ignored",
+        {
+            "value": SOURCE,
+            "visibility": Visibility(query_positions=POSITIONS, key_positions=KEYS),
+        },
+        "`query_positions` and `key_positions` would be ignored",
     ),
     "own keys": (
         rotary,
-        {"positions": POSITIONS, "key_positions": POSITIONS},
-        "`key_positions` would.*Give `positions`",
+        {"visibility": Visibility(query_positions=POSITIONS, key_positions=POSITIONS)},
+        "`key_positions` would.*Give `query_positions`",
     ),
     "mask of no value": (plain, {"value_mask": MASK}, "`value_mask` would be ignored: there is no"),
-    "documents of keys": (plain, {"value_pack_ids": PACK}, "`value_pack_ids` would be ignored"),
-    "index": (plain, {"cache_index": 0}, "`cache_index` would.*slot of a `cache`"),
+    "documents of keys": (
+        plain,
+        {"visibility": Visibility(key_pack=PACK)},
+        "`key_pack` would be ignored",
+    ),
 }
 
 
@@ -85,18 +113,20 @@ def test_what_would_be_ignored_is_refused(name, symbolic):
     x = X
     if symbolic:
         x = keras.Input((None, 8))
-        arguments = {
-            name: keras.Input((None, *value.shape[2:]), dtype=str(value.dtype))
-            if isinstance(value, np.ndarray)
-            else value
-            for name, value in arguments.items()
-        }
+        arguments = keras.tree.map_structure(
+            lambda value: (
+                keras.Input((None, *value.shape[2:]), dtype=str(value.dtype))
+                if isinstance(value, np.ndarray)
+                else value
+            ),
+            arguments,
+        )
     with pytest.raises(ValueError, match=message):
         make()(x, **arguments)
 
 
 def test_arguments_of_another_block():
-    for name in ("encoder_states", "cache", "key_positions", "attention_mask"):
+    for name in ("encoder_states", "cache", "cross_visibility"):
         with pytest.raises(TypeError, match=name):
             encoder()(X, **{name: SOURCE})
 
@@ -108,13 +138,12 @@ def test_what_is_used_changes_the_result():
     assert differs(block(X, encoder_states=SOURCE + 1), states)
     mask = SOURCE_MASK & (np.arange(7) < 3)
     assert differs(block(X, encoder_states=SOURCE, encoder_states_mask=mask), states)
-    packed = {"pack_ids": PACK, "encoder_states_pack_ids": (np.arange(7) > 2) + SOURCE_PACK}
-    assert differs(block(X, encoder_states=SOURCE, **packed), states)
-    for options in ({"rotary": {}}, {"window": 2}):
-        scattered = POSITIONS * 3 % 7
-        for make in (plain, encoder, decoder):
-            layer = make(**options)
-            assert differs(layer(X, positions=scattered), layer(X))
+    packed = Visibility(query_pack=PACK, key_pack=(np.arange(7) > 2) + SOURCE_PACK)
+    assert differs(block(X, encoder_states=SOURCE, cross_visibility=packed), states)
+    scattered = Visibility(query_positions=POSITIONS * 3 % 7)
+    for make in (plain, encoder, decoder):
+        layer = make(rotary={})
+        assert differs(layer(X, visibility=scattered), layer(X))
 
 
 def slots(length):
@@ -124,28 +153,24 @@ def slots(length):
 def test_arguments_beside_a_cache():
     attention = plain()
     attention(X)
-    with pytest.raises(ValueError, match="`cache_index` would be ignored: `value` is written"):
-        attention(X, value=SOURCE, cache=slots(7), cache_index=2)
     with pytest.raises(ValueError, match="`key` would be ignored: the keys are those of the cache"):
-        attention(X, key=X, cache=slots(7))
+        attention(X, key=X, cache=slots(7).full())
     block = across()
     block(X, encoder_states=SOURCE)
     cache = {"self": slots(5), "cross": None}
     with pytest.raises(ValueError, match="that holds their keys and values"):
-        block(X, cache=cache, cache_index=0)
-    with pytest.raises(ValueError, match="`cache` and `cache_index`.*go together"):
-        block(X, encoder_states=SOURCE, cache=cache)
+        block(X, cache=cache)
 
 
-@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"rotary": {}}])
 @pytest.mark.parametrize("steps", [[5], [2, 3], [1, 1, 1, 1, 1]])
-def test_a_causal_layer_stays_causal_with_a_cache(steps, window):
-    """Also where no mask says which slots are seen."""
-    attention = plain(causal=True, window=window)
+def test_a_causal_layer_stays_causal_with_a_cache(steps, options):
+    """Also where nothing says which slots are seen, and which positions they have."""
+    attention = plain(causal=True, **options)
     whole = attention(X)
     cache, start, parts = slots(6), 0, []
     for length in steps:
-        part, cache = attention(X[:, start : start + length], cache=cache, cache_index=start)
+        part, cache = attention(X[:, start : start + length], cache=cache)
         parts.append(part)
         start += length
     assert_close(keras.ops.concatenate(parts, axis=1), whole)

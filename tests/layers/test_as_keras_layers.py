@@ -19,6 +19,7 @@ X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
 IDS = np.array([[3, 1, 0, 2, 2], [2, 4, 4, 1, 0]], "int32")
 POSITIONS = np.array([[0, 1, 2, 3, 4], [5, 4, 0, 0, 1]], "int32")
 BIAS = random(2, 2, 5, 5)
+PACKS = np.array([[0, 0, 0, 1, 1]] * 2, "int32")
 PADDING = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
 
 # A layer with options that are not the defaults, and what it is called with.
@@ -52,7 +53,11 @@ CASES = {
         lambda **kw: layers.MultiHeadAttention(
             4, 6, 2, causal=True, window=3, rotary={"base": 100.0}, use_bias=False, **kw
         ),
-        {"query": X, "positions": POSITIONS, "mask": PADDING},
+        {
+            "query": X,
+            "mask": PADDING,
+            "visibility": layers.Visibility(query_positions=POSITIONS, query_pack=PACKS),
+        },
     ),
     "cross_attention": (
         lambda **kw: layers.MultiHeadAttention(2, 6, output_dim=3, **kw),
@@ -85,7 +90,7 @@ CASES = {
     ),
     "decoder_alone": (
         lambda **kw: layers.DecoderBlock(2, 12, num_key_value_heads=1, head_dim=6, **kw),
-        {"inputs": X, "pack_ids": IDS},
+        {"inputs": X, "visibility": layers.Visibility(query_pack=IDS)},
     ),
 }
 TRAINED = ("self_attention", "cross_attention", "feed_forward", "encoder", "decoder")
@@ -108,13 +113,14 @@ def flat(outputs):
 
 def functional(layer, inputs):
     """A functional model of one layer, any length, and the arrays that it takes."""
-    arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
-    options = {name: value for name, value in inputs.items() if name not in arrays}
+    leaves = keras.tree.flatten(inputs)
+    arrays = {f"array_{i}": x for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
     symbolic = {}
     for name, value in arrays.items():
-        fixed = value.shape[1:] if name == "bias" else (None, *value.shape[2:])
+        fixed = value.shape[1:] if value is BIAS else (None, *value.shape[2:])
         symbolic[name] = keras.Input(fixed, dtype=str(value.dtype), name=name)
-    return keras.Model(symbolic, layer(**symbolic, **options)), arrays
+    given = [symbolic.get(f"array_{i}", x) for i, x in enumerate(leaves)]
+    return keras.Model(symbolic, layer(**keras.tree.pack_sequence_as(inputs, given))), arrays
 
 
 @every

@@ -1,11 +1,13 @@
 """Multi-head attention against formulas, PyTorch, and properties that must hold."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import MultiHeadAttention, SinusoidalPosition
+from keras_transformer.layers import MultiHeadAttention, SinusoidalPosition, Visibility
 from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
@@ -141,7 +143,7 @@ def test_attention_mask(torch):
     layer = attention()
     allowed = np.random.default_rng(0).random((BATCH, LENGTH, LENGTH)) > 0.4
     allowed |= np.eye(LENGTH, dtype=bool)
-    output, weights = both_paths(layer, X, attention_mask=allowed)
+    output, weights = both_paths(layer, X, visibility=Visibility(explicit=allowed))
     assert_close(output, sdpa(torch, layer, X, X, attn_mask=allowed[:, None]))
     assert not numpy(weights)[np.broadcast_to(~allowed[:, None], weights.shape)].any()
 
@@ -232,8 +234,8 @@ def test_packed_documents_equal_the_documents_alone():
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
     for options in ({}, {"causal": True}, {"window": 2, "rotary": {"base": 100.0}}):
         layer = attention(**options)
-        given = {"positions": positions} if "window" in options else {}
-        packed = numpy(layer(X, pack_ids=packs, **given))
+        given = {"query_positions": positions} if "window" in options else {}
+        packed = numpy(layer(X, visibility=Visibility(query_pack=packs, **given)))
         for document in (slice(0, 3), slice(3, 5)):
             assert_close(packed[:, document], layer(X[:, document]))
 
@@ -241,20 +243,24 @@ def test_packed_documents_equal_the_documents_alone():
 def test_rotary_self_attention_depends_on_distances_alone():
     layer = attention(rotary={"base": 100.0}, causal=True)
     shifted = np.tile(np.arange(LENGTH) + 11, (BATCH, 1))
-    assert_close(layer(X, positions=shifted), layer(X), atol=1e-4)
-    stretched = np.tile(np.arange(LENGTH) * 2, (BATCH, 1))
-    assert differs(layer(X, positions=stretched), layer(X))
+    assert_close(layer(X, visibility=Visibility(query_positions=shifted)), layer(X), atol=1e-4)
+    stretched = Visibility(query_positions=np.tile(np.arange(LENGTH) * 2, (BATCH, 1)))
+    assert differs(layer(X, visibility=stretched), layer(X))
 
 
 def test_rotary_cross_attention_rotates_the_keys_by_their_own_positions():
     layer = attention(rotary={"base": 100.0})
     queries, keys = np.tile(np.arange(LENGTH), (BATCH, 1)), np.tile(np.arange(7), (BATCH, 1))
+
+    def across(queries=None, keys=None):
+        positions = Visibility(query_positions=queries, key_positions=keys)
+        return layer(X, value=SOURCE, visibility=positions)
+
     expected = layer(X, value=SOURCE)
-    assert_close(layer(X, value=SOURCE, positions=queries), expected)
-    assert_close(layer(X, value=SOURCE, positions=queries, key_positions=keys), expected)
-    both = layer(X, value=SOURCE, positions=queries + 9, key_positions=keys + 9)
-    assert_close(both, expected, atol=1e-4)
-    assert differs(layer(X, value=SOURCE, positions=queries, key_positions=keys * 3), expected)
+    assert_close(across(queries), expected)
+    assert_close(across(queries, keys), expected)
+    assert_close(across(queries + 9, keys + 9), expected, atol=1e-4)
+    assert differs(across(queries, keys * 3), expected)
 
 
 @pytest.mark.parametrize(
@@ -267,15 +273,20 @@ def test_cached_self_attention_equals_uncached(options, known):
     expected, weights = (numpy(x) for x in layer(X, return_attention_scores=True))
     cache = Slots.make(BATCH, layer.num_key_value_heads, 8, HEAD_DIM, "float32")
     slots = np.tile(np.arange(8), (BATCH, 1))
+
+    def unknown(cache):
+        return dataclasses.replace(cache, next=ops.convert_to_tensor(cache.next, "int32"))
+
     for start, end in ((0, 2), (2, 3), (3, LENGTH)):
         read = slots[:, : end if known else 8]
         step, found, cache = layer(
             X[:, start:end],
-            attention_mask=read[:, None] <= slots[:, start:end, None],
-            positions=slots[:, start:end],
-            key_positions=read,
-            cache=cache,
-            cache_index=start if known else ops.convert_to_tensor(start, "int32"),
+            visibility=Visibility(
+                query_positions=slots[:, start:end],
+                key_positions=read,
+                explicit=read[:, None] <= slots[:, start:end, None],
+            ),
+            cache=cache if known else unknown(cache),
             return_attention_scores=True,
         )
         assert_close(step, expected[:, start:end])
@@ -289,18 +300,13 @@ def test_branches_in_one_row_see_what_the_mask_says():
     """Two tokens after the same two, neither of which sees the other, in neighbouring slots."""
     layer = attention(causal=True, rotary={"base": 100.0})
     cache = Slots.make(BATCH, HEADS, 4, HEAD_DIM, "float32")
-    places = np.tile(np.arange(2), (BATCH, 1))
-    common = np.tril(np.ones((BATCH, 2, 2), bool))
-    _, cache = layer(X[:, :2], attention_mask=common, positions=places, cache=cache, cache_index=0)
-    seen = np.tile(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], bool), (BATCH, 1, 1))
-    both, _ = layer(
-        X[:, 2:4],
-        attention_mask=seen,
-        positions=np.full((BATCH, 2), 2),
+    _, cache = layer(X[:, :2], cache=cache)
+    side_by_side = Visibility(
+        query_positions=np.full((BATCH, 2), 2),
         key_positions=np.tile([0, 1, 2, 2], (BATCH, 1)),
-        cache=cache,
-        cache_index=2,
+        explicit=np.tile(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], bool), (BATCH, 1, 1)),
     )
+    both, _ = layer(X[:, 2:4], visibility=side_by_side, cache=cache)
     for branch in range(2):
         alone = np.concatenate([X[:, :2], X[:, 2 + branch : 3 + branch]], axis=1)
         assert_close(both[:, branch], numpy(layer(alone))[:, 2])

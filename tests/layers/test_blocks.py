@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.layers import MultiHeadAttention, Visibility
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
 BATCH, DIM = 2, 8
@@ -57,9 +57,9 @@ def test_equals_a_dense_mask(number):
     dense = made(length, **options)
     x, (real, packs) = random(BATCH, length, DIM), masks(length)
     seen = pattern & real[:, None]
-    assert_close(layer(x), dense(x, attention_mask=pattern), atol=2e-5)
-    found = numpy(layer(x, mask=real, pack_ids=packs))
-    expected = numpy(dense(x, attention_mask=seen, pack_ids=packs))
+    assert_close(layer(x), dense(x, visibility=Visibility(explicit=pattern)), atol=2e-5)
+    found = numpy(layer(x, mask=real, visibility=Visibility(query_pack=packs)))
+    expected = numpy(dense(x, visibility=Visibility(query_pack=packs, explicit=seen)))
     assert_close(found[real], expected[real], atol=2e-5)
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import DecoderBlock, EncoderBlock
+from keras_transformer.layers import DecoderBlock, EncoderBlock, Visibility
 from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 from tests.layers.test_encoder import copy_attention, copy_dense, copy_norm
@@ -90,11 +90,12 @@ def test_cached_equals_uncached(options, cross_attention):
     for start, end in ((0, 3), (3, 4), (4, 5)):
         step, updated = layer(
             X[:, start:end],
-            attention_mask=slots[:, None, :end] <= slots[:, start:end, None],
-            positions=slots[:, start:end],
-            key_positions=slots[:, :end],
+            visibility=Visibility(
+                query_positions=slots[:, start:end],
+                key_positions=slots[:, :end],
+                explicit=slots[:, None, :end] <= slots[:, start:end, None],
+            ),
             cache=cache,
-            cache_index=start,
             **inputs,
         )
         assert_close(step, expected[:, start:end])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import EncoderBlock
+from keras_transformer.layers import EncoderBlock, Visibility
 from keras_transformer.layers.normalization import make_normalization
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
@@ -113,7 +113,8 @@ def test_a_masked_position_changes_nothing():
 def test_packed_documents_equal_the_documents_alone():
     layer = made(rotary={"base": 100.0})
     packs, positions = np.array([[0, 0, 0, 1, 1]] * 2), np.array([[0, 1, 2, 0, 1]] * 2)
-    packed = numpy(layer(X, pack_ids=packs, positions=positions))
+    visibility = Visibility(query_pack=packs, query_positions=positions)
+    packed = numpy(layer(X, visibility=visibility))
     for document in (slice(0, 3), slice(3, 5)):
         assert_close(packed[:, document], layer(X[:, document]))
 
@@ -158,10 +159,10 @@ def test_without_dropout_training_changes_nothing():
 def test_keras_masks_arrive_and_go_on():
     ids = np.array([[3, 4, 1, 2, 5], [1, 2, 4, 0, 0]])
     states = keras.layers.Embedding(6, 8, mask_zero=True)(ids)
-    layer, packs = made(), np.zeros((2, 5), "int32")
+    layer, packs = made(), Visibility(query_pack=np.zeros((2, 5), "int32"))
     expected = numpy(layer(numpy(states), mask=PADDING))
     twice = numpy(layer(expected, mask=PADDING))
-    for options in ({}, {"pack_ids": packs}, {"bias": np.zeros((1, 1, 5, 5), "float32")}):
+    for options in ({}, {"visibility": packs}, {"bias": np.zeros((1, 1, 5, 5), "float32")}):
         output = layer(states, **options)
         assert_close(output, expected)
         assert_close(layer(output, **options), twice)

@@ -1,5 +1,7 @@
 """Slots of keys and values by themselves: what is written is read, in every dtype."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -24,7 +26,11 @@ def tensors(*arrays):
 
 
 def written(dtype, index, slots=8):
-    return Slots.make(2, 4, slots, 6, dtype).write(*tensors(KEYS, VALUES), index)
+    return at(index, Slots.make(2, 4, slots, 6, dtype)).write(*tensors(KEYS, VALUES))
+
+
+def at(index, slots):
+    return dataclasses.replace(slots, next=index)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
@@ -32,6 +38,8 @@ def written(dtype, index, slots=8):
 def test_what_is_written_is_read(dtype, known):
     slots = written(dtype, 2 if known else ops.convert_to_tensor(2, "int32"))
     assert keras.backend.standardize_dtype(slots.keys.dtype) == dtype
+    assert int(slots.next) == 5 and isinstance(slots.next, int) == known
+    slots = slots.full()
     for read, array in zip(slots.read("float32"), (KEYS, VALUES), strict=True):
         assert read.shape == (2, 4, 8, 6)
         read, expected = numpy(read), array.transpose(0, 2, 1, 3)
@@ -44,11 +52,11 @@ def test_what_is_written_is_read(dtype, known):
 def test_a_second_write_leaves_the_first(dtype):
     slots = written(dtype, 0)
     before = [numpy(x) for x in slots.read("float32")]
-    slots = slots.write(*tensors(VALUES[:, :1], KEYS[:, :1]), 3)
+    slots = slots.write(*tensors(VALUES[:, :1], KEYS[:, :1]))
     for old, new in zip(before, slots.read("float32"), strict=True):
-        np.testing.assert_array_equal(numpy(new)[:, :, :3], old[:, :, :3])
+        np.testing.assert_array_equal(numpy(new)[:, :, :3], old)
         assert numpy(new)[:, :, 3].any(axis=-1).all()
-    slots = slots.write(*tensors(VALUES[:, :1], KEYS[:, :1]), 1)
+    slots = at(1, slots).write(*tensors(VALUES[:, :1], KEYS[:, :1])).full()
     for new in slots.read("float32"):
         np.testing.assert_array_equal(numpy(new)[:, :, 1], numpy(new)[:, :, 3])
 
@@ -56,7 +64,7 @@ def test_a_second_write_leaves_the_first(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_the_first_slots_alone(dtype):
     slots = written(dtype, 0)
-    for part, whole in zip(slots.read("float32", 2), slots.read("float32"), strict=True):
+    for part, whole in zip(at(2, slots).read("float32"), slots.read("float32"), strict=True):
         assert part.shape == (2, 4, 2, 6)
         np.testing.assert_array_equal(numpy(part), numpy(whole)[:, :, :2])
 
@@ -68,12 +76,12 @@ def test_empty_slots_of_the_same_kind(dtype):
     assert [x.dtype for x in like.tensors] == [x.dtype for x in written(dtype, 0).tensors]
     assert not any(numpy(x).any() for x in like.tensors)
     assert len(like.tensors) == (4 if dtype == "int8" else 2)
-    assert Slots(*like.tensors).tensors == like.tensors
+    assert Slots(*like.tensors).tensors == like.tensors and like.next == 0
 
 
 def test_zeros_and_large_numbers_in_int8():
     keys, values = np.zeros((1, 2, 1, 4), "float32"), np.full((1, 2, 1, 4), 1e30, "float32")
-    slots = Slots.make(1, 1, 2, 4, "int8").write(*tensors(keys, values), 0)
+    slots = Slots.make(1, 1, 2, 4, "int8").write(*tensors(keys, values)).full()
     keys, values = (numpy(x) for x in slots.read("float32"))
     assert not keys.any()
     np.testing.assert_allclose(values, 1e30, rtol=1e-6)
@@ -95,8 +103,8 @@ def test_put_along_an_axis(dtype):
 def test_a_layer_keeps_the_dtype_of_its_slots(dtype):
     layer = MultiHeadAttention(2, 4, dtype="mixed_float16", causal=True)
     slots = Slots.make(1, 2, 4, 4, dtype)
-    _, slots = layer(random(1, 2, 8), cache=slots, cache_index=0)
-    output, slots = layer(random(1, 1, 8), cache=slots, cache_index=2)
+    _, slots = layer(random(1, 2, 8), cache=slots)
+    output, slots = layer(random(1, 1, 8), cache=slots)
     assert keras.backend.standardize_dtype(output.dtype) == "float16"
     assert {keras.backend.standardize_dtype(x.dtype) for x in slots.tensors[:2]} == {dtype}
     assert numpy(slots.keys)[:, :, :3].any(axis=(0, 1, 3)).all()
