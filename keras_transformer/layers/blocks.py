@@ -26,7 +26,7 @@ def goes_in_turns(visibility: Visibility, query_length) -> bool:
 
 
 def in_turns(attend: Callable, queries, visibility: Visibility):
-    """What `attend(queries, visibility=...)` gives for some queries at a time, one part after another.
+    """What `attend(queries, visibility=...)` gives, for some of the queries at a time.
 
     The gradient computes each part again, so that no scores are kept for it.
 
