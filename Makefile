@@ -91,6 +91,7 @@ bench: $(VENV)/.bench  ## speed beside the peers: an hour or two on an idle mach
 	@$(BIN)/python benchmarks/encoding.py $(ARGS)
 	@$(BIN)/python benchmarks/training.py --rounds 1 $(ARGS)
 	@$(BIN)/python benchmarks/generation.py $(ARGS)
+	@$(BIN)/python benchmarks/attention.py --rounds 1
 	@$(BIN)/python benchmarks/loading.py
 
 reproduce: $(VENV)/.test  ## train again what the project trained: PRESET=transformer_tiny_en_de

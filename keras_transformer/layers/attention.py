@@ -289,15 +289,15 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def _attend_fused(self, queries, keys, values, visibility, bias):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
+        if bias is None and goes_in_turns(visibility, queries.shape[1]):
+            attend = functools.partial(self._attend_fused, bias=None)
+            return in_turns(attend, queries, keys, values, visibility)
         if self.num_key_value_heads == 1:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
         if visibility.is_causality_alone and bias is None:
             return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
-        if bias is None and goes_in_turns(visibility, queries.shape[1]):
-            attend = functools.partial(self._attend_fused, keys=keys, values=values, bias=None)
-            return in_turns(attend, queries, visibility)
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.

@@ -25,14 +25,15 @@ def goes_in_turns(visibility: Visibility, query_length) -> bool:
     )
 
 
-def in_turns(attend: Callable, queries, visibility: Visibility):
-    """What `attend(queries, visibility=...)` gives, for some of the queries at a time.
+def in_turns(attend: Callable, queries, keys, values, visibility: Visibility):
+    """What `attend(queries, keys, values, visibility=)` gives, for some of the queries at a time.
 
     The gradient computes each part again, so that no scores are kept for it.
 
     Args:
-        attend: function of queries `(batch, some, heads, head_dim)` and of what they see.
-        queries: `(batch, length, heads, head_dim)`.
+        attend: function of queries `(batch, some, heads, head_dim)`, all keys and values, and of
+            what the queries see.
+        queries, keys, values: `(batch, length, heads, head_dim)`.
         visibility: `Visibility` of all queries.
 
     Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory".
@@ -45,17 +46,19 @@ def in_turns(attend: Callable, queries, visibility: Visibility):
     of_queries = [queries, *(getattr(visibility, name) for name in names)]
     firsts = ops.arange(0, length, _AT_A_TIME, dtype="int32") + visibility.first_slot
 
-    def turn(parts):
-        first, part, *rest = parts
+    # TensorFlow's recomputation has gradients of arguments alone.
+    @keras.remat
+    def turn(keys, values, first, part, *rest):
         seen = visibility._replace(first_slot=first, **dict(zip(names, rest, strict=True)))
-        return attend(part, visibility=seen)
+        return attend(part, keys, values, visibility=seen)
 
     def apart(x):
         x = blocks.queries(x)
         x = ops.reshape(x, (-1, firsts.shape[0], *x.shape[1:]))
         return ops.swapaxes(x, 0, 1)
 
-    attended = ops.map(keras.remat(turn), [firsts, *map(apart, of_queries)])
+    parts = [firsts, *map(apart, of_queries)]
+    attended = ops.map(lambda some: turn(keys, values, *some), parts)
     attended = ops.swapaxes(attended, 0, 1)
     return blocks.whole(attended)
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import MultiHeadAttention, Visibility
+from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
 from tests.layers.conftest import assert_close, numpy, random, randomize
+from tests.training.gradients import value_and_gradients
 
 BATCH, DIM = 2, 8
 # Windows in which blocks reach one, two or no further block; lengths that no block divides.
@@ -63,6 +64,25 @@ def test_equals_a_dense_mask(number):
     assert_close(found[real], expected[real], atol=2e-5)
 
 
+def test_the_gradient_equals_that_of_a_dense_mask():
+    length, case = CASES[2]
+    layer, dense = made(length, **case), made(length)
+    real, pattern = masks(length)[0], Visibility(explicit=near(length, **case))
+
+    def loss_of(layer, **given):
+        def loss(x):
+            found = layer(x, mask=real, **given)
+            return ops.sum(ops.square(ops.where(real[..., None], found, 0)))
+
+        return loss
+
+    x = [random(BATCH, length, DIM)]
+    value, (found,) = value_and_gradients(loss_of(layer), x)
+    whole, (expected,) = value_and_gradients(loss_of(dense, visibility=pattern), x)
+    assert value == pytest.approx(whole, rel=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def largest(function, *args):
     """How many numbers the largest tensor has that a function makes, and in its gradient."""
     backend = keras.backend.backend()
@@ -116,3 +136,29 @@ def test_no_tensor_of_length_by_length(dropout):
     whole = made(length, dropout=dropout, window=length)
     dense = largest(lambda x, real: whole(x, mask=real, training=True), x, real)
     assert dense >= length**2 > found
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"rotary": {"base": 100.0}}], ids=str)
+def test_queries_in_turns_equal_all_at_once(monkeypatch, options):
+    """Full attention where the length asks for it, here of 96: the output, and the gradient."""
+    length = 100
+    layer, (real, packs) = made(length, **options), masks(length)
+    x, visibility = random(BATCH, length, DIM), Visibility(query_pack=packs)
+
+    def loss(x):
+        return ops.sum(
+            ops.square(ops.where(real[..., None], layer(x, mask=real, visibility=visibility), 0))
+        )
+
+    value, (expected,) = value_and_gradients(loss, [x])
+    monkeypatch.setattr(blocks, "_LONG", 96)
+    monkeypatch.setattr(blocks, "_AT_A_TIME", 32)
+    in_turns, (found,) = value_and_gradients(loss, [x])
+    assert in_turns == pytest.approx(value, rel=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_queries_in_turns_need_little_memory(monkeypatch):
+    monkeypatch.setattr(blocks, "_LONG", 1024)
+    layer = made(2048, causal=True)
+    assert largest(layer, random(1, 2048, DIM)) <= 4 * 512 * 2048
