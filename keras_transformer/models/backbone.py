@@ -12,8 +12,10 @@ from keras_transformer.distribution.layout import check_config
 from keras_transformer.kerashub_names import ToldOurNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.initializers import embedding_initializer
+from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import Input, Stem, TokenStem
+from keras_transformer.models.block_run import Whole
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
@@ -115,7 +117,10 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
     def __call__(self, inputs, *args, **kwargs):
         if "part" in kwargs:
             return super().__call__(inputs, *args, **kwargs)
-        inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
+        cache = kwargs.get("cache")
+        inputs = self.checked_inputs(inputs, continues=cache is not None)
+        if cache is not None:
+            kwargs["cache"] = Whole(cache)
         check_options(type(self).__name__, kwargs, ())
         collect = kwargs.get("collect", ())
         wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
@@ -142,6 +147,17 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         batch, length = inputs[self.id_inputs[-1]].shape[:2]
         shape = (batch, 1 if first_only else length, self.config.sides[-1].hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def without_unseen_padding(self, inputs: dict, weights=None) -> dict:
+        """The inputs without the mask of padding that causality hides from all real tokens.
+
+        The kernel then needs no mask beside it. Only the states of padding differ: it is for who
+        uses those of real tokens alone. `weights`, one a position, say that it is so.
+        """
+        causal = [prefix for prefix, (_, stack) in self.sides.items() if stack.blocks[0].causal]
+        names = {f"{prefix}padding_mask" for prefix in causal}
+        unseen = {name for name in names if is_behind(inputs.get(name), weights)}
+        return {name: array for name, array in inputs.items() if name not in unseen}
 
     @property
     def sides(self) -> dict[str, tuple[Stem, Stack]]:

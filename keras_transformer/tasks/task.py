@@ -88,6 +88,7 @@ class Task(
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
     first_only = False  # Whether the head reads the state of the first token alone.
+    reads_padding: ClassVar[bool] = True  # Whether outputs are made of states of padding too.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
@@ -181,6 +182,8 @@ class Task(
         inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
         options = {"first_only": True} if self.first_only else {}
         if not collect:
+            if training and not self.reads_padding:
+                inputs = self.backbone.without_unseen_padding(inputs)
             return self.backbone(inputs, training=training, **options), {}
         return self.backbone(inputs, collect=tuple(collect), training=training)
 

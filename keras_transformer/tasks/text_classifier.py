@@ -96,6 +96,7 @@ class TextClassifier(Classifier):
     """
 
     backbone_kinds = ("encoder", "decoder")
+    reads_padding = False
     alias = "text_classification"
     published_as = ("ForSequenceClassification",)
     reads_pooler = True

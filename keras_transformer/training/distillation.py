@@ -207,7 +207,7 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
 class _DistillationLoss(TrainingLoss):
     """What a `Distiller` trains its student by."""
 
-    def states(self, x, training):
+    def states(self, x, sample_weight, training):
         student, teacher = self.model.student, self.model.teacher
         logits, found = student(x, collect=("states",), training=training)
         with _no_gradient():

@@ -11,7 +11,7 @@ class TrainingLoss:
     def __init__(self, model: keras.Model):
         self.model = model
 
-    def states(self, x, training: bool):
+    def states(self, x, sample_weight, training: bool):
         """The forward pass: what loss and metrics are computed from."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
 
     def forward(trainable):
         with scope_of(trainable, others, metrics) as scope:
-            states = loss.states(x, training)
+            states = loss.states(x, weights, training)
             value = loss.loss(states, x, y, weights, training)
             scaled = model.optimizer.scale_loss(value) if training else value
         new = [[scope.get_current_value(v) for v in group] for group in groups]
@@ -111,7 +111,7 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
 
         tape = tf.GradientTape()
     with tape:
-        states = loss.states(x, training)
+        states = loss.states(x, weights, training)
         value = loss.loss(states, x, y, weights, training)
         scaled = model.optimizer.scale_loss(value) if training else value
     trained = model.trainable_weights[:]
