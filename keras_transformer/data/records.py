@@ -103,9 +103,9 @@ def read(
         y: the column of the labels or the target texts, if there is one.
         format: `"text"` (a text a line, empty lines do not count), `"csv"`, `"tsv"` (without
             quotes), `"jsonl"` (an object a line) or `"parquet"`. Defaults to what a file's suffix
-            says; but for Parquet, `.gz` may follow it.
-        encoding: of the files, but for Parquet.
-        cache: folder of what is tokenized, which may be removed at any time. Defaults to
+            says; except for Parquet, `.gz` may follow it.
+        encoding: str, the encoding of the files, except Parquet.
+        cache: folder for the tokenized texts, which may be removed at any time. Defaults to
             `keras_transformer/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:

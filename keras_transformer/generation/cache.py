@@ -1,4 +1,4 @@
-"""The key/value cache of decoding: one object, one protocol."""
+"""The key/value cache of decoding."""
 
 from typing import NamedTuple
 
@@ -33,9 +33,9 @@ class Cache(NamedTuple):
         filled: bool `(rows, branches, slots)`, the slots that a branch sees.
         positions: int `(rows, slots)`, the position of each slot's token in its row.
         lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
-        start: the slot of the first token of the call under way, as `end`.
-        end: the next free slot. An int for as long as it is known when a function is compiled:
-            then only the slots before it are read. Else an int scalar tensor.
+        start: the slot of the first token of the call under way, an int or a tensor as `end`.
+        end: the next free slot. An int as long as it is known while a function is compiled, and
+            then only the slots before it are read; else an int scalar tensor.
 
     Example:
     ```python

@@ -1,4 +1,4 @@
-"""Text while it is generated: what is certain so far, and where it is to stop."""
+"""Streams of generated text: which part of it is certain so far, and where it stops."""
 
 from collections.abc import Sequence
 

@@ -13,8 +13,8 @@ from keras_transformer.layers.arguments import refuse_unused
 class Visibility(NamedTuple):
     """Who may attend to whom, as descriptions. A tensor is made of them only where it must be.
 
-    A layer is given those that are tensors, and adds `causal`, `window` and `first_slot` itself:
-    Keras takes structures of tensors alone.
+    As the call argument of a layer it holds tensors alone, as Keras asks of structures; the layer
+    adds `causal`, `window` and `first_slot` itself.
 
     Fields:
         padding: bool `(batch, key_length)`, True for real keys.
@@ -58,7 +58,7 @@ class Visibility(NamedTuple):
 
     @classmethod
     def given(cls, visibility, padding=None) -> "Visibility":
-        """The call argument of a layer, which of a file is a plain tuple, or nothing."""
+        """The `Visibility` of a call argument: None, or in a loaded model a plain tuple."""
         made = cls(*(visibility or ()))
         return made._replace(padding=padding) if made.padding is None else made
 

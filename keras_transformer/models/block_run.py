@@ -1,4 +1,4 @@
-"""The blocks of a decoder one after the other, with a cache or without."""
+"""Calls the blocks of a model one after the other, with a cache or without."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from keras_transformer.layers.masking import Visibility
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class OpaqueCache:
     """A cache as one object: Keras refuses an argument that holds tensors and numbers."""
 
     cache: Any
@@ -18,9 +18,9 @@ class Whole:
 class BlockRun:
     """One pass of tokens through blocks, which writes what a cache is to keep.
 
-    It is for `call` of a decoder of one's own, see `DecoderBase`. Without a cache each block gets
-    the padding mask, the positions and the documents of the inputs. With one, the tokens are put
-    behind those that the cache holds, and each block gets its keys and values.
+    It is for the `call` of a decoder of your own, see `DecoderBase`. Without a cache each block
+    gets the padding mask, the positions and the documents of the inputs. With one, the tokens are
+    put behind those that the cache holds, and each block gets its keys and values.
 
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, the tokens or their states; for their shape.
@@ -37,7 +37,7 @@ class BlockRun:
     """
 
     def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
-        self.cache = cache = cache.cache if isinstance(cache, Whole) else cache
+        self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
         names = ("padding_mask", "pack_ids", "position_ids")
@@ -87,7 +87,7 @@ class BlockRun:
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def outputs(self, x, source=None):
-        """What `call` is to return: the states, with a cache the updated one, and what it collects.
+        """What `call` returns: the states, and the updated cache and what was collected, if any.
 
         Args:
             x: float `(batch, length, dim)`.

@@ -54,14 +54,14 @@ class Classifier(Task):
 
         Args:
             *args: as of `keras.Model.compile`.
-            adversarial_norm: float, at first 0. Above 0, each step also learns from its texts with
+            adversarial_norm: float, 0 at first. Above 0, each step also learns from its texts with
                 the token embeddings moved to where the loss rises most, by this share of their
                 length. The loss is the mean of both. A step takes nearly three times as long, and
                 few labels go further.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:
-            ValueError: for an `adversarial_norm` that is no number of at least 0.
+            ValueError: for an `adversarial_norm` that is not a number of at least 0.
 
         Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
         Classification", section 3.

@@ -63,7 +63,8 @@ class MaskedLM(TokenPredictor):
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
-    Args beside those of `Task`, whose tokenizer must have a mask token:
+    Args:
+        backbone, tokenizer, name: as for `Task`. The tokenizer must have a mask token.
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.

@@ -33,7 +33,8 @@ class Seq2SeqLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
             without one its padding.
         end_ids: list of int, any of which ends a target. Defaults to the tokenizer's end.

@@ -59,7 +59,8 @@ class TokenClassifier(Classifier):
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         num_classes: int. Defaults to the number of `labels`, which may be assigned later too.
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
@@ -196,8 +197,8 @@ class TokenClassifier(Classifier):
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
 
-        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` goes on
-        with one of the same label; labels without a prefix go on too. Texts longer than the model
+        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` continues
+        one of the same label, as do labels without a prefix. Texts longer than the model
         takes are read in overlapping windows.
 
         Args:

@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_bool, check_path, is_int, shorten
-from keras_transformer.kerashub_names import ToldOurNames
+from keras_transformer.kerashub_names import ForeignNames
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
@@ -17,7 +17,7 @@ from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
-class Tokenizer(ToldOurNames, Vocabulary):
+class Tokenizer(ForeignNames, Vocabulary):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.

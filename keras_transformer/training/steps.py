@@ -24,27 +24,8 @@ class TrainingLoss:
         return self.model.get_metrics_result()
 
 
-class OwnLoss:
-    """Mixin of a `keras.Model` whose steps compute a `TrainingLoss` if it has one."""
-
-    def training_loss(self) -> TrainingLoss | None:
-        """What `fit` and `evaluate` compute in a step. None for Keras's loss of the outputs."""
-        return None
-
-    def train_step(self, *args):
-        loss = self.training_loss()
-        if loss is None or not self.trainable_weights:  # of which Keras warns
-            return super().train_step(*args)
-        return _step(loss, *args, training=True)
-
-    def test_step(self, *args):
-        loss = self.training_loss()
-        if loss is None:
-            return super().test_step(*args)
-        return _step(loss, *args, training=False)
-
-
-def _step(loss: TrainingLoss, *args, training: bool):
+def compute_step(loss: TrainingLoss, *args, training: bool):
+    """A step of training or evaluation; arguments and results are those of Keras's."""
     step = _step_of_jax if keras.backend.backend() == "jax" else _step_of_variables
     return step(loss, *args, training=training)
 
