@@ -175,7 +175,7 @@ def array_of(values) -> np.ndarray:
 
 
 def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
-    """Numbers of tokens as an array of ints, one a row or several; of no rows an empty one."""
+    """Numbers of tokens as an array of ints, one a row or several; empty for no rows."""
     array = array_of(lengths)
     if array.size == 0 and array.ndim:
         return array.astype("int64")

@@ -59,7 +59,7 @@ class Settings:
 
 
 def check_cache_dtype(value: Any) -> None:
-    """ValueError for what is no dtype that keys and values are kept in, and not None."""
+    """ValueError unless it is None or a dtype that keys and values can be kept in."""
     check_choice("cache_dtype", value, CACHE_DTYPES, none=True)
 
 

@@ -240,7 +240,7 @@ class Random(Sampler):
         if self.min_p > 0:
             share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
             count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
-            # The likeliest has a share of 1, but for rounding.
+            # The likeliest has a share of 1, except for rounding.
             logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
         if self.typical_p < 1:
             chances = ops.softmax(logits, axis=-1)

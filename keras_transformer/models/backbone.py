@@ -288,7 +288,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             dtype: dtype or dtype policy of the model, whatever the stored dtype.
             **config_overrides: values of the config to change, e.g. `dropout=0.0`. With weights
                 only those that they do not depend on: `dropout`, `attention_dropout`,
-                `initializer_range` and, but for learned positions, `max_sequence_length`.
+                `initializer_range` and, except for learned positions, `max_sequence_length`.
 
         Returns:
             `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.

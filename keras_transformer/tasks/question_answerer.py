@@ -104,7 +104,7 @@ class QuestionAnswerer(Task):
         padding, which so has no probability.
 
     Raises:
-        ValueError: for a backbone that is no encoder.
+        ValueError: for a backbone that is not an encoder.
 
     Example:
     ```python

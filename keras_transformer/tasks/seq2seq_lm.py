@@ -84,9 +84,13 @@ class Seq2SeqLM(LanguageModel):
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
-        Args: as of `Task.make_dataset`; without `y`, `x` is a tuple of sources and targets. With an
-            `objective`, `x` is texts, of which it makes both; other ones in each epoch, but for
-            `shuffle=False`.
+        Args:
+            x: sources; without `y` a tuple of sources and targets, with an `objective` texts.
+            y: targets.
+            sample_weight: None, since every target token counts alike.
+            objective: `training.SpanCorruption` or `training.Denoising`, which makes sources and
+                targets of texts, other ones in each epoch, except for `shuffle=False`.
+            **options: as for `Task.make_dataset`.
         """
         tokenizer = tokenizer_of(self)
         if sample_weight is not None:

@@ -73,7 +73,7 @@ class TokenClassifier(Classifier):
 
     Raises:
         ValueError: for fewer than two classes, labels that disagree with `num_classes`, a
-            backbone that is no encoder.
+            backbone that is not an encoder.
 
     Example:
     ```python

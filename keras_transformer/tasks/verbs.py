@@ -133,7 +133,7 @@ class Verbs:
     ) -> np.ndarray:
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too.
 
-        Those for the batches of `make_dataset` are in the order of its texts, but for `steps`,
+        Those for the batches of `make_dataset` are in the order of its texts, except for `steps`,
         which ends before the last, and for packed texts.
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})

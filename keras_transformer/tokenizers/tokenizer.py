@@ -239,9 +239,7 @@ class Tokenizer(ForeignNames, Vocabulary):
         special_tokens: bool = True,
         max_length: int | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """`encode_batch`, and the segment of every id: with BERT's template 0 or 1.
-
-        Args: as of `encode_batch`.
+        """`encode_batch`, with its arguments, and the segment of every id: 0 or 1 for BERT's.
 
         Returns:
             The ids and the segment ids, two lists of lists of the same lengths.
@@ -254,9 +252,9 @@ class Tokenizer(ForeignNames, Vocabulary):
         texts: Sequence[str] | np.ndarray,
         pairs: Sequence[str] | np.ndarray | None = None,
     ) -> list[tokenizers.Encoding]:
-        """`encode_batch`, and where in the text each token stands.
+        """`encode_batch`, with its arguments, and where in the text each token stands.
 
-        Args: as of `encode_batch`. The special tokens of the template are added, nothing is cut.
+        The special tokens of the template are added, nothing is truncated.
 
         Returns:
             What the library gives: beside `ids` and `type_ids`, for each token the characters
@@ -308,9 +306,7 @@ class Tokenizer(ForeignNames, Vocabulary):
             )
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
-        """The ids of texts that a sequence-to-sequence model is to write, without special tokens.
-
-        Args: as of `encode_batch`.
+        """The ids of the targets of a sequence-to-sequence model, without special tokens.
 
         Returns:
             One list of ints for each text: those of `encode_batch`, except in a tokenizer that
