@@ -48,6 +48,10 @@ class Classifier(Task):
         dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
+        self._make_head()
+
+    def _make_head(self) -> None:
+        """Makes what a subclass adds with no further options, and compiles it."""
 
     def compile(self, *args, adversarial_norm: float | None = None, **kwargs):
         """As `keras.Model.compile`, and whether the training is adversarial.

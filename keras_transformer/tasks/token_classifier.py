@@ -10,7 +10,6 @@ from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
-from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import listed
@@ -28,7 +27,6 @@ from keras_transformer.tasks.text import (
     windows,
     words_of,
 )
-from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 
 OUTSIDE = "O"
@@ -98,16 +96,7 @@ class TokenClassifier(Classifier):
     takes_records = False
     predict_options: ClassVar = PER_TOKEN
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        tokenizer: Tokenizer | None = None,
-        num_classes: int | None = None,
-        labels: list[str] | None = None,
-        dropout: float | None = None,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+    def _make_head(self) -> None:
         self.output_dense = self._dense(self.num_classes, "output")
         self.built = True
         self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
