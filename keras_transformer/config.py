@@ -330,7 +330,7 @@ class TransformerConfig:
         return dataclasses.asdict(self)
 
     def stated(self) -> dict[str, Any]:
-        """The values but for those that follow from others: `from_dict` gives the config back."""
+        """The values except those that follow from others: `from_dict` gives the config back."""
         derived = self._derived()
         return {
             name: value

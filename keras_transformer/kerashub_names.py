@@ -160,8 +160,8 @@ class _Elsewhere:
         raise AttributeError(f"{owner.__name__} has no `{self.name}`. It is {ours} here.")
 
 
-class ToldOurNames:
-    """What is asked for attributes of KerasHub's and Transformers' objects, and says ours."""
+class ForeignNames:
+    """Answers attributes that KerasHub's and Transformers' objects have with our names for them."""
 
     if not TYPE_CHECKING:
         from_pretrained = _Elsewhere("`{owner}.from_preset(...)`, of a name or a folder,")

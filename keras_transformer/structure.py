@@ -239,7 +239,7 @@ def variable_shapes(config: TransformerConfig) -> Shapes:
     that declares absurd sizes costs an error message and not the memory.
 
     Args:
-        config: The backbone's config.
+        config: the backbone's config.
 
     Returns:
         A dict from path, relative to the backbone, to shape.

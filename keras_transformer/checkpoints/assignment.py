@@ -39,8 +39,8 @@ def load_config(source: str | os.PathLike, load_weights: bool = True) -> Descrip
     """Reads what a preset says of itself.
 
     Args:
-        source: A preset, or what `resolve_preset` made of it.
-        load_weights: Whether the weights will be loaded too. If so their header is read now,
+        source: a preset, or what `resolve_preset` made of it.
+        load_weights: whether the weights will be loaded too. If so their header is read now,
             since a Hugging Face config alone does not say whether BERT's pooler is there.
 
     Returns:
@@ -48,7 +48,7 @@ def load_config(source: str | os.PathLike, load_weights: bool = True) -> Descrip
         `"labels"`), `None` without one; and the metadata (`"family"`, `"license"`, ...).
 
     Raises:
-        ValueError: If the config has unknown or contradictory values, with the file's name.
+        ValueError: if the config has unknown or contradictory values, with the file's name.
 
     Example:
     ```python
@@ -71,14 +71,14 @@ def check_weights(
     """Holds a config against the header of a preset's weights, before anything is built.
 
     Args:
-        source: A preset, or what `resolve_preset` made of it.
-        config: The config that the backbone is to be built from.
-        head: The shapes of the head's variables by path, if there is a head to load.
-        task: The name of the head's task class, e.g. `"TextClassifier"`.
+        source: a preset, or what `resolve_preset` made of it.
+        config: the config that the backbone is to be built from.
+        head: the shapes of the head's variables by path, if there is a head to load.
+        task: the name of the head's task class, e.g. `"TextClassifier"`.
 
     Raises:
-        ValueError: If tensors are missing, left over or of other shapes. The message lists them.
-        FileNotFoundError: If there are no weights.
+        ValueError: if tensors are missing, left over or of other shapes. The message lists them.
+        FileNotFoundError: if there are no weights.
 
     Example:
     ```python
@@ -91,7 +91,7 @@ def check_weights(
 
 
 def check(preset: Preset, config: TransformerConfig, head=None, task=None) -> None:
-    """Does what `check_weights` says, of a preset that is open."""
+    """As `check_weights`, of an open preset."""
     layers = sum(side.num_layers for side in config.sides)
     if layers > len(preset.checkpoint):  # before a name is made for each
         raise ValueError(
@@ -114,15 +114,15 @@ def load_weights(
     another `activation`, are logged.
 
     Args:
-        source: A preset, or what `resolve_preset` made of it.
-        backbone: The model, with its `config`.
-        head: The variables of the task's head by path, e.g. `"output/kernel"`.
-        task: The name of the head's task class. A head for another task is not loaded.
+        source: a preset, or what `resolve_preset` made of it.
+        backbone: the model, with its `config`.
+        head: the variables of the task's head by path, e.g. `"output/kernel"`.
+        task: the name of the head's task class. A head for another task is not loaded.
 
     Raises:
-        ValueError: If the weights do not fit, are damaged, or hold NaN. The backbone must then
+        ValueError: if the weights do not fit, are damaged, or hold NaN. The backbone must then
             not be used: some of its variables may have been loaded.
-        FileNotFoundError: If there are no weights.
+        FileNotFoundError: if there are no weights.
 
     Example:
     ```python
@@ -147,7 +147,7 @@ def fill(
     head: Mapping[str, keras.Variable] | None = None,
     task: str | None = None,
 ) -> LoadReport:
-    """Does what `load_weights` says, of an open preset, into a model of its config."""
+    """As `load_weights`, of an open preset, into a model of its config."""
     variables = backbone_variables(backbone)
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(preset, backbone.config, shapes, head, task)

@@ -29,14 +29,14 @@ def load_backbone(
     dtype=None,
     **config_overrides: Any,
 ) -> keras.Model:
-    """Builds the backbone of a preset: what `Backbone.from_preset` does, which see.
+    """Builds the backbone of a preset, as `Backbone.from_preset` does.
 
     Args:
-        preset: A preset, or what `resolve_preset` made of it.
-        backbone_class: The class that the caller wants, `None` for any.
-        load_weights: As of `Backbone.from_preset`, and so are all others.
-        dtype: The dtype or dtype policy of the model.
-        **config_overrides: Values of the config to change.
+        preset: a preset, or what `resolve_preset` made of it.
+        backbone_class: the class that the caller wants, `None` for any.
+        load_weights: whether to load the weights, or leave them fresh.
+        dtype: the dtype or dtype policy of the model.
+        **config_overrides: values of the config to change.
 
     Example:
     ```python
@@ -65,11 +65,11 @@ def load_backbone(
 def load_tokenizer(
     preset: str | os.PathLike, tokenizer_class: type[Tokenizer] = Tokenizer
 ) -> Tokenizer:
-    """The tokenizer of a preset: what `Tokenizer.from_preset` does.
+    """The tokenizer of a preset, as `Tokenizer.from_preset` gives it.
 
     Args:
-        preset: A preset, or what `resolve_preset` made of it.
-        tokenizer_class: The class to make.
+        preset: a preset, or what `resolve_preset` made of it.
+        tokenizer_class: the class to make.
     """
     return read_preset(preset, lambda opened: opened.load_tokenizer(tokenizer_class))
 
@@ -81,22 +81,22 @@ def load_task(
     dtype=None,
     **options: Any,
 ) -> keras.Model:
-    """Builds a task from a preset: what `from_preset` of a task class does.
+    """Builds a task from a preset, as `from_preset` of a task class does.
 
     A head that the preset lacks, or has for another number of classes than asked for, is made
     fresh, with a warning. Without tokenizer files the task takes ids only.
 
     Args:
-        task_class: The class, e.g. `TextClassifier`; `Task` or None for the one that the preset
+        task_class: the class, e.g. `TextClassifier`; `Task` or None for the one that the preset
             names.
-        preset: A preset, or what `resolve_preset` made of it.
-        load_weights: Whether to load the weights, or leave them fresh.
-        dtype: The dtype or dtype policy of the model.
-        **options: Of the task's constructor, or values of the backbone's config to change. A name
+        preset: a preset, or what `resolve_preset` made of it.
+        load_weights: whether to load the weights, or leave them fresh.
+        dtype: the dtype or dtype policy of the model.
+        **options: of the task's constructor, or values of the backbone's config to change. A name
             that both have, such as `dropout`, goes to both.
 
     Raises:
-        ValueError: If an option is unknown, the preset is of a kind that the task does not work
+        ValueError: if an option is unknown, the preset is of a kind that the task does not work
             with, its files do not fit each other, or its weights do not go with an option.
 
     Example:

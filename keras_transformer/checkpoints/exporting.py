@@ -36,15 +36,15 @@ def export_to_huggingface(
     complete or not at all.
 
     Args:
-        model: A backbone, or a task, whose head and tokenizer are written too.
-        directory: The folder: new, empty, or that of a preset.
+        model: a backbone, or a task, whose head and tokenizer are written too.
+        directory: the folder: new, empty, or that of a preset.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
-        family: The published architecture, a `model_type` such as `"roberta"`. Defaults to the one
+        family: the published architecture, a `model_type` such as `"roberta"`. Defaults to the one
             that the model was loaded from, else to the first that fits.
 
     Raises:
-        ValueError: If no published architecture (or not the named one) computes what the model
-            computes; the message says what is in the way. Or if the folder holds other things.
+        ValueError: if no published architecture, or not the named one, computes what the model
+            computes (the message says what is in the way), or if the folder holds other files.
 
     Example:
     ```python

@@ -1,4 +1,4 @@
-"""What a task class states of its head, for presets, families and the command.
+"""What a task class declares about its head, for presets, families and the command.
 
 The classes are a floor above. They are registered where the package is assembled, and state by
 attributes what is asked here: `alias` (what users call the task), `backbone_kinds`,
@@ -25,8 +25,8 @@ class Conversion:
     """Values that do not correspond one to one.
 
     Args:
-        read: Makes values of ours from theirs. May raise ValueError.
-        write: Makes values of theirs from ours: of a config, or of a task's values.
+        read: makes values of ours from theirs. May raise ValueError.
+        write: makes values of theirs from ours: of a config, or of a task's values.
     """
 
     read: Callable[[Values], dict[str, Any]]

@@ -38,15 +38,15 @@ def from_keras_hub(model: Any) -> Any:
     The weights are copied, by way of a temporary folder of their size.
 
     Args:
-        model: A backbone, a task or a tokenizer of `keras_hub`, of a family that both have.
+        model: a backbone, a task or a tokenizer of `keras_hub`, of a family that both have.
 
     Returns:
         A `Backbone`, a task with its tokenizer, or a `Tokenizer`. A classifier gives logits, also
         where KerasHub's has an activation behind them.
 
     Raises:
-        ImportError: If keras-hub is not installed.
-        ValueError: If it is something else, of another family or quantized, or has a tokenizer
+        ImportError: if keras-hub is not installed.
+        ValueError: if it is something else, of another family or quantized, or has a tokenizer
             that is not its family's.
 
     Example:
@@ -100,14 +100,14 @@ def to_keras_hub(model: Any) -> Any:
     Names of labels have no place in it.
 
     Args:
-        model: A backbone, or a task, whose head and tokenizer are taken along.
+        model: a backbone, or a task, whose head and tokenizer are taken along.
 
     Returns:
         A backbone or a task of `keras_hub`.
 
     Raises:
-        ImportError: If keras-hub is not installed.
-        ValueError: If no class of KerasHub computes what the model computes, or gives the ids that
+        ImportError: if keras-hub is not installed.
+        ValueError: if no class of KerasHub computes what the model computes, or gives the ids that
             its tokenizer gives. The message says what is in the way.
 
     Example: see `from_keras_hub`.

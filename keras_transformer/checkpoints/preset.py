@@ -49,10 +49,10 @@ class Preset(os.PathLike):
     time, and then known.
 
     Args:
-        name: The preset as the user named it.
-        directory: The folder, which exists.
-        bundled: Whether it is one of this package's own.
-        hub: Where the weights are downloaded from, `None` if they are in the folder.
+        name: the preset as the user named it.
+        directory: the folder, which exists.
+        bundled: whether it is one of this package's own.
+        hub: where the weights are downloaded from, `None` if they are in the folder.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Preset(os.PathLike):
         """The preset whose folder holds the tokenizer's files, `None` if there are none.
 
         Raises:
-            ConnectionError, FileNotFoundError, PermissionError: If they are on the hub and cannot
+            ConnectionError, FileNotFoundError, PermissionError: if they are on the hub and cannot
                 be downloaded.
         """
         if any(self.file(name).is_file() for name in TOKENIZER_FILES):
@@ -178,9 +178,9 @@ class Preset(os.PathLike):
         """The preset whose folder holds the weights, downloaded if need be.
 
         Raises:
-            FileNotFoundError: If there are none, or they are in a package that is missing, and
+            FileNotFoundError: if there are none, or they are in a package that is missing, and
                 not on the hub either. The message says what to do.
-            ConnectionError, PermissionError: If they cannot be downloaded.
+            ConnectionError, PermissionError: if they cannot be downloaded.
         """
         if self._pointer is not None:
             return self._weights_elsewhere()

@@ -46,7 +46,7 @@ def list_presets(task: str | None = None) -> list[str]:
     """The names of the bundled presets.
 
     Args:
-        task: Only those that were made for this task: the name of its class, such as
+        task: only those that were made for this task: the name of its class, such as
             `"Seq2SeqLM"`, or `"causal_lm"`, `"masked_lm"`, `"question_answering"`,
             `"seq2seq_lm"`, `"text_classification"`, `"text_embedding"`, `"token_classification"`.
 
@@ -54,7 +54,7 @@ def list_presets(task: str | None = None) -> list[str]:
         The sorted names, a list. A notebook shows it as a table of what the presets are.
 
     Raises:
-        ValueError: If there is no such task.
+        ValueError: if there is no such task.
 
     Example:
     ```python
@@ -77,7 +77,7 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
     """Opens a preset, and downloads its description (not yet its weights) if it is on the hub.
 
     Args:
-        preset: A bundled name, or KerasHub's name of a preset with the same weights; a directory;
+        preset: a bundled name, or KerasHub's name of a preset with the same weights; a directory;
             or `"hf://org/name[@revision]"`. A name takes precedence over a directory of the same
             name; `"./name"` is the directory. A `Preset` is open already.
 
@@ -85,10 +85,10 @@ def resolve_preset(preset: str | os.PathLike) -> Preset:
         A `Preset`, which is `os.PathLike` of the preset's folder.
 
     Raises:
-        ValueError: If the name is unknown (the nearest names are suggested), or the directory is
+        ValueError: if the name is unknown (the nearest names are suggested), or the directory is
             not a preset.
-        FileNotFoundError: If there is no such directory, or no such repository on the hub.
-        ConnectionError, PermissionError: If the hub does not deliver.
+        FileNotFoundError: if there is no such directory, or no such repository on the hub.
+        ConnectionError, PermissionError: if the hub does not deliver.
 
     Example:
     ```python

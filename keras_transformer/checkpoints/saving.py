@@ -40,19 +40,19 @@ def save_preset(
     the folder stays, and so does a card that somebody wrote.
 
     Args:
-        directory: The folder: new, empty, or that of a preset.
-        backbone: The model, with its `config`.
-        tokenizer: The tokenizer.
-        task: The values of the task, JSON-ready: `"name"`, and e.g. `"num_classes"`.
-        head_variables: The variables of the task's head by path, e.g. `"output/kernel"`.
+        directory: the folder: new, empty, or that of a preset.
+        backbone: the model, with its `config`.
+        tokenizer: the tokenizer.
+        task: the values of the task, JSON-ready: `"name"`, and e.g. `"num_classes"`.
+        head_variables: the variables of the task's head by path, e.g. `"output/kernel"`.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
-        card: The text of `README.md`. Defaults to a generated one.
-        metadata: What is known: `"family"`, `"source"`, `"revision"`, `"license"`,
+        card: the text of `README.md`. Defaults to a generated one.
+        metadata: what is known: `"family"`, `"source"`, `"revision"`, `"license"`,
             `"description"`. The number of parameters is added.
 
     Raises:
-        ValueError: If the folder holds other things, or a weight is NaN or infinite.
-        OSError: If it cannot be written. The preset that was there is unchanged.
+        ValueError: if the folder holds other files, or a weight is NaN or infinite.
+        OSError: if it cannot be written. The preset that was there is unchanged.
 
     Example:
     ```python

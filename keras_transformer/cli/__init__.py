@@ -1,4 +1,4 @@
-"""The console command: what presets there are, and asking one of them."""
+"""The console command: it lists presets and runs them."""
 
 import os
 import pathlib

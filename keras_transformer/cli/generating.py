@@ -31,7 +31,7 @@ def _drawing(options: argparse.Namespace) -> dict:
 
 
 def _arguments(options: argparse.Namespace) -> dict:
-    """What `generate` is given, but for what needs the model."""
+    """What `generate` is given, except for what needs the model."""
     given = _drawing(options)
     if given and options.beams > 1:
         raise ValueError("--beams does not go with --temperature, --top-k and --top-p: choose one.")

@@ -1,4 +1,4 @@
-"""Texts of files and data sets, tokenized on disk; length buckets, packing, and batches."""
+"""Data: texts of files and data sets tokenized on disk, length buckets, packing, batches."""
 
 from keras_transformer.data.buckets import bucket_of, choose_buckets
 from keras_transformer.data.dataset import BucketedDataset

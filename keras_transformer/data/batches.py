@@ -1,4 +1,4 @@
-"""How the batches of a `BucketedDataset` come about: columns checked, order, sizes."""
+"""The batches of a `BucketedDataset`: checks of columns, order, sizes."""
 
 from collections import Counter
 

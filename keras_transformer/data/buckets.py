@@ -35,14 +35,14 @@ def choose_buckets(
         max_buckets: the most buckets to return; fewer come back when more would not help.
         multiple: bucket lengths are multiples of this.
         max_length: int or `n` ints; longer rows count as truncated to it, and the last
-            bucket is never longer (it may then be no multiple). `None`: no limit.
+            bucket is never longer (it may then be no multiple). Defaults to no limit.
         least_saving: int, the padded positions that each further bucket must save.
 
     Returns:
         Ascending tuple of ints, or of `n`-tuples. The last one holds the longest row.
 
     Raises:
-        ValueError: no lengths, a length below 1, or an option below 1.
+        ValueError: for no lengths, a length below 1, or an option below 1.
 
     Example:
     ```python
@@ -130,7 +130,7 @@ def bucket_of(lengths: ArrayLike, buckets: Sequence) -> np.ndarray:
         int array `(rows,)`.
 
     Raises:
-        ValueError: buckets that are not a chain, or a row that fits none of them.
+        ValueError: for buckets that are not a chain, or a row that fits none of them.
 
     Example:
     ```python
@@ -175,7 +175,7 @@ def array_of(values) -> np.ndarray:
 
 
 def check_lengths(lengths, name: str = "lengths") -> np.ndarray:
-    """Numbers of tokens as an array of ints, one a row or several; of no rows an empty one."""
+    """Numbers of tokens as an array of ints, one a row or several; empty for no rows."""
     array = array_of(lengths)
     if array.size == 0 and array.ndim:
         return array.astype("int64")

@@ -54,8 +54,8 @@ class BucketedDataset(keras.utils.PyDataset):
         max_buckets, multiple, least_saving: see `choose_buckets`. Default 6, 8 and 0; without
             `shuffle`, where nothing depends on them, 12 and 4 on PyTorch, which compiles nothing
             for a shape.
-        max_length: longer rows lose their end. int, or a pair for paired columns. `None`: no
-            row is truncated. `num_truncated` says how many were.
+        max_length: int, or a pair for paired columns, the length that longer rows are truncated
+            to. Defaults to no limit. `num_truncated` says how many rows were.
         pack_length: int, puts several rows in one of this length, on either side (see
             `pack_rows`), in all epochs the same. `arrays` then also holds `"pack_ids"`, which of
             the rows in its place a token is of, -1 for padding, and `"position_ids"`, its place
@@ -68,7 +68,7 @@ class BucketedDataset(keras.utils.PyDataset):
         seed: int that, with the epoch, determines the shuffling.
 
     Raises:
-        ValueError: no rows, an empty row, columns or values whose numbers or lengths of rows
+        ValueError: for no rows, an empty row, columns or values whose numbers or lengths of rows
             disagree, a row longer than the last of given buckets or than `pack_length`, `values`
             or `buckets` with `pack_length`, or options out of range.
 
@@ -220,9 +220,10 @@ class BucketedDataset(keras.utils.PyDataset):
         return in_order(outputs, self.order)
 
     def restoring(self) -> Callable:
-        """What `restore_order` is now, though an epoch may end: of arrays, or structures of them.
+        """A function that does what `restore_order` does now, also once the epoch has ended.
 
-        Outputs for fewer rows than all, or for packed ones, stay as they are.
+        It takes arrays, or structures of them. Outputs for fewer rows than all, or for packed
+        ones, stay as they are.
         """
         order = () if self._packs is not None else self.order
         return lambda outputs: keras.tree.map_structure(
@@ -357,7 +358,7 @@ def _token_rows(name, rows) -> TokenRows:
 
 
 def check_batch(batch_size, batch_tokens=None) -> dict[str, int | None]:
-    """The two by name. ValueError for wrong ones."""
+    """Batch size and batch tokens by name. ValueError for wrong ones."""
     if batch_size is not None and batch_tokens is not None:
         raise ValueError(
             f"`batch_size` ({shorten(batch_size)}) is a number of rows and `batch_tokens` "

@@ -1,4 +1,4 @@
-"""Putting several short rows into one long one, so that hardly a position is padding."""
+"""Packing of several short rows into a long one, so that hardly a position is padding."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
         For each group the numbers of its rows.
 
     Raises:
-        ValueError: a row longer than `capacity`.
+        ValueError: for a row longer than `capacity`.
 
     Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination",
     section 3.1.

@@ -103,9 +103,9 @@ def read(
         y: the column of the labels or the target texts, if there is one.
         format: `"text"` (a text a line, empty lines do not count), `"csv"`, `"tsv"` (without
             quotes), `"jsonl"` (an object a line) or `"parquet"`. Defaults to what a file's suffix
-            says; but for Parquet, `.gz` may follow it.
-        encoding: of the files, but for Parquet.
-        cache: folder of what is tokenized, which may be removed at any time. Defaults to
+            says; except for Parquet, `.gz` may follow it.
+        encoding: str, the encoding of the files, except Parquet.
+        cache: folder for the tokenized texts, which may be removed at any time. Defaults to
             `keras_transformer/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
@@ -167,7 +167,7 @@ def _sources(source: Any, columns: tuple, format: str | None, encoding: str) -> 
 
 
 def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
-    """ValueError, with its place as of `Chunk`, for what is no text or an empty one."""
+    """ValueError, with its place as of `Chunk`, unless it is a text that is not empty."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(

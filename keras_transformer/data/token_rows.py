@@ -7,7 +7,7 @@ import numpy as np
 
 
 class TokenRows:
-    """Rows of token ids of different lengths, one behind the other in one array, or a memory map.
+    """Rows of token ids of different lengths, one after the other in an array or a memory map.
 
     Args:
         ids: int array `(tokens,)`.

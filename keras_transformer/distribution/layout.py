@@ -67,8 +67,8 @@ def layout_map(
 ) -> keras.distribution.LayoutMap:
     """The layout of every backbone and every task of this library.
 
-    Over the axis `"model"` go the heads of attention, the width of the feed-forward layer and the
-    vocabulary. Anything else, but the optimizer's states of these, lies whole on each device.
+    The axis `"model"` splits the heads of attention, the width of the feed-forward layer and the
+    vocabulary, and the optimizer's states of these. All else is on each device as a whole.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.
@@ -167,7 +167,7 @@ class ModelParallel(keras.distribution.ModelParallel):
 
 
 def axes_of(path: str, shape: tuple[int, ...], model: int) -> tuple[str | None, ...]:
-    """The mesh axis that each axis of a variable goes over, None for not cut."""
+    """The mesh axis that each axis of a variable is split over, or None."""
     weight = shared_weight(path, shape)
     cut = None if weight is None else weight.cut_axis(model)
     return tuple(MODEL if number == cut else None for number in range(len(shape)))

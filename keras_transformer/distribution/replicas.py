@@ -1,4 +1,4 @@
-"""Replicas of a whole model that each see a part of the batch: PyTorch and TensorFlow.
+"""Replicas of a whole model on PyTorch and TensorFlow, each of a part of the batch.
 
 Both engines combine what the replicas found as if each part counted the same. For a mean over
 tokens each replica learns how many there are in all.

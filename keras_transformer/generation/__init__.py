@@ -1,4 +1,6 @@
-"""Generation: a `Program` is a model as plain functions, `Decoding` what a sampler makes of it.
+"""Generation: samplers, rules, constraints, beam search, and the engine that runs them.
+
+A `Program` is a model as plain functions, `Decoding` what a sampler makes of it.
 
 `Engine` compiles those and runs one batch, `Scheduler` many prompts.
 """

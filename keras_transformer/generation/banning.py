@@ -91,7 +91,7 @@ def allowed(automaton, place, size: int, limits: Limits, count):
 def follow(automaton, place, tokens):
     """The states of an automaton after `tokens`, both int `(rows, branches)`.
 
-    -1 after a token that is not allowed, but for states that no token leads out of: they stay.
+    -1 after a token that is not allowed, except for states that no token leads out of: they stay.
     """
     tables = _tables(automaton)
     states, classes = tables.transitions.shape

@@ -49,7 +49,7 @@ class BeamState(NamedTuple):
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class BeamSearch(Sampler):
-    """Keeps the `num_beams` likeliest beginnings and returns the best ended ones.
+    """Keeps the `num_beams` likeliest hypotheses and returns the best that have ended.
 
     A hypothesis of `n` tokens, its end included, scores `log p / n ** length_penalty`. A prompt
     is finished when `num_beams` hypotheses have ended and no open one can beat the worst of them.

@@ -1,4 +1,4 @@
-"""The key/value cache of decoding: one object, one protocol."""
+"""The key/value cache of decoding."""
 
 from typing import NamedTuple
 
@@ -33,10 +33,9 @@ class Cache(NamedTuple):
         filled: bool `(rows, branches, slots)`, the slots that a branch sees.
         positions: int `(rows, slots)`, the position of each slot's token in its row.
         lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
-        first: the slot of the first token of the call under way, see `start`.
-        next: the next free slot, see `end`. An int scalar tensor; or, for as long as its value is
-            known when a function is compiled, an empty tensor with that many rows, since Keras
-            takes structures of tensors alone. Then only the slots before `end` are read.
+        start: the slot of the first token of the call under way, an int or a tensor as `end`.
+        end: the next free slot. An int as long as it is known while a function is compiled, and
+            then only the slots before it are read; else an int scalar tensor.
 
     Example:
     ```python
@@ -63,18 +62,8 @@ class Cache(NamedTuple):
     filled: object
     positions: object
     lengths: object
-    first: object
-    next: object
-
-    @property
-    def start(self):
-        """The slot of the first token of the call under way, an int if it is known, or a tensor."""
-        return _number(self.first)
-
-    @property
-    def end(self):
-        """The next free slot, an int if it is known, or a tensor."""
-        return _number(self.next)
+    start: object
+    end: object
 
     @classmethod
     def create(cls, backbone, rows: int, slots: int, dtype: str | None = None) -> "Cache":
@@ -98,8 +87,8 @@ class Cache(NamedTuple):
             filled=ops.zeros((rows, 1, slots), "bool"),
             positions=ops.zeros((rows, slots), "int32"),
             lengths=ops.zeros((rows,), "int32"),
-            first=_field(0),
-            next=_field(0),
+            start=0,
+            end=0,
         )
 
     @staticmethod
@@ -151,8 +140,8 @@ class Cache(NamedTuple):
             filled=put(self.filled, own, self.end, axis=2),
             positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
             lengths=self.lengths + counts,
-            first=self.next,
-            next=_field(self.end + length),
+            start=self.end,
+            end=self.end + length,
         )
 
     def visibility(self, length: int) -> Visibility:
@@ -201,12 +190,12 @@ class Cache(NamedTuple):
 
     def as_tensors(self) -> "Cache":
         """With `start` and `end` as tensors: what they are is not to be known to a compiler."""
-        first, next_ = (ops.convert_to_tensor(x, dtype="int32") for x in (self.start, self.end))
-        return self._replace(first=first, next=next_)
+        start, end = (ops.convert_to_tensor(x, dtype="int32") for x in (self.start, self.end))
+        return self._replace(start=start, end=end)
 
     def continue_at(self, slot: int) -> "Cache":
         """With `slot`, which a compiler may know, as the next free one."""
-        return self._replace(first=_field(slot), next=_field(slot))
+        return self._replace(start=slot, end=slot)
 
     def continue_from(self, parents) -> "Cache":
         """Branch `i` continues what branch `parents[:, i]` was, int `(rows, branches)`."""
@@ -222,7 +211,7 @@ class Cache(NamedTuple):
         return self._replace(
             filled=ops.logical_and(self.filled, kept),
             lengths=self.lengths - (length - counts),
-            next=_field(first + ops.max(counts)),
+            end=first + ops.max(counts),
         )
 
     def grow(self, slots: int) -> "Cache":
@@ -269,14 +258,14 @@ class Cache(NamedTuple):
             ],
             filled=ops.take_along_axis(filled, order[:, None], axis=2),
             positions=ops.take_along_axis(self.positions, order, axis=1),
-            first=ops.zeros((), "int32"),
-            next=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
         )
 
     def take_rows(self, rows) -> "Cache":
         """The rows `rows`, int `(count,)`, in that order; a row may come several times."""
         taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:5]))
-        return Cache(*taken, self.first, self.next)
+        return Cache(*taken, self.start, self.end)
 
     def append(self, other: "Cache") -> "Cache":
         """The rows of both, with as many slots and as long a source as the larger has."""
@@ -290,8 +279,8 @@ class Cache(NamedTuple):
             filled=join_padded(self.filled, other.filled),
             positions=join_padded(self.positions, other.positions),
             lengths=ops.concatenate([self.lengths, other.lengths], axis=0),
-            first=ops.zeros((), "int32"),
-            next=ops.cast(ops.maximum(self.end, other.end), "int32"),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.maximum(self.end, other.end), "int32"),
         )
 
 
@@ -304,11 +293,3 @@ def join_padded(first, second):
         more = any(extra for _, extra in widths)
         padded.append(ops.pad(tensor, [(0, 0), *widths]) if more else tensor)
     return ops.concatenate(padded, axis=0)
-
-
-def _number(field):
-    return field.shape[0] if len(field.shape) == 2 else field
-
-
-def _field(number):
-    return ops.zeros((number, 0), "int8") if isinstance(number, int) else number

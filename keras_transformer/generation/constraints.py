@@ -106,7 +106,7 @@ class TokenAutomaton:
         return int(steps_to(self.transitions, self.accepting)[0])
 
     def without_first(self, ids: Sequence[int]) -> "TokenAutomaton":
-        """The same texts, but for those that begin with one of the tokens `ids`."""
+        """The same texts, except those that begin with one of the tokens `ids`."""
         # A state of its own to begin with, and classes of their own for these tokens.
         states = np.where(self.transitions >= 0, self.transitions + 1, -1)
         banned = np.full_like(states[:1], -1)

@@ -34,7 +34,7 @@ class ContrastiveState(NamedTuple):
 @keras.saving.register_keras_serializable(package="keras_transformer")
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Sampler):
-    """Likely tokens whose states differ from all states before: coherent and not repetitive.
+    """Chooses likely tokens whose states differ from all before: coherent, not repetitive.
 
     Of the `top_k` likeliest tokens that with the highest `(1 - a) p - a s` is taken, where `a` is
     `penalty_alpha`, `p` the token's probability and `s` the greatest cosine similarity of its

@@ -59,7 +59,7 @@ class Settings:
 
 
 def check_cache_dtype(value: Any) -> None:
-    """ValueError for what is no dtype that keys and values are kept in, and not None."""
+    """ValueError unless it is None or a dtype that keys and values can be kept in."""
     check_choice("cache_dtype", value, CACHE_DTYPES, none=True)
 
 
@@ -128,7 +128,7 @@ class Decoding:
         else:
             cache = prefix.take_rows(ops.zeros((rows,), "int32")).grow(slots)
             cache = cache.continue_at(prefix.slots)
-        logits, hidden, cache = program.prefill(None, inputs, cache)
+        logits, hidden, cache = program.prefill(inputs, cache)
         prompt = Prompt(tokens, mask, hidden)
         if copies > 1:
             each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
@@ -153,7 +153,7 @@ class Decoding:
         """The cache after tokens `(1, length)`, without room for more."""
         inputs = {"token_ids": tokens, "padding_mask": ops.ones(tokens.shape, "bool")}
         cache = self.program.new_cache(1, tokens.shape[1], self.settings.cache_dtype)
-        return self.program.prefill(None, inputs, cache)[2]
+        return self.program.prefill(inputs, cache)[2].as_tensors()
 
     def goes_on(self, state, given: Given, steps, enough):
         """Whether another step is to be made: before `steps`, and `enough` rows are finished."""
@@ -166,7 +166,7 @@ class Decoding:
         drafts = program.drafts_of(state.cache)
         sampled, drafts = self.sampler.propose(state.sampled, drafts, limits)
         cache = program.with_drafts(state.cache, drafts)
-        logits, hidden, cache = program.step(None, self.sampler.next_tokens(sampled), cache)
+        logits, hidden, cache = program.step(self.sampler.next_tokens(sampled), cache)
         state = state._replace(sampled=sampled, cache=cache)
         return self._choose(state, logits, hidden, limits, self._rules(given))
 

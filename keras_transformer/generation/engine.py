@@ -34,7 +34,7 @@ class Batch:
     draw: Callable  # from the owners and a width to float32 (rows, width), see `Limits`
     uniforms: np.ndarray  # what was drawn
     state: DecodeState | None = None
-    report: Report | None = None  # NumPy arrays, but for what was found
+    report: Report | None = None  # NumPy arrays, except for what was found
 
     def take(self, result: tuple) -> "Batch":
         """The batch with what a compiled function gave of it."""
@@ -54,7 +54,7 @@ class Engine:
     The protocol: `backbone(inputs, cache=cache)` returns states and the updated cache, which keeps
     what `backbone.cache_layers` says; `backbone.logits`; `backbone.prompt_tokens(inputs)` the ids
     and mask that the decoder starts from; and `backbone.step_inputs(tokens)` the inputs of one
-    further step. `models.DecoderBase` has it for a decoder of one's own.
+    further step. `models.DecoderBase` has it for a decoder of your own.
 
     `generate` decodes one batch to its end. `Scheduler.run` decodes many prompts, and lets
     others take the place of those that are done.

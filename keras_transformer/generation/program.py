@@ -1,21 +1,20 @@
 """A model that generates as two plain functions, and loops of plain functions compiled."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import keras
 from keras import ops
 
 from keras_transformer.generation.cache import Cache
-from keras_transformer.programs import compile_function, weights_of
+from keras_transformer.programs import compile_function
 
 
 class Program:
-    """A decoder, or an encoder with its decoder, as plain functions of weights, inputs and cache.
+    """A decoder, or an encoder with its decoder, as plain functions of inputs and a cache.
 
     Both give logits, float32 `(rows, count, vocabulary_size)`, states of all tokens and the cache
-    after them. `weights` are values as those of the property, or None for what the variables hold.
+    after them. `compile_function` makes the weights of `models` arguments of what it compiles.
     Drafts are further backbones that read the same prompts: their layers of the cache are behind
     the first's.
 
@@ -29,9 +28,9 @@ class Program:
     program = Program(kt.CausalLM.from_preset("gpt_tiny_shakespeare").backbone)
     inputs = {"token_ids": np.array([[3, 4]]), "padding_mask": np.ones((1, 2), bool)}
     cache = program.new_cache(rows=1, slots=8)
-    logits, _, cache = program.prefill(program.weights, inputs, cache)
+    logits, _, cache = program.prefill(inputs, cache)
     token = keras.ops.argmax(logits, axis=-1)
-    logits, _, cache = program.step(program.weights, token, cache)
+    logits, _, cache = program.step(token, cache)
     assert logits.shape[:2] == (1, 1)
     ```
     """
@@ -45,38 +44,31 @@ class Program:
         self.window = None if None in windows else max(windows)
         self._own_layers = len(backbone.cache_layers)
 
-    @property
-    def weights(self) -> list:
-        """The present values of all weights, as `prefill` and `step` take them."""
-        return [variable.value for variable in weights_of(self.models)]
-
     def new_cache(self, rows: int, slots: int, dtype: str | None = None) -> Cache:
         """An empty cache for all models, see `Cache.create`."""
         caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
         return functools.reduce(Cache.join, caches)
 
-    def prefill(self, weights: Sequence | None, inputs: dict, cache: Cache) -> tuple:
+    def prefill(self, inputs: dict, cache: Cache) -> tuple:
         """Reads prompts, padded on the right. The logits are those behind their last tokens."""
         first, states, caches = 0, [], []
-        with self._scope(weights):
-            for model in self.models:
-                last = first + len(model.cache_layers)
-                hidden, after = model(inputs, cache=cache.part(first, last))
-                states.append(hidden)
-                caches.append(after)
-                first = last
-            mask = self.backbone.prompt_tokens(inputs)[1]
-            last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
-            behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
-            logits = ops.cast(self.backbone.logits(behind), "float32")
+        for model in self.models:
+            last = first + len(model.cache_layers)
+            hidden, after = model(inputs, cache=cache.part(first, last))
+            states.append(hidden)
+            caches.append(after)
+            first = last
+        mask = self.backbone.prompt_tokens(inputs)[1]
+        last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
+        behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
+        logits = ops.cast(self.backbone.logits(behind), "float32")
         return logits, states[0], functools.reduce(Cache.join, caches)
 
-    def step(self, weights: Sequence | None, tokens, cache: Cache) -> tuple:
+    def step(self, tokens, cache: Cache) -> tuple:
         """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
-        with self._scope(weights):
-            own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
-            hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
-            logits = ops.cast(self.backbone.logits(hidden), "float32")
+        own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
+        hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
+        logits = ops.cast(self.backbone.logits(hidden), "float32")
         return logits, hidden, own.join(others)
 
     def drafts_of(self, cache: Cache) -> Cache:
@@ -86,12 +78,6 @@ class Program:
     def with_drafts(self, cache: Cache, drafts: Cache) -> Cache:
         """`cache` with the layers of `drafts` for those that it has of drafts."""
         return cache.part(0, self._own_layers).join(drafts)
-
-    def _scope(self, weights: Sequence | None):
-        if weights is None:
-            return contextlib.nullcontext()
-        mapping = zip(weights_of(self.models), weights, strict=True)
-        return keras.StatelessScope(state_mapping=list(mapping))
 
 
 def compile_loop(

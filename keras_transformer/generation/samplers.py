@@ -181,8 +181,8 @@ class Random(Sampler):
     """Draws each token from the model's distribution, sharpened and cut as asked.
 
     The cuts are made in the order of the arguments, each on what the one before has left. A token
-    that has the same probability as the last one kept is kept too, and none leaves out its first
-    token: the likeliest, of `typical_p` the most typical.
+    as likely as the last one kept is kept too, and each cut keeps at least one token: the
+    likeliest, or with `typical_p` the most typical.
 
     Args:
         temperature: float above 0, divides the logits: below 1 likely tokens become likelier.
@@ -191,8 +191,8 @@ class Random(Sampler):
         top_p: float in (0, 1], only the likeliest tokens that together have this probability.
         min_p: float in [0, 1], only tokens with at least this share of the likeliest one's
             probability.
-        typical_p: float in (0, 1], only the tokens whose information is nearest to what is
-            expected, that together have this probability.
+        typical_p: float in (0, 1], only the tokens whose information is nearest to the expected
+            one, and which together have this probability.
 
     Raises:
         ValueError: for values that are out of range.
@@ -240,7 +240,7 @@ class Random(Sampler):
         if self.min_p > 0:
             share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
             count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
-            # The likeliest has a share of 1, but for rounding.
+            # The likeliest has a share of 1, except for rounding.
             logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
         if self.typical_p < 1:
             chances = ops.softmax(logits, axis=-1)

@@ -16,7 +16,7 @@ _TOKENS = 1024
 def score_continuations(
     engine: Engine, make_inputs: Callable, pairs: Sequence[tuple[list[int], list[int]]], pad_id: int
 ) -> list[np.ndarray]:
-    """Of every token of each continuation the log-probability that the model gives it, float32.
+    """The log-probability that the model gives each token of each continuation, float32.
 
     `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
     backbone's inputs, padded, and the places of the outputs that predict the first tokens.

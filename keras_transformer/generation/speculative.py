@@ -52,7 +52,7 @@ class Speculative(Sampler):
         temperature: float, divides the logits before a token is drawn. 0 takes the likeliest.
 
     Raises:
-        ValueError: for values out of range, or a draft that is no decoder. When generation
+        ValueError: for values out of range, or a draft that is not a decoder. When generation
             starts: for a draft with another vocabulary or of another kind than the model, and
             with rules that change the logits.
 

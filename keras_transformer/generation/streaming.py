@@ -1,4 +1,4 @@
-"""Text while it is generated: what is certain so far, and where it is to stop."""
+"""Streams of generated text: which part of it is certain so far, and where it stops."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class TextStream:
         stop: a string or strings; the text ends before the first.
 
     Raises:
-        ValueError: for ids outside the vocabulary or a stop that is no string.
+        ValueError: for ids outside the vocabulary or a stop that is not a string.
 
     Example:
 
@@ -171,7 +171,7 @@ class TextStream:
         self._append(self._new)
 
     def _give(self, text: str, last: bool) -> str:
-        """The text behind what was sent, but for what may be the beginning of a stop string."""
+        """The text behind what was sent, except for what may be the beginning of a stop string."""
         new = self._held + text[self._sent :]
         if len(text) > self._sent:
             self._sent, self._new = len(text), None

@@ -58,11 +58,11 @@ def refuse_unused(reason: str, **arguments: Any) -> None:
     """ValueError if one of the arguments is given, since it would be ignored.
 
     Args:
-        reason: Why it would, and what to do: a sentence for the message.
-        **arguments: By name, None where not given.
+        reason: why it would, and what to do: a sentence for the message.
+        **arguments: by name, None where not given.
 
     Raises:
-        ValueError: With the names of those that are given.
+        ValueError: with the names of those that are given.
 
     Example:
     ```python

@@ -45,19 +45,19 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             or a function or layer of your own, of queries `(batch, num_heads, query_length,
             head_dim)` and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch,
             num_heads, query_length, key_length)`.
-        causal: bool, a query sees only keys up to its own place.
+        causal: bool, a query sees only the keys up to its own position.
         window: int, a query sees only keys less than this many places away. Long sequences are
             attended to in blocks, at a cost that grows with the length and not with its square.
-        rotary: dict, rotates queries and keys: the options of `RotaryEmbedding`, `{}` for its
-            defaults. None for not.
+        rotary: dict, the options of the `RotaryEmbedding` of queries and keys, `{}` for its
+            defaults. Defaults to no rotation.
         max_sequence_length: int, number of slots of `"location"`.
         use_bias: bool, biases of query, key and value.
         output_bias: bool, bias of the output. Defaults to `use_bias`.
-        query_key_norm: `"layer_norm"` or `"rms_norm"`, on each head's queries and keys. None for
-            not.
+        query_key_norm: `"layer_norm"` or `"rms_norm"`, of each head's queries and keys. Defaults to
+            no normalization.
         normalization_epsilon: float, of `query_key_norm`.
-        attention_soft_cap: float, what scores stay below: `cap * tanh(scores / cap)` (Gemma 2,
-            Riviere et al. 2024, section 2). None for no cap.
+        attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
+            et al. 2024, section 2). Defaults to no bound.
         dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -68,9 +68,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         value: float `(batch, key_length, dim)`. Defaults to `query`.
         key: float `(batch, key_length, dim)`. Defaults to `value`.
         mask: bool `(batch, query_length)`, the real tokens of `query`.
-        value_mask: bool `(batch, key_length)`, the real tokens of `value`. Both masks come by
-            themselves from layers that make Keras masks; Keras names the first `query_mask`
-            when other tensors than `query` are given too.
+        value_mask: bool `(batch, key_length)`, the real tokens of `value`. Layers that make Keras
+            masks give both; Keras calls the first one `query_mask` where other tensors than
+            `query` are given.
         visibility: `Visibility`, what further decides which keys a query sees: packed documents,
             positions, an explicit mask. Its `padding` takes the place of the masks.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
@@ -85,8 +85,8 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         the updated cache.
 
     Raises:
-        ValueError: for head numbers that do not divide, an unknown score, a location score on
-            more slots than it has; for an argument that has no effect beside the others.
+        ValueError: for numbers of heads that do not divide, an unknown score, a location score of
+            more slots than it has, and an argument that has no effect beside the others.
 
     Example:
     ```python
@@ -158,16 +158,17 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
                 score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
-            self.rotary_embedding = self.query_norm = self.key_norm = None
+            self.query_norm, self.key_norm = map(self._head_norm, ("query_norm", "key_norm"))
+            self.rotary_embedding = None
             if rotary is not None:
                 self.rotary_embedding = RotaryEmbedding(**rotary, dtype=self.dtype_policy)
-            if query_key_norm is not None:
-                self.query_norm, self.key_norm = (
-                    make_normalization(
-                        query_key_norm, normalization_epsilon, name=name, dtype=self.dtype_policy
-                    )
-                    for name in ("query_norm", "key_norm")
-                )
+
+    def _head_norm(self, name: str) -> keras.layers.Layer | None:
+        if self.query_key_norm is None:
+            return None
+        return make_normalization(
+            self.query_key_norm, self.normalization_epsilon, name=name, dtype=self.dtype_policy
+        )
 
     def _projection(self, units: int, name: str, use_bias: bool) -> keras.layers.Dense:
         # A fresh initializer each: one instance would give all kernels of a shape one value.

@@ -33,7 +33,9 @@ def in_turns(attend: Callable, queries, keys, values, visibility: Visibility):
     Args:
         attend: function of queries `(batch, some, heads, head_dim)`, all keys and values, and of
             what the queries see.
-        queries, keys, values: `(batch, length, heads, head_dim)`.
+        queries: `(batch, length, heads, head_dim)`.
+        keys: likewise.
+        values: likewise.
         visibility: `Visibility` of all queries.
 
     Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory".

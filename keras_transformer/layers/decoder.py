@@ -13,7 +13,7 @@ class DecoderBlock(EncoderBlock):
 
     Args:
         num_heads, intermediate_dim, ...: all of `EncoderBlock`'s.
-        cross_attention: bool, attend to encoder states (seq2seq) or not (GPT-like).
+        cross_attention: bool, whether to attend to encoder states, as in a seq2seq.
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
@@ -34,8 +34,8 @@ class DecoderBlock(EncoderBlock):
         attention weights, `"self"` and `"cross"`, and, if one was given, the updated cache.
 
     Raises:
-        ValueError: for encoder states that are missing, or given without `cross_attention`; for
-            another argument that has no effect beside the others.
+        ValueError: for encoder states that are missing, or given without `cross_attention`, and
+            for another argument that has no effect beside the others.
 
     Example:
     ```python

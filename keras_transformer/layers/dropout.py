@@ -23,7 +23,7 @@ class Dropout(keras.layers.Dropout):
     Args:
         rate: float in [0, 1), the share of the elements that become 0. The others are divided by
             `1 - rate`.
-        noise_shape: None: each element is drawn for by itself.
+        noise_shape: None, since each element is drawn by itself.
         seed: int from 0 to 2**31 - 1, or None.
         **kwargs: as in `keras.layers.Layer`.
 

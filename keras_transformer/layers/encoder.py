@@ -55,20 +55,20 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
-        mask: bool `(batch, length)`, True for real tokens. Comes by itself from layers that
-            make Keras masks; Keras names it `inputs_mask` when other tensors are given too.
+        mask: bool `(batch, length)`, True for real tokens. Layers that make Keras masks give it;
+            Keras calls it `inputs_mask` where other tensors are given too.
         visibility: `Visibility`, see `MultiHeadAttention`.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         first_only: bool, compute the state of the first token alone.
         return_attention_scores: bool.
 
     Returns:
-        Float `(batch, length, hidden_dim)`; of `first_only` `(batch, 1, hidden_dim)`. Then, if
-        asked for, a dict with the attention weights, `{"self": float (batch, num_heads, length,
-        length)}`.
+        Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
+        with it, if asked for, a dict with the attention weights, `{"self": float (batch,
+        num_heads, length, length)}`.
 
     Raises:
-        ValueError: if the width is not divisible by `num_heads` and no `head_dim` is given; for an
+        ValueError: for a width that `num_heads` does not divide, without a `head_dim`, and for an
             argument that has no effect beside the others.
 
     Example:
@@ -113,21 +113,17 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         super().__init__(**kwargs)
         if parallel_residual and not normalize_first:
             raise ValueError("`parallel_residual` needs `normalize_first`.")
-        self.normalization = normalization
-        self.normalization_epsilon = normalization_epsilon
+        self._norm_options = (normalization, normalization_epsilon)
         self.normalize_first = normalize_first
         self.parallel_residual = parallel_residual
         self.num_heads, self.head_dim = num_heads, head_dim
         self.rotary, self.window = attention.pop("rotary", None), attention.pop("window", None)
         kernel_initializer = keras.initializers.get(kernel_initializer)
-        attention_bias = use_bias if attention_bias is None else attention_bias
-        if attention_output_bias is None:
-            attention_output_bias = attention_bias
         self._make_attention = functools.partial(
             MultiHeadAttention,
             num_heads,
             num_key_value_heads=num_key_value_heads,
-            use_bias=attention_bias,
+            use_bias=use_bias if attention_bias is None else attention_bias,
             output_bias=attention_output_bias,
             query_key_norm=normalization if query_key_norm else None,
             normalization_epsilon=normalization_epsilon,
@@ -154,9 +150,7 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def _norm(self, name: str) -> keras.layers.Layer:
         with one_piece():
-            return make_normalization(
-                self.normalization, self.normalization_epsilon, name=name, dtype=self.dtype_policy
-            )
+            return make_normalization(*self._norm_options, name=name, dtype=self.dtype_policy)
 
     def _attention(self, hidden_dim: int, **options) -> MultiHeadAttention:
         if self.head_dim is None and hidden_dim % self.num_heads:

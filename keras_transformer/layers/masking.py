@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.layers.arguments import refuse_unused
@@ -12,8 +13,8 @@ from keras_transformer.layers.arguments import refuse_unused
 class Visibility(NamedTuple):
     """Who may attend to whom, as descriptions. A tensor is made of them only where it must be.
 
-    A layer is given those that are tensors, and adds `causal`, `window` and `first_slot` itself:
-    Keras takes structures of tensors alone.
+    As the call argument of a layer it holds tensors alone, as Keras asks of structures; the layer
+    adds `causal`, `window` and `first_slot` itself.
 
     Fields:
         padding: bool `(batch, key_length)`, True for real keys.
@@ -57,7 +58,7 @@ class Visibility(NamedTuple):
 
     @classmethod
     def given(cls, visibility, padding=None) -> "Visibility":
-        """The call argument of a layer, which of a file is a plain tuple, or nothing."""
+        """The `Visibility` of a call argument: None, or in a loaded model a plain tuple."""
         made = cls(*(visibility or ()))
         return made._replace(padding=padding) if made.padding is None else made
 
@@ -169,8 +170,8 @@ def is_zero(number) -> bool:
     return isinstance(number, int) and number == 0
 
 
-def is_on_the_right(padding) -> bool:
-    """Whether each row has its real tokens first, as far as that can be seen.
+def is_behind(padding, weights=None) -> bool:
+    """Whether each row has its real tokens first, and no padding a weight, as far as can be seen.
 
     On PyTorch it can, where the mask `(batch, length)` has values. Within a program of JAX or
     TensorFlow it has none yet.
@@ -181,10 +182,15 @@ def is_on_the_right(padding) -> bool:
 
     from keras_transformer.layers.torch_products import computes_now
 
+    given = [torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in (padding, weights)]
+    padding, weights = given if weights is not None else (given[0], given[0])
     if type(padding) is not torch.Tensor or padding.device.type == "meta" or not computes_now():
         return False
+    if padding.shape != weights.shape:
+        return False
     padding = padding.bool()
-    return not bool((padding[:, 1:] & ~padding[:, :-1]).any())
+    seen = padding[:, 1:] & ~padding[:, :-1]
+    return not bool(seen.any()) and not bool(weights[~padding].any())
 
 
 def _pairs(queries, keys, relation):

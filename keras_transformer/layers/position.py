@@ -183,8 +183,8 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         Float, the shape of `inputs`.
 
     Raises:
-        ValueError: if more features are to be rotated than there are, or all of an odd number;
-            for an unknown scaling, one without `original_length`, or a factor without scaling.
+        ValueError: for more features to rotate than there are, or an odd number of all; for an
+            unknown scaling, one without `original_length`, or a factor without scaling.
 
     Example:
     ```python

@@ -31,7 +31,7 @@ class RelativePositionBias(SavesArguments, keras.layers.Layer):
         Float `(batch or 1, num_heads, query_length, key_length)`.
 
     Raises:
-        ValueError: if there are too few buckets, or `max_distance` lies within the small ones.
+        ValueError: for too few buckets, or a `max_distance` within the small ones.
 
     Example:
     ```python

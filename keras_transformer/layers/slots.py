@@ -22,9 +22,9 @@ class Slots:
     Fields:
         keys, values: tensors `(rows, heads, slots, head_dim)`.
         key_scales, value_scales: float32 `(rows, heads, slots, 1)` for int8, else None.
-        next: int or int scalar tensor, the first free slot, where the next keys are written. If
-            it is an int, the slots from there on are not read. None if the slots are full and
-            none is to be written, as those of an encoder's states.
+        next: int or int scalar tensor, the first free slot, where the next keys are written. The
+            slots from an int on are not read. None for slots that are full, as those of an
+            encoder's states.
 
     Example:
     ```python
@@ -82,7 +82,7 @@ class Slots:
         )
 
     def full(self) -> "Slots":
-        """As they are, to be read only."""
+        """The same slots, to be read only."""
         return dataclasses.replace(self, next=None)
 
     def read(self, dtype: str) -> tuple:

@@ -23,8 +23,8 @@ def build_backbone(
         config: `TransformerConfig`.
         dtype: dtype or dtype policy.
         name: str.
-        initializer: of all kernels and embeddings, in place of those of the config;
-            `layers.initializers.HostZeros()` for weights that are about to be loaded.
+        initializer: initializer of all kernels and embeddings. Defaults to those of the config;
+            `layers.initializers.HostZeros()` suits weights that are about to be loaded.
     """
     return _BACKBONES[config.kind](config, dtype=dtype, name=name, initializer=initializer)
 

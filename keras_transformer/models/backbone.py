@@ -9,15 +9,17 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
-from keras_transformer.kerashub_names import ToldOurNames, check_options
+from keras_transformer.kerashub_names import ForeignNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.initializers import embedding_initializer
+from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import Input, Stem, TokenStem
+from keras_transformer.models.block_run import OpaqueCache
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
-from keras_transformer.models.turns import TakesTurns, Turns, reads
+from keras_transformer.models.turns import ThreadSafe, Turns, reads
 from keras_transformer.notebook import model_table
 from keras_transformer.process import tune_once
 from keras_transformer.registry import bound
@@ -25,7 +27,7 @@ from keras_transformer.registry import bound
 _COLLECTED = {"states", "attention"}
 
 
-class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
+class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
 
     All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
@@ -39,7 +41,7 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         config: `TransformerConfig`.
         dtype: dtype or dtype policy, e.g. `"mixed_bfloat16"`. Defaults to Keras's.
         name: str.
-        initializer: of all kernels and embeddings, in place of those of the config.
+        initializer: initializer of all kernels and embeddings. Defaults to those of the config.
         tokens: bool, whether the model has a token embedding.
     """
 
@@ -115,7 +117,10 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
     def __call__(self, inputs, *args, **kwargs):
         if "part" in kwargs:
             return super().__call__(inputs, *args, **kwargs)
-        inputs = self.checked_inputs(inputs, continues=kwargs.get("cache") is not None)
+        cache = kwargs.get("cache")
+        inputs = self.checked_inputs(inputs, continues=cache is not None)
+        if cache is not None:
+            kwargs["cache"] = OpaqueCache(cache)
         check_options(type(self).__name__, kwargs, ())
         collect = kwargs.get("collect", ())
         wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
@@ -142,6 +147,17 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         batch, length = inputs[self.id_inputs[-1]].shape[:2]
         shape = (batch, 1 if first_only else length, self.config.sides[-1].hidden_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def without_unseen_padding(self, inputs: dict, weights=None) -> dict:
+        """The inputs without the mask of padding that causality hides from all real tokens.
+
+        The kernel then needs no mask beside it. Only the states of padding differ: it is for who
+        uses those of real tokens alone. `weights`, one a position, say that it is so.
+        """
+        causal = [prefix for prefix, (_, stack) in self.sides.items() if stack.blocks[0].causal]
+        names = {f"{prefix}padding_mask" for prefix in causal}
+        unseen = {name for name in names if is_behind(inputs.get(name), weights)}
+        return {name: array for name, array in inputs.items() if name not in unseen}
 
     @property
     def sides(self) -> dict[str, tuple[Stem, Stack]]:
@@ -172,9 +188,19 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
 
     @property
     def cache_layers(self) -> list[tuple[int, int]]:
-        """Of each layer that a cache keeps keys and values of, how many heads, and their width."""
+        """The number of heads and their width, of each layer that a cache keeps."""
         layers = self.config.side("decoder").layers
         return [(layer.num_key_value_heads, layer.head_dim) for layer in layers]
+
+    def prompt_tokens(self, inputs):
+        """The ids and the mask that generation starts from."""
+        name = self.id_inputs[-1]
+        mask = inputs.get(name.replace("token_ids", "padding_mask"))
+        return inputs[name], as_mask(inputs[name], mask)
+
+    def step_inputs(self, tokens) -> dict:
+        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
+        return {self.id_inputs[-1]: tokens}
 
     def _part_shape(self, part: str, inputs) -> tuple:
         """The shape of what the method of this name returns for symbolic inputs."""
@@ -205,9 +231,9 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
         return type(self).logits is Backbone.logits and not quantized and not capped
 
     def output_projection(self, hidden_states):
-        """States and kernel `(vocabulary_size, embedding_dim)`, whose product are the logits.
+        """States and kernel `(vocabulary_size, embedding_dim)`: the logits are their product.
 
-        But for the bias. For a loss that does not need all logits at once.
+        The bias is to be added. For a loss that does not need all logits at once.
         """
         if self.config.scale_logits:
             hidden_states = hidden_states * self.config.sides[-1].hidden_dim ** -0.5
@@ -262,7 +288,7 @@ class Backbone(ToldOurNames, TakesTurns, KeepsState, keras.Model):
             dtype: dtype or dtype policy of the model, whatever the stored dtype.
             **config_overrides: values of the config to change, e.g. `dropout=0.0`. With weights
                 only those that they do not depend on: `dropout`, `attention_dropout`,
-                `initializer_range` and, but for learned positions, `max_sequence_length`.
+                `initializer_range` and, except for learned positions, `max_sequence_length`.
 
         Returns:
             `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.

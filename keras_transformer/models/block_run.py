@@ -1,24 +1,31 @@
-"""The blocks of a decoder one after the other, with a cache or without."""
+"""Calls the blocks of a model one after the other, with a cache or without."""
 
-import functools
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.layers.arguments import with_further
-from keras_transformer.layers.masking import Visibility, is_on_the_right
+from keras_transformer.layers.masking import Visibility
+
+
+@dataclasses.dataclass(frozen=True)
+class OpaqueCache:
+    """A cache as one object: Keras refuses an argument that holds tensors and numbers."""
+
+    cache: Any
 
 
 class BlockRun:
     """One pass of tokens through blocks, which writes what a cache is to keep.
 
-    It is for `call` of a decoder of one's own, see `DecoderBase`. Without a cache each block gets
-    the padding mask, the positions and the documents of the inputs. With one, the tokens are put
-    behind those that the cache holds, and each block gets its keys and values.
+    It is for the `call` of a decoder of your own, see `DecoderBase`. Without a cache each block
+    gets the padding mask, the positions and the documents of the inputs. With one, the tokens are
+    put behind those that the cache holds, and each block gets its keys and values.
 
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, the tokens or their states; for their shape.
         inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`.
-        cache: `generation.Cache`, or None.
+        cache: what `call` was given, or None.
         collect: tuple of `"states"` and `"attention"`, what is to be kept of each block.
 
     Attributes:
@@ -30,7 +37,7 @@ class BlockRun:
     """
 
     def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
-        self.cache = cache
+        self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
         names = ("padding_mask", "pack_ids", "position_ids")
@@ -49,11 +56,6 @@ class BlockRun:
         """The positions that the cache counts; None without one."""
         return None if self.cache is None else self.positions
 
-    @functools.cached_property
-    def _padding_is_unseen(self) -> bool:
-        """Whether causality alone hides the padding: then the kernel needs no mask beside it."""
-        return not self.collected and is_on_the_right(self.visibility.padding)
-
     def __call__(self, block, x, **options):
         """The states behind a block, an `EncoderBlock` or a `DecoderBlock`.
 
@@ -66,9 +68,6 @@ class BlockRun:
         visibility = self.visibility
         if self.cache is None and block.rotary is None:
             visibility = visibility._replace(query_positions=None)
-        # Only the states of padding differ then, of which no loss is made.
-        if block.causal and options.get("training") and self._padding_is_unseen:
-            visibility = visibility._replace(padding=None)
         options = {"visibility": visibility, **options}
         if "states" in self.collected:
             self.collected["states"].append(x)
@@ -88,7 +87,7 @@ class BlockRun:
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def outputs(self, x, source=None):
-        """What `call` is to return: the states, with a cache the updated one, and what it collects.
+        """What `call` returns: the states, and the updated cache and what was collected, if any.
 
         Args:
             x: float `(batch, length, dim)`.

@@ -6,20 +6,20 @@ import keras
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.stems import TokenStem
-from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
 
 
 class DecoderBase(Backbone):
-    """What a decoder of one's own is built on: any task of decoders takes it, `CausalLM` generates.
+    """The base class of a decoder of your own, which any task of decoders takes.
 
     A subclass makes its layers in `__init__`, ends it with `self.build()`, and has a `call` of
-    inputs and an optional cache; `BlockRun` is how blocks read and write the cache. Of the config
-    are the token embedding, the logits (of states of width `hidden_dim`), the limit of learned
-    positions and what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`. What
-    else the config says is for the subclass to use.
+    inputs and an optional cache, in which `BlockRun` calls the blocks. The config decides the token
+    embedding, the logits (of states of width `hidden_dim`), the limit of learned positions and
+    what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`. Its other values
+    are for the subclass to use.
 
-    It is saved in Keras's formats. A preset, which is values only, cannot hold it.
+    It is saved in Keras's formats. A preset, which holds values only, cannot hold it.
 
     Args:
         config: `TransformerConfig` of kind `"decoder"`.
@@ -93,14 +93,6 @@ class DecoderBase(Backbone):
         own = ("token_ids", "padding_mask", "position_ids", "pack_ids")
         return {"": (tuple(x for x in TokenStem.inputs if x.name in own), self.config)}
 
-    def prompt_tokens(self, inputs):
-        """The ids and the mask that generation starts from."""
-        return inputs["token_ids"], as_mask(inputs["token_ids"], inputs.get("padding_mask"))
-
-    def step_inputs(self, tokens) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
-        return {"token_ids": tokens}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Decoder(DecoderBase):
@@ -116,7 +108,7 @@ class Decoder(DecoderBase):
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
             `(batch, length)`.
         cache: optional `generation.Cache` that the tokens continue.
-        part: str, which computation: `"states"`, or of given states `"logits"`.
+        part: str, what to compute: `"states"`, or from given states `"logits"`.
 
     Returns:
         The last hidden state, float `(batch, length, hidden_dim)`, and the updated cache when

@@ -18,7 +18,7 @@ class Encoder(Backbone):
         config: `TransformerConfig` of kind `"encoder"`.
         dtype: dtype or dtype policy.
         name: str.
-        stem: `layers.stems.Stem`, what makes the states of other inputs than token ids.
+        stem: `layers.stems.Stem`, which makes states of other inputs than token ids.
 
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, `padding_mask` bool
@@ -27,11 +27,11 @@ class Encoder(Backbone):
             the arrays that the stem takes.
         first_only: bool, for a classifier: the state of the first token alone. The last block is
             then computed for that token only, which saves most of it.
-        part: str, which computation: `"states"`, or of given states `"pool"` or `"logits"`, as the
+        part: str, what to compute: `"states"`, or from given states `"pool"` or `"logits"`, as the
             methods of these names.
 
     Returns:
-        The last hidden state, float `(batch, length, hidden_dim)`; of `first_only`
+        The last hidden state, float `(batch, length, hidden_dim)`; with `first_only`
         `(batch, 1, hidden_dim)`.
 
     Example:

@@ -39,7 +39,7 @@ def named_inputs(
         taker: str, the class that takes them, as errors call it.
 
     Raises:
-        ValueError: for what is no dict, a name that is not known, or one that is missing.
+        ValueError: for what is not a dict, a name that is not known, or one that is missing.
     """
     if not isinstance(inputs, Mapping):
         raise ValueError(
@@ -109,7 +109,7 @@ def check_inputs(
 
 
 def check_states(name: str, states: Any, width: int) -> None:
-    """ValueError for what is no float `(batch, length, width)`."""
+    """ValueError for what is not float `(batch, length, width)`."""
     shape = _shape_of(name, states)
     fits = shape is None or (len(shape) == 3 and shape[2] in (None, width))
     if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):

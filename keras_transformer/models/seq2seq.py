@@ -5,7 +5,7 @@ import keras
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.stems import Input
-from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import check_states
 
@@ -30,7 +30,7 @@ class Seq2Seq(Backbone):
             `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
             target token sees the source tokens of its own document.
         cache: optional `generation.Cache` that the decoder tokens continue.
-        part: str, which computation: `"states"`; of given states `"logits"`; or `"encode"`, of a
+        part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of that method.
 
     Returns:
@@ -97,13 +97,11 @@ class Seq2Seq(Backbone):
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
     ):
         """The encoder states, float `(batch, source_length, hidden_dim)`."""
-        if isinstance(token_ids, keras.KerasTensor):
-            inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
-            inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
-            inputs = {name: value for name, value in inputs.items() if value is not None}
-            return self(inputs, part="encode", training=training)
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if isinstance(token_ids, keras.KerasTensor):
+            return self(inputs, part="encode", training=training)
         return self._encoded(inputs, (), training)
 
     def _encoded(self, inputs, collect, training):
@@ -149,12 +147,3 @@ class Seq2Seq(Backbone):
         if collect:
             result[-1].update({f"encoder_{name}": found for name, found in collected.items()})
         return result
-
-    def prompt_tokens(self, inputs):
-        """The ids and the mask that generation starts from."""
-        tokens = inputs["decoder_token_ids"]
-        return tokens, as_mask(tokens, inputs.get("decoder_padding_mask"))
-
-    def step_inputs(self, tokens) -> dict:
-        """The inputs of one further step, with `tokens` int `(rows, 1 or branches)`."""
-        return {"decoder_token_ids": tokens}

@@ -61,10 +61,11 @@ def _restore(handlers: list, came: list) -> None:
 class KeepsState:
     """A `keras.Model` whose weights, optimizer and metrics are those of its last whole step.
 
-    Also when something is raised within `fit`, `evaluate`, `predict` or one of their steps: by a
-    callback, by the data, by the compiler, or by a signal at any moment. For a model of one's own,
-    put it before `keras.Model`; on TensorFlow such a model is to be built before `predict`. An
-    operation that fails there within a step compiled without XLA may leave it half done.
+    This holds also when something is raised within `fit`, `evaluate`, `predict` or one of their
+    steps: by a callback, by the data, by the compiler, or by a signal at any moment. For a model of
+    your own, put it before `keras.Model`; on TensorFlow such a model is to be built before
+    `predict`. An operation that fails there within a step compiled without XLA may leave it half
+    done.
 
     Example:
 

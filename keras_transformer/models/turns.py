@@ -78,7 +78,7 @@ def in_pieces(model, verb: str, pieces: Iterator) -> Iterator:
         yield piece
 
 
-class TakesTurns:
+class ThreadSafe:
     """A `keras.Model` whose calls several threads may make, see `Turns`.
 
     Keras keeps on the model what an evaluation or a prediction is at, so those of one model wait

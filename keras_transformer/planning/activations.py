@@ -1,4 +1,4 @@
-"""What a step of training keeps between its pass forward and its pass backward.
+"""What a step of training keeps between its forward and its backward pass.
 
 The tensors are those that XLA keeps of the blocks of this library, counted in its compiled
 programs. They differ from those of Korthikanti et al. 2022, "Reducing Activation Recomputation in

@@ -22,10 +22,10 @@ def flops_per_token(
     target_length: int | None = None,
     **options,
 ) -> float:
-    """`flops_per_sequence`, whose arguments and errors these are, by the tokens of the row.
+    """`flops_per_sequence` divided by the tokens of the row; its arguments and errors.
 
-    For an encoder-decoder by those of the target, so that a source of the same length gives the
-    operations of a pair of tokens.
+    For an encoder-decoder these are the tokens of the target, so that a source of the same length
+    gives the operations of a pair of tokens.
 
     Returns:
         Float.
@@ -60,26 +60,24 @@ def flops_per_sequence(
     """Operations for one row of a batch, those of the products of matrices.
 
     Attention counts every pair of tokens, also those that a mask hides, as published figures of
-    utilization do. Training is three times the pass forward.
+    utilization do. Training is three times the forward pass.
 
     Args:
         config: `TransformerConfig`.
         length: int, tokens of a row, padding included; of the source for an encoder-decoder.
-        training: bool, False for one pass forward.
+        training: bool, False for one forward pass.
         target_length: int, tokens of the target, for an encoder-decoder. Defaults to `length`.
         predicted_tokens: int, tokens of a row that are projected to the vocabulary. Defaults to
-            all that a decoder gives out, and for an encoder to none; of a masked language model
-            the masked ones, with its head.
+            all of a decoder and none of an encoder; of a masked language model the masked ones.
         first_only: bool, the state of an encoder's first token alone, see `Encoder`.
-        rematerialized: bool, count the pass forward of the blocks once more, as
-            `keras.RematScope(mode="full")` makes it.
+        rematerialized: bool, count the forward pass of the blocks twice, for `keras.RematScope`.
 
     Returns:
         Int.
 
     Raises:
-        ValueError: for lengths below 1, a `target_length` without a target, or `first_only` of
-            no encoder.
+        ValueError: for lengths below 1, a `target_length` for a model without a target, or
+            `first_only` for a decoder.
 
     Example:
     ```python
@@ -103,19 +101,25 @@ def flops_per_sequence(
     if predicted_tokens is None:
         predicted_tokens = 0 if config.kind == "encoder" else target
     predicted_tokens = check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
-    blocks = others = 0
+    blocks, others = _forward_flops(config, length, target, first_only)
+    others += 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
+    if config.kind == "encoder":
+        others += 2 * predicted_tokens * _kernels(of(MASKED_LM_HEAD, config))
+    passes = 3 if training else 1
+    return passes * (blocks + others) + (blocks if training and rematerialized else 0)
+
+
+def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[int, int]:
+    """Those of the blocks and of the stems, for one row and one pass."""
+    blocks = stems = 0
     for side in sides(config):
         tokens = target if side.source_dim else length
         for i in range(side.depth):
             queries = 1 if first_only and i == side.depth - 1 else tokens
             attended = [(tokens, tokens)] + ([(length, length)] if side.source_dim else [])
             blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
-        others += 2 * tokens * _kernels(of(STEM, side.config))
-    others += 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
-    if config.kind == "encoder":
-        others += 2 * predicted_tokens * _kernels(of(MASKED_LM_HEAD, config))
-    passes = 3 if training else 1
-    return passes * (blocks + others) + (blocks if training and rematerialized else 0)
+        stems += 2 * tokens * _kernels(of(STEM, side.config))
+    return blocks, stems
 
 
 def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int, int]:
@@ -149,7 +153,7 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
 def layer_flops(
     config: TransformerConfig, queries: int, attended: list[tuple[int, int]], source_dim: int | None
 ) -> int:
-    """Of one layer forward; `attended` keys, and those that are projected, of each attention."""
+    """Those of a layer's forward pass; `attended` keys, and those projected, of each attention."""
     parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):

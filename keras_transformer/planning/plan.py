@@ -29,7 +29,7 @@ _MOST = 2**31 - 1  # Devices, or rows of a batch.
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step of a model takes, by `make_plan`. Printed it is a table.
+    """What a step of a model takes, by `make_plan`. It prints as a table.
 
     Fields are the arguments of `make_plan`, and:
         parameters: int, of the backbone.
@@ -38,7 +38,7 @@ class Plan:
         data_parallel: int, copies of the model, each with a part of the batch.
         model_parallel: int, devices that share a copy.
         memory: `Memory` of one device.
-        rematerialize: bool, whether the activations fit only computed again.
+        rematerialize: bool, whether the activations fit only with rematerialization.
         compute_seconds: float, of a step's products, or None without FLOP/s.
         transfer_seconds: float, of what devices send each other, or None without bandwidth.
     """
@@ -69,12 +69,12 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the devices have the memory, None if it was not said how much they have."""
+        """Whether the devices have the memory; None if their memory is not given."""
         return None if self.device_memory is None else self.peak_memory <= self.device_memory
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a step, transfers behind the products and not beside them; None without FLOP/s."""
+        """The time of a step, its transfers after the products; None without FLOP/s."""
         if self.compute_seconds is None:
             return None
         return self.compute_seconds + (self.transfer_seconds or 0.0)
@@ -107,10 +107,8 @@ def make_plan(
 ) -> Plan:
     """Plans the training or the generation of a model, from its config alone; nothing is built.
 
-    An encoder is planned as a masked language model that predicts 15 % of the tokens. The layout is
-    that of `kt.distribution`; the model axis is the shortest with which the memory suffices, since
-    the devices along it wait for each other in every layer. Activations are kept if that fits, else
-    rematerialized.
+    An encoder is planned as a masked language model that predicts 15 % of the tokens. The model
+    axis is the shortest that fits; activations that do not fit are rematerialized.
 
     Args:
         config: `TransformerConfig`.
@@ -118,8 +116,7 @@ def make_plan(
         length: int, tokens of a row; of the source for an encoder-decoder.
         target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
         devices: int.
-        dtype: Keras's dtype policy: `"float32"`, `"mixed_bfloat16"` (weights in float32),
-            `"mixed_float16"`, `"bfloat16"` (weights too) or `"float16"`.
+        dtype: `"float32"`, `"mixed_bfloat16"`, `"mixed_float16"`, `"bfloat16"` or `"float16"`.
         optimizer: `"adamw"`, `"adam"`, `"lion"`, `"rmsprop"` or `"sgd"`.
         generating: bool, plan the generation of rows of `length` tokens with a cache.
         model_parallel: int, the model axis, in place of the shortest.
@@ -127,12 +124,8 @@ def make_plan(
         flops: operations a second that a device reaches in products of matrices.
         bandwidth: bytes a second that a device sends to others.
 
-    Returns:
-        `Plan`.
-
     Raises:
-        ValueError: for unknown names, sizes below 1, a length beyond the learned positions, a
-            batch that the data axis does not divide, a model axis that does not divide the heads.
+        ValueError: for unknown names or sizes, and axes that do not divide the batch or the heads.
 
     Example:
     ```python
@@ -153,6 +146,16 @@ def make_plan(
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
     Clusters", sections 3 and 5.
     """
+    return _planned(
+        config, batch_size, length, target_length, devices, dtype, optimizer, generating,
+        model_parallel, device_memory, flops, bandwidth,
+    )  # fmt: skip
+
+
+def _planned(
+    config, batch_size, length, target_length, devices, dtype, optimizer, generating,
+    model_parallel, device_memory, flops, bandwidth,
+) -> Plan:  # fmt: skip
     batch_size = check_int("batch_size", batch_size, at_least=1, at_most=_MOST)
     devices = check_int("devices", devices, at_least=1, at_most=_MOST)
     model_parallel = check_int("model_parallel", model_parallel, 1, devices, none=True)

@@ -1,4 +1,4 @@
-"""Tasks: a backbone with a head and a processor, what a user loads, fits and asks."""
+"""Tasks: backbones with a head and a processor, which users load, fit and ask."""
 
 from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.masked_lm import MaskedLM

@@ -1,4 +1,4 @@
-"""What a task offers of training a part: see `training.lora`, whose functions these call."""
+"""Training of a part of a task's weights, by the functions of `training.lora`."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _INNER = "/lora_kernel_a"
 
 
 class Adaptable:
-    """What a task has to train a part of its weights: freezing, and low-rank adaptation (LoRA).
+    """Mixin of a task: freezing, and low-rank adaptation (LoRA).
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
     """
@@ -93,7 +93,7 @@ class Adaptable:
 
     @changes
     def merge_lora(self) -> None:
-        """Adds what was learned to the kernels: a model as any other, that can be saved so.
+        """Adds what was learned to the kernels, so that the model is one without adapters.
 
         What `enable_lora` froze is trained again afterwards.
 

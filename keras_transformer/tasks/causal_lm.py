@@ -26,7 +26,8 @@ class CausalLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
 
     Call arguments:

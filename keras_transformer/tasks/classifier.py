@@ -48,20 +48,24 @@ class Classifier(Task):
         dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
+        self._make_head()
+
+    def _make_head(self) -> None:
+        """Makes what a subclass adds with no further options, and compiles it."""
 
     def compile(self, *args, adversarial_norm: float | None = None, **kwargs):
         """As `keras.Model.compile`, and whether the training is adversarial.
 
         Args:
             *args: as of `keras.Model.compile`.
-            adversarial_norm: float, at first 0. Above 0, each step also learns from its texts with
+            adversarial_norm: float, 0 at first. Above 0, each step also learns from its texts with
                 the token embeddings moved to where the loss rises most, by this share of their
                 length. The loss is the mean of both. A step takes nearly three times as long, and
                 few labels go further.
             **kwargs: as of `keras.Model.compile`.
 
         Raises:
-            ValueError: for an `adversarial_norm` that is no number of at least 0.
+            ValueError: for an `adversarial_norm` that is not a number of at least 0.
 
         Source: Miyato et al. 2017, "Adversarial Training Methods for Semi-Supervised Text
         Classification", section 3.

@@ -91,7 +91,7 @@ def naming(argument: str) -> Iterator[None]:
 
 
 def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tuple:
-    """What is no text, and its weights, as Keras is to have them; `learns`: targets are needed."""
+    """Data other than texts, checked, as Keras takes it; `learns` says that targets are needed."""
     if not isinstance(x, Mapping):
         known = x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray))
         if known or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):

@@ -1,4 +1,4 @@
-"""Labels and weights as users give them, to what a loss takes: numbers or probabilities."""
+"""Labels and weights, from what users give to what a loss takes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -116,47 +116,47 @@ class LanguageModel(TokenPredictor):
 
         Args:
             prompts: a string, a list of strings, a list of ids, or a list of lists of ids.
-            max_new_tokens: int, a text ends after so many tokens at the latest.
+            max_new_tokens: int, the most tokens of a continuation.
             sampler: `"greedy"`, `"beam"`, `"random"`, `"top_k"`, `"top_p"`, `"contrastive"`,
                 `"speculative"`, or a sampler object. Defaults to that of `compile`.
             batch_size: int, prompts decoded together.
             return_prompt: bool, put the prompt before its continuation.
-            max_length: int, likewise the most tokens of a prompt and its continuation together;
-                of an encoder-decoder's output.
+            max_length: int, the most tokens of prompt and continuation, or of a translation.
             stop: strings and token ids that end a text, one or a list. They are not part of it.
             rules: `Rules`, what the text must or must not contain.
-            constraint: a JSON Schema, as a dict, against which the text validates; or what
-                `constraint` returns. The text is complete within its limit.
+            constraint: a JSON Schema as a dict, or what `constraint` returns. The text is valid.
             num_samples: int, texts for each prompt: the best of beam search, else drawn ones.
-            seed: int from 0 to 2**64 - 1, on which, and on a row's place among the prompts, what
-                samplers draw depends. Defaults to a number from `keras.random`.
-            stream: bool, return an iterator of pieces of text as they come; for a list of prompts
-                of pairs of the prompt's place and a piece.
+            seed: int from 0 to 2**64 - 1, for samplers that draw. Defaults to a drawn one.
+            stream: bool, return an iterator of pieces of text; for a list of `(place, piece)`.
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
-            cache_dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and
-                values are kept. Defaults to the model's compute dtype.
+            cache_dtype: the dtype of the cache, see `Cache.create`.
             verbose: bool, show a progress bar.
             **theirs: none. Options of KerasHub and Transformers are answered by our names.
 
         Returns:
-            A string for a string, a list of strings for a list; ids likewise. With `num_samples`
-            above 1 a list in the place of each.
+            A string for a string, ids for ids; with `num_samples` above 1 a list of them; for a
+            list a list of these.
 
         Raises:
-            ValueError: for empty or wrongly typed prompts, ids outside the vocabulary, a length
-                that the model does not have, unknown samplers, options that contradict each other.
+            ValueError: for prompts, ids, lengths or options that the model cannot take.
             FloatingPointError: if logits are not numbers.
         """
         refuse(f"{type(self).__name__}.generate", theirs)
+        options = {
+            "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
+            "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
+            "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
+            "verbose": verbose,
+        }  # fmt: skip
+        return self._generated(prompts, options, return_prompt, stream, return_details)
+
+    def _generated(self, prompts, options: dict, return_prompt, stream, return_details):
+        """What `generate` returns; `options` are those of a `GenerationCall`."""
         stream = check_flag("stream", stream)
         return_details = check_flag("return_details", return_details)
         return_prompt = check_flag("return_prompt", return_prompt)
         rows, as_text, single = self._prompt_ids(prompts)
-        call = GenerationCall(
-            self, rows, max_new_tokens=max_new_tokens, sampler=sampler, batch_size=batch_size,
-            max_length=max_length, stop=stop, rules=rules, constraint=constraint,
-            num_samples=num_samples, seed=seed, cache_dtype=cache_dtype, verbose=verbose,
-        )  # fmt: skip
+        call = GenerationCall(self, rows, **options)
         whole = call.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(

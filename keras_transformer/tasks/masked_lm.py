@@ -58,12 +58,13 @@ class MaskedLM(TokenPredictor):
     projection, and a bias for each token.
 
     `fit` hides tokens of each text, see `training.MaskedTokens`; which ones is drawn anew in every
-    epoch, but for `shuffle=False`. The loss is that of the hidden tokens alone, and logits are
+    epoch, except for `shuffle=False`. The loss is that of the hidden tokens alone, and logits are
     computed for them alone.
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
-    Args beside those of `Task`, whose tokenizer must have a mask token:
+    Args:
+        backbone, tokenizer, name: as for `Task`. The tokenizer must have a mask token.
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.
@@ -77,7 +78,7 @@ class MaskedLM(TokenPredictor):
         `(batch, count, vocabulary_size)`.
 
     Raises:
-        ValueError: for an unknown activation, a rate out of range, a backbone that is no encoder.
+        ValueError: for an unknown activation, a rate out of range, or another kind of backbone.
 
     Example:
     ```python
@@ -149,12 +150,18 @@ class MaskedLM(TokenPredictor):
     def make_dataset(
         self, x, y=None, sample_weight=None, *, masked: bool = True, objective=None, **options
     ) -> BucketedDataset:
-        """Texts with tokens hidden, and what was hidden as targets. See `Task.make_dataset`.
+        """Texts with tokens hidden, and these as targets. See `Task.make_dataset`.
 
-        Args: as of `Task.make_dataset`, but no `y`; `masked=False` for the texts as they are, and
-            `objective` for other than `MaskedTokens(mask_rate)`. What is hidden depends on `seed`,
-            the batch and, with `shuffle`, the epoch: each epoch of `fit` learns other tokens, and
-            `evaluate` always asks for the same.
+        What is hidden depends on `seed`, the batch and, with `shuffle`, the epoch: each epoch of
+        `fit` learns other tokens, and `evaluate` always asks for the same.
+
+        Args:
+            x: texts.
+            y: None, since the targets are made of the texts.
+            sample_weight: None likewise.
+            masked: bool, False for the texts as they are.
+            objective: `training.MaskedTokens`. Defaults to that of `mask_rate`.
+            **options: as for `Task.make_dataset`.
         """
         self._refuse_targets(y, sample_weight)
         objective = MaskedTokens(self.mask_rate) if objective is None else objective

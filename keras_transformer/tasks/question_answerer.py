@@ -92,7 +92,8 @@ class QuestionAnswerer(Task):
     Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
     share of exact matches; `compile` changes that.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         dropout: float, rate on the states.
 
     Call arguments:
@@ -103,7 +104,7 @@ class QuestionAnswerer(Task):
         padding, which so has no probability.
 
     Raises:
-        ValueError: for a backbone that is no encoder.
+        ValueError: for a backbone that is not an encoder.
 
     Example:
     ```python
@@ -197,7 +198,8 @@ class QuestionAnswerer(Task):
 
         Args:
             questions: a string, or a list of strings.
-            contexts: likewise. One context serves a list of questions, and the other way round.
+            contexts: likewise. One context serves a list of questions, and one question a list of
+                contexts.
             top_k: int, number of answers to a question.
             max_answer_tokens: int, the longest answer.
             allow_no_answer: bool, whether no answer, an `Answer` without text, is one of them.
@@ -234,14 +236,8 @@ class QuestionAnswerer(Task):
                 found[i][stretch] = max(score, found[i].get(stretch, 0.0))
         results = []
         for context, stretches, no_score in zip(contexts, found, no_answer, strict=True):
-            answers = [
-                Answer(context[start:end], score, start, end)
-                for (start, end), score in stretches.items()
-            ]
-            if allow_no_answer:
-                answers.append(Answer("", float(no_score), 0, 0))
-            answers = sorted(answers, key=lambda answer: -answer.score)[:top_k]
-            results.append(answers if top_k > 1 else answers[0])
+            answers = _answers(context, stretches, float(no_score) if allow_no_answer else None)
+            results.append(answers[:top_k] if top_k > 1 else answers[0])
         return results[0] if alone else results
 
     @classmethod
@@ -348,3 +344,11 @@ def _best_stretches(
             start += len(text) - len(text.lstrip())
             best.setdefault((start, start + len(text.strip())), score)
     return best
+
+
+def _answers(context: str, stretches: dict, no_score: float | None) -> list[Answer]:
+    """The stretches of a context as answers, and with `no_score` that there is none, best first."""
+    answers = [Answer(context[a:b], score, a, b) for (a, b), score in stretches.items()]
+    if no_score is not None:
+        answers.append(Answer("", no_score, 0, 0))
+    return sorted(answers, key=lambda answer: -answer.score)

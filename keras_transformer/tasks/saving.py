@@ -18,7 +18,7 @@ _SAMPLER = "sampler.json"
 
 
 class Serializable:
-    """What of a task goes through Keras's serialization: all but what `task_values` says.
+    """Mixin of a task: Keras's serialization, of all that `task_values` does not say.
 
     So `save("m.keras")`, `keras.models.load_model`, `ModelCheckpoint`, `clone_model`, deep copies
     and pickle work. A processor goes along as its files. With adapters the files have the weights

@@ -33,7 +33,8 @@ class Seq2SeqLM(LanguageModel):
     Compiled with Adam (1e-4), token cross-entropy, perplexity and accuracy; `compile` changes
     that, and takes the default `sampler`.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
             without one its padding.
         end_ids: list of int, any of which ends a target. Defaults to the tokenizer's end.
@@ -83,9 +84,13 @@ class Seq2SeqLM(LanguageModel):
     ) -> BucketedDataset:
         """Sources and targets as batches, the decoder's input shifted by one.
 
-        Args: as of `Task.make_dataset`; without `y`, `x` is a tuple of sources and targets. With an
-            `objective`, `x` is texts, of which it makes both; other ones in each epoch, but for
-            `shuffle=False`.
+        Args:
+            x: sources; without `y` a tuple of sources and targets, with an `objective` texts.
+            y: targets.
+            sample_weight: None, since every target token counts alike.
+            objective: `training.SpanCorruption` or `training.Denoising`, which makes sources and
+                targets of texts, other ones in each epoch, except for `shuffle=False`.
+            **options: as for `Task.make_dataset`.
         """
         tokenizer = tokenizer_of(self)
         if sample_weight is not None:

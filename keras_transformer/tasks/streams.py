@@ -1,4 +1,4 @@
-"""What users hold that is no list of strings: data frames, and data sets that give strings."""
+"""Texts that are not lists of strings: data frames, and data sets that give strings."""
 
 import contextlib
 import itertools

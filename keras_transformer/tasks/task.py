@@ -13,13 +13,13 @@ from keras_transformer.checkpoints import load_task, save_preset
 from keras_transformer.checkpoints.heads import Conversion
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
-from keras_transformer.kerashub_names import ToldOurNames, check_options
+from keras_transformer.kerashub_names import ForeignNames, check_options
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.inputs import check_positions
-from keras_transformer.models.turns import TakesTurns, Turns, reads
+from keras_transformer.models.turns import ThreadSafe, Turns, reads
 from keras_transformer.notebook import model_table
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.sizes import Sizes
@@ -29,8 +29,7 @@ from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training.compile_ahead import CompilesAhead
-from keras_transformer.training.steps import OwnLoss
+from keras_transformer.training.compile_ahead import CompiledSteps
 
 # Of MiniLM a shape takes 2.4 s to compile, in which it trains on 5,800 positions: 2,000 in each of
 # three epochs. Smaller models take less for a position, and hardly less for a shape.
@@ -45,9 +44,7 @@ warnings.filterwarnings(
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
-class Task(
-    ToldOurNames, Serializable, Verbs, Adaptable, TakesTurns, OwnLoss, CompilesAhead, keras.Model
-):
+class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSteps, keras.Model):
     """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
@@ -88,6 +85,7 @@ class Task(
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
     first_only = False  # Whether the head reads the state of the first token alone.
+    reads_padding: ClassVar[bool] = True  # Whether outputs are made of states of padding too.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
@@ -181,6 +179,8 @@ class Task(
         inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
         options = {"first_only": True} if self.first_only else {}
         if not collect:
+            if training and not self.reads_padding:
+                inputs = self.backbone.without_unseen_padding(inputs)
             return self.backbone(inputs, training=training, **options), {}
         return self.backbone(inputs, collect=tuple(collect), training=training)
 

@@ -56,14 +56,15 @@ class TextClassifier(Classifier):
     Compiled with AdamW (5e-5), cross-entropy (with `multi_label` the binary one of each class) and
     accuracy, as a regression with the mean squared error; `compile` changes that.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         num_classes: int, 1 for a regression. Defaults to the number of `labels`.
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         hidden_activation: str, the activation of a hidden layer of the state's width, see
-            `layers.FeedForward`. None for no such layer.
-        pooling: str, the state of a text by those of its tokens, see `TextEmbedder`. Defaults to
-            `"first"` for an encoder and `"last"` for a decoder.
+            `layers.FeedForward`. Defaults to no such layer.
+        pooling: str, how the states of tokens become that of a text, see `TextEmbedder`. Defaults
+            to `"first"` for an encoder and `"last"` for a decoder.
         multi_label: bool, whether several classes of a text may be right.
 
     Call arguments:
@@ -96,6 +97,7 @@ class TextClassifier(Classifier):
     """
 
     backbone_kinds = ("encoder", "decoder")
+    reads_padding = False
     alias = "text_classification"
     published_as = ("ForSequenceClassification",)
     reads_pooler = True

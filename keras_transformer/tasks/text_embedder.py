@@ -19,7 +19,8 @@ from keras_transformer.tokenizers import Tokenizer
 class TextEmbedder(Task):
     """An encoder or a decoder whose states are pooled to one vector a text.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         pooling: over the real tokens `"mean"`, `"max"` (of each feature) or `"mean_sqrt_len"`
             (their sum, divided by the square root of their number); or the state of the
             `"first"` or the `"last"` of them.

@@ -10,7 +10,6 @@ from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
-from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import listed
@@ -28,7 +27,6 @@ from keras_transformer.tasks.text import (
     windows,
     words_of,
 )
-from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 
 OUTSIDE = "O"
@@ -59,7 +57,8 @@ class TokenClassifier(Classifier):
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
-    Args beside those of `Task`:
+    Args:
+        backbone, tokenizer, name: as for `Task`.
         num_classes: int. Defaults to the number of `labels`, which may be assigned later too.
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
@@ -72,7 +71,7 @@ class TokenClassifier(Classifier):
 
     Raises:
         ValueError: for fewer than two classes, labels that disagree with `num_classes`, a
-            backbone that is no encoder.
+            backbone that is not an encoder.
 
     Example:
     ```python
@@ -97,16 +96,7 @@ class TokenClassifier(Classifier):
     takes_records = False
     predict_options: ClassVar = PER_TOKEN
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        tokenizer: Tokenizer | None = None,
-        num_classes: int | None = None,
-        labels: list[str] | None = None,
-        dropout: float | None = None,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+    def _make_head(self) -> None:
         self.output_dense = self._dense(self.num_classes, "output")
         self.built = True
         self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
@@ -196,8 +186,8 @@ class TokenClassifier(Classifier):
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
 
-        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` goes on
-        with one of the same label; labels without a prefix go on too. Texts longer than the model
+        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` continues
+        one of the same label, as do labels without a prefix. Texts longer than the model
         takes are read in overlapping windows.
 
         Args:

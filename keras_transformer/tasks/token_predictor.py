@@ -22,9 +22,11 @@ class TokenLoss(TrainingLoss):
         super().__init__(model)
         self.metrics = metrics
 
-    def states(self, x, training):
-        inputs = self.model._named(x)
-        states, _ = self.model.backbone_states(inputs, training=training)
+    def states(self, x, sample_weight, training):
+        inputs = given = self.model._named(x)
+        if training and sample_weight is not None:
+            given = self.model.backbone.without_unseen_padding(inputs, sample_weight)
+        states, _ = self.model.backbone_states(given, training=training)
         return self.model.projected_states(states, inputs)
 
     def loss(self, states, x, y, sample_weight, training):

@@ -1,4 +1,4 @@
-"""Keras's verbs, of what users have too: fit, evaluate, predict, and their steps on one batch."""
+"""Keras's verbs, on strings too: fit, evaluate, predict, and their steps on one batch."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _WHOLE = {"batch_size": 2**31 - 1, "max_buckets": 1}  # all rows in one batch
 
 
 class Verbs:
-    """The verbs of a task, which makes data sets of strings, and hands on what Keras takes."""
+    """Mixin of a task: Keras's verbs, which make data sets of strings."""
 
     @changes
     def fit(
@@ -50,7 +50,7 @@ class Verbs:
         seed: int | None = None,
         **processing,
     ) -> keras.callbacks.History:
-        """Trains, as `keras.Model.fit`, whose arguments these are; more are behind them.
+        """Trains, as `keras.Model.fit`, with its arguments and more.
 
         `x` may be strings, and `y` their labels or target strings; or `x` is what `data.read`
         makes, with both in it. `validation_data` likewise, as `x` or `(x, y)`. `sample_weight` is
@@ -83,19 +83,20 @@ class Verbs:
         elif batch_tokens is not None:
             raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
-        self._check_precision()
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size, processing)
+        options |= {"validation_data": validation_data, "sample_weight": sample_weight}
+        return self._fit_batches(x, y, sizes["batch_size"], shuffle, **options)
+
+    def _fit_batches(self, x, y, batch_size: int | None, shuffle: bool, **options):
+        self._check_precision()
         if isinstance(x, BucketedDataset):
             self._check_training_set(x)
-            sizes["batch_size"] = None
+            batch_size = None
         if isinstance(x, (BucketedDataset, DatasetShard, TextBatches)):
             shuffle = False  # It shuffles by itself.
         self._expect("train", x)
-        return super().fit(
-            x, y, batch_size=sizes["batch_size"], validation_data=validation_data,
-            sample_weight=sample_weight, shuffle=shuffle, **options,
-        )  # fmt: skip
+        return super().fit(x, y, batch_size=batch_size, shuffle=shuffle, **options)
 
     @reads
     def evaluate(
@@ -132,7 +133,7 @@ class Verbs:
     ) -> np.ndarray:
         """Outputs in the order of the input, as `keras.Model.predict`, on strings too.
 
-        Those for the batches of `make_dataset` are in the order of its texts, but for `steps`,
+        Those for the batches of `make_dataset` are in the order of its texts, except for `steps`,
         which ends before the last, and for packed texts.
         """
         options = checked_options({"verbose": verbose, "steps": steps, "callbacks": callbacks})

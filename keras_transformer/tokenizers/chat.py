@@ -1,4 +1,4 @@
-"""Chats as the text that a model was trained on, by the template of its tokenizer.
+"""Chats as text, by the chat template of a tokenizer.
 
 Templates are rendered in another process, which is started once, kept, and replaced.
 """

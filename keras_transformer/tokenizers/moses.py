@@ -1,4 +1,4 @@
-"""Ordinary text to words apart from their punctuation, and back, as Moses does it.
+"""Moses's tokenization: words apart from their punctuation, and back.
 
 Corpora of machine translation, such as Multi30k, are distributed in this form. A model that was
 trained on it wants its input so, whatever its own tokenizer does afterwards.

@@ -1,6 +1,6 @@
 """What each token adds to a text, in bytes, as the decoder of a tokenizer has it.
 
-The bytes of a text's tokens together are the UTF-8 of the decoded text, but for a space at its
+The bytes of a text's tokens together are the UTF-8 of the decoded text, except for a space at its
 start. (And for those before punctuation, where `clean_up_tokenization_spaces` takes them away.)
 """
 
@@ -12,7 +12,7 @@ from keras_transformer.tokenizers.bounds import steps_of
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-# Decoders that go token by token, but for bytes and for what is at the ends of a text.
+# Decoders that go token by token, except for bytes and for what is at the ends of a text.
 _KNOWN = {"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 # A token that every decoder leaves as it is, put around the token in question.
 _AROUND = "a"

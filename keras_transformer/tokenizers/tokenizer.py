@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_bool, check_path, is_int, shorten
-from keras_transformer.kerashub_names import ToldOurNames
+from keras_transformer.kerashub_names import ForeignNames
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
@@ -17,7 +17,7 @@ from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
-class Tokenizer(ToldOurNames, Vocabulary):
+class Tokenizer(ForeignNames, Vocabulary):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
@@ -239,9 +239,7 @@ class Tokenizer(ToldOurNames, Vocabulary):
         special_tokens: bool = True,
         max_length: int | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """`encode_batch`, and the segment of every id: with BERT's template 0 or 1.
-
-        Args: as of `encode_batch`.
+        """`encode_batch`, with its arguments, and the segment of every id: 0 or 1 for BERT's.
 
         Returns:
             The ids and the segment ids, two lists of lists of the same lengths.
@@ -254,9 +252,9 @@ class Tokenizer(ToldOurNames, Vocabulary):
         texts: Sequence[str] | np.ndarray,
         pairs: Sequence[str] | np.ndarray | None = None,
     ) -> list[tokenizers.Encoding]:
-        """`encode_batch`, and where in the text each token stands.
+        """`encode_batch`, with its arguments, and where in the text each token stands.
 
-        Args: as of `encode_batch`. The special tokens of the template are added, nothing is cut.
+        The special tokens of the template are added, nothing is truncated.
 
         Returns:
             What the library gives: beside `ids` and `type_ids`, for each token the characters
@@ -308,9 +306,7 @@ class Tokenizer(ToldOurNames, Vocabulary):
             )
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
-        """The ids of texts that a sequence-to-sequence model is to write, without special tokens.
-
-        Args: as of `encode_batch`.
+        """The ids of the targets of a sequence-to-sequence model, without special tokens.
 
         Returns:
             One list of ints for each text: those of `encode_batch`, except in a tokenizer that

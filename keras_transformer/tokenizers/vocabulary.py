@@ -20,7 +20,7 @@ def _role(role: str, what: str) -> Any:
 
 
 class Vocabulary:
-    """The part of a `Tokenizer` that knows tokens and ids, which see for the arguments."""
+    """The part of a `Tokenizer` that knows tokens and ids; for the arguments see there."""
 
     # What errors call it.
     _name = "The tokenizer"

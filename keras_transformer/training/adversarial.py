@@ -1,4 +1,4 @@
-"""The loss where it is worst near the embeddings of a batch."""
+"""Adversarial training: the loss where it is largest near the embeddings of a batch."""
 
 from collections.abc import Callable
 

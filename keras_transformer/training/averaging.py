@@ -28,9 +28,9 @@ def average_checkpoints(
         dict of tensor name to array, with the files' dtypes.
 
     Raises:
-        ValueError: no files, or files whose tensors differ in name or shape.
-        FileNotFoundError: a file does not exist.
-        OSError: the output cannot be written. What was there is unchanged.
+        ValueError: for no files, or files whose tensors differ in name or shape.
+        FileNotFoundError: if a file does not exist.
+        OSError: if the output cannot be written. What was there is unchanged.
 
     Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
 
@@ -53,42 +53,46 @@ def average_checkpoints(
         raise ValueError("`paths` is empty: average_checkpoints needs at least one file.")
     if output_path is not None:
         check_path("output_path", output_path)
-    files = [SafetensorsFile(path) for path in paths]
-    names = set(files[-1])
-    for path, file in zip(paths, files, strict=True):
+    files = {path: SafetensorsFile(path) for path in paths}
+    names = set(files[paths[-1]])
+    for path, file in files.items():
         differ = sorted(names ^ set(file))
         if differ:
             raise ValueError(
                 f"{path} and {paths[-1]} do not hold the same tensors; "
                 f"{len(differ)} are in one only, such as {differ[0]!r}."
             )
-    average = {}
-    for name in sorted(names):
-        last = files[-1][name]
-        if last.dtype.kind in "iub":
-            average[name] = last
-            continue
-        total = np.zeros(last.shape, "float64")
-        for path, file in zip(paths, files, strict=True):
-            tensor = file[name]
-            if tensor.shape != last.shape:
-                raise ValueError(
-                    f"Tensor {name!r} has shape {tensor.shape} in {path} but {last.shape} in "
-                    f"{paths[-1]}."
-                )
-            total += tensor
-        total /= len(files)
-        average[name] = total.astype(last.dtype)
+    average = {
+        name: _average(name, [(path, files[path]) for path in paths]) for name in sorted(names)
+    }
     if output_path is not None:
         write_safetensors(output_path, average)
     return average
+
+
+def _average(name: str, files: list[tuple[Path, SafetensorsFile]]) -> np.ndarray:
+    """That of one tensor; of integers the last."""
+    last_path, last = files[-1][0], files[-1][1][name]
+    if last.dtype.kind in "iub":
+        return last
+    total = np.zeros(last.shape, "float64")
+    for path, file in files:
+        tensor = file[name]
+        if tensor.shape != last.shape:
+            raise ValueError(
+                f"Tensor {name!r} has shape {tensor.shape} in {path} but {last.shape} in "
+                f"{last_path}."
+            )
+        total += tensor
+    total /= len(files)
+    return total.astype(last.dtype)
 
 
 class LastCheckpoints(keras.callbacks.Callback):
     """Saves the model's weights as training goes on and keeps the last few, for averaging.
 
     Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or not at
-    all. A run that was resumed goes on with the files it had; those of earlier runs are left alone.
+    all. A resumed run continues with its own files; those of earlier runs are left alone.
 
     Args:
         directory: where the files go; made if it does not exist.
@@ -96,7 +100,7 @@ class LastCheckpoints(keras.callbacks.Callback):
         every: "epoch", or int: steps between two files.
 
     Raises:
-        ValueError: `keep` or `every` out of range.
+        ValueError: for `keep` or `every` out of range.
 
     Example:
     ```python
@@ -143,7 +147,7 @@ class LastCheckpoints(keras.callbacks.Callback):
         """Sets the model's weights to the average of the checkpoints kept.
 
         Raises:
-            ValueError: nothing was saved yet, or the model's weights are not those saved.
+            ValueError: if nothing was saved yet, or the model's weights are not those saved.
         """
         if not self.paths:
             raise ValueError(f"No checkpoint was saved to {self.directory} yet; call fit first.")

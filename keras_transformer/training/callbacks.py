@@ -11,7 +11,7 @@ from keras_transformer.training.metrics import BLEU, check_translations
 
 
 class StopAtNaN(keras.callbacks.Callback):
-    """Ends a run whose loss is no number any more, and says where and what is left of it.
+    """Ends a run whose loss is NaN or infinite, and says where, and what is left of it.
 
     The loss in the logs is a mean over the epoch so far: once one is NaN or infinite, all after it
     are. So it is looked at every few steps only, since looking at it waits for the step.
@@ -83,9 +83,9 @@ class BLEUCallback(keras.callbacks.Callback):
         every: int, epochs from one measurement to the next; the others log the last value.
 
     Raises:
-        ValueError: not one reference for each source, `every` below 1, or a model without
-            `generate`.
-        ImportError: sacrebleu is not installed.
+        ValueError: for references and sources of different numbers, `every` below 1, or a model
+            without `generate`.
+        ImportError: if sacrebleu is not installed.
 
     Example:
     ```python

@@ -17,6 +17,7 @@ import keras
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.state import KeepsState, StepPrograms, signature_of
 from keras_transformer.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.training.steps import TrainingLoss, compute_step
 
 # A compilation keeps one core busy, and needs some hundred megabytes.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -24,11 +25,27 @@ _THREADS = min(4, os.cpu_count() or 1)
 _UNKNOWN_SHAPES = 2
 
 
-class CompilesAhead(KeepsState):
-    """A `keras.Model` that compiles its steps on a `BucketedDataset` ahead, and keeps a few."""
+class CompiledSteps(KeepsState):
+    """A `keras.Model` whose steps compute its `TrainingLoss`, if any, and are compiled ahead."""
 
     _shapes_of_xla: frozenset = frozenset()
     _as_graph: frozenset = frozenset()  # the functions that run without XLA
+
+    def training_loss(self) -> TrainingLoss | None:
+        """What `fit` and `evaluate` compute in a step. None for Keras's loss of the outputs."""
+        return None
+
+    def train_step(self, *args):
+        loss = self.training_loss()
+        if loss is None or not self.trainable_weights:  # of which Keras warns
+            return super().train_step(*args)
+        return compute_step(loss, *args, training=True)
+
+    def test_step(self, *args):
+        loss = self.training_loss()
+        if loss is None:
+            return super().test_step(*args)
+        return compute_step(loss, *args, training=False)
 
     def _expect(self, step: str, data, is_batch: bool = False) -> None:
         """Tells the programs of a step, such as `"train"`, what a verb now goes through."""

@@ -1,4 +1,4 @@
-"""A smaller model that learns what a larger one says."""
+"""Distillation: a smaller model learns the outputs of a larger one."""
 
 import contextlib
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
-from keras_transformer.models.state import KeepsState
-from keras_transformer.models.turns import TakesTurns, Turns
+from keras_transformer.models.turns import ThreadSafe, Turns
+from keras_transformer.training.compile_ahead import CompiledSteps
 from keras_transformer.training.optimizers import FineTuningAdamW
-from keras_transformer.training.steps import OwnLoss, TrainingLoss
+from keras_transformer.training.steps import TrainingLoss
 
 
 def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
@@ -82,8 +82,8 @@ def _outside_blocks(task) -> list[keras.Variable]:
     return [variable for variable in task.weights if id(variable) not in inside]
 
 
-class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
-    """Trains a task to say what a larger one says, beside what is right.
+class Distiller(ThreadSafe, CompiledSteps, keras.Model):
+    """Trains a task on the outputs of a larger one, beside its own targets.
 
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
     temperature, `hard_weight` times the student's own loss, and `cosine_weight` times `1 - cosine`
@@ -164,7 +164,7 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
         self.compile(FineTuningAdamW())
 
     def compile(self, optimizer="rmsprop", loss=None, **kwargs):
-        """As `keras.Model.compile`; without a `loss` the student's is the hard one."""
+        """As `keras.Model.compile`; `loss`, the hard one, defaults to the student's."""
         super().compile(optimizer, self.student.loss if loss is None else loss, **kwargs)
 
     def fit(self, x=None, y=None, **kwargs):
@@ -207,7 +207,7 @@ class Distiller(TakesTurns, OwnLoss, KeepsState, keras.Model):
 class _DistillationLoss(TrainingLoss):
     """What a `Distiller` trains its student by."""
 
-    def states(self, x, training):
+    def states(self, x, sample_weight, training):
         student, teacher = self.model.student, self.model.teacher
         logits, found = student(x, collect=("states",), training=training)
         with _no_gradient():

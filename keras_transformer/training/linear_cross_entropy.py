@@ -46,7 +46,7 @@ def linear_cross_entropy(
     Returns:
         `TokenSums`.
 
-    Source: the gradient in the pass forward is that of Hsu et al. 2024, "Liger Kernel",
+    Source: the gradient in the forward pass is that of Hsu et al. 2024, "Liger Kernel",
     section 3.2.
 
     Example:
@@ -64,21 +64,24 @@ def linear_cross_entropy(
     if weights is None:
         weights = ops.ones(ops.shape(targets), "float32")
     weights = ops.cast(weights, "float32")
-    has_bias = bias is not None
-    arguments = (states, kernel, *((ops.convert_to_tensor(bias),) if has_bias else ()))
+    arguments = (states, kernel, *([] if bias is None else [ops.convert_to_tensor(bias)]))
     # The gradient of the kernel is summed over the devices in each chunk: as few as there can be.
     chunk_bytes *= devices_of_model()
     width = positions_at_a_time(ops.shape(states), kernel.shape[0], chunk_bytes)
 
-    def forward(*arguments):
-        states, kernel = arguments[:2]
-        bias = arguments[2] if has_bias else None
+    def forward(states, kernel, bias=None):
         # Nothing of it is kept for a second pass: there is none.
         with one_piece(), quick_products(states):
             return _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient)
 
     if not gradient:
         return TokenSums(*forward(*arguments)[0])
+    stacked = _with_gradients(forward, arguments)
+    return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
+
+
+def _with_gradients(forward, arguments):
+    """The sums that `forward` gives, with the gradients of the first that it gives too."""
 
     @ops.custom_gradient
     def differentiated(*arguments):
@@ -95,8 +98,7 @@ def linear_cross_entropy(
 
         return ops.stack(sums), backward  # one tensor: on PyTorch there can be no more
 
-    stacked = differentiated(*arguments)
-    return TokenSums(stacked[0], *(ops.stop_gradient(stacked[i]) for i in range(1, 4)))
+    return differentiated(*arguments)
 
 
 def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):
@@ -138,12 +140,7 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         by_logits = ops.cast(by_logits, states.dtype)
         new = ops.reshape(ops.matmul(by_logits, kernel), (1, batch, width, dim))
         by_states = put(by_states, new, i, axis=0)
-        if keras.backend.standardize_dtype(states.dtype) == "float16":
-            # A sum over tokens overflows there, however small the scale of the loss becomes.
-            by_logits, states = ops.cast(by_logits, "float32"), ops.cast(states, "float32")
-        weighted = ops.cast(weights, states.dtype) * states
-        new = ops.matmul(ops.transpose(by_logits), weighted)
-        return sums, by_states, by_kernel + ops.cast(new, "float32"), by_bias
+        return sums, by_states, by_kernel + _by_kernel(by_logits, states, weights), by_bias
 
     chunks = tuple(map(in_chunks, (states, targets, weights)))
     zero, nothing = ops.zeros((), "float32"), ops.zeros((0,), "float32")
@@ -164,6 +161,14 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
     by_bias = [] if bias is None else [by_bias - each * total]
     return sums, [weights * by_states, by_kernel, *by_bias]
+
+
+def _by_kernel(by_logits, states, weights):
+    if keras.backend.standardize_dtype(states.dtype) == "float16":
+        # A sum over tokens overflows there, however small the scale of the loss becomes.
+        by_logits, states = ops.cast(by_logits, "float32"), ops.cast(states, "float32")
+    weighted = ops.cast(weights, states.dtype) * states
+    return ops.cast(ops.matmul(ops.transpose(by_logits), weighted), "float32")
 
 
 def _of_tokens(states, kernel, bias, targets, label_smoothing, means):

@@ -10,7 +10,7 @@ _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", 
 
 
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
-    """Of each token, float32, in nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`."""
+    """Loss per token, in float32 nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`."""
     logits = ops.cast(logits, "float32")
     targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
     if keras.backend.backend() == "tensorflow":
@@ -42,7 +42,7 @@ class TokenCrossEntropy(keras.losses.Loss):
         reduction, name: as in `keras.losses.Loss`.
 
     Raises:
-        ValueError: `label_smoothing` out of its range.
+        ValueError: for a `label_smoothing` out of range.
 
     Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7; used by
     Vaswani et al. 2017, section 5.4, with 0.1.

@@ -129,7 +129,7 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
     """The share of rows whose likeliest class is right, from logits `(batch, classes)`.
 
     Takes numbers of classes `(batch,)` or probabilities `(batch, classes)`, the largest of which is
-    right. With `multi_label` the share of classes of which it is right that they are there, or not.
+    right. With `multi_label` the share of classes that are rightly given, or rightly not.
 
     Args:
         multi_label: bool, see above.
@@ -186,7 +186,7 @@ class BLEU:
         lowercase: bool, whether case is ignored.
 
     Raises:
-        ImportError: sacrebleu is not installed.
+        ImportError: if sacrebleu is not installed.
 
     Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
 
@@ -228,7 +228,7 @@ class BLEU:
             y_pred: hypotheses, list of str.
 
         Raises:
-            ValueError: not one reference, or list of them, for each hypothesis.
+            ValueError: if there is not one reference, or list of them, for each hypothesis.
         """
         for name, texts in (("y_true", y_true), ("y_pred", y_pred)):
             if isinstance(texts, str):

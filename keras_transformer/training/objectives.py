@@ -1,4 +1,4 @@
-"""What a model learns from text alone: NumPy functions that make batches of padded rows of ids."""
+"""Pretraining objectives: NumPy functions that make batches of padded rows of ids."""
 
 import dataclasses
 from collections.abc import Callable
@@ -111,7 +111,7 @@ class MaskedTokens:
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption:
-    """Spans of a text are cut out, and written down one after the other.
+    """The model writes the spans that are cut out of a text, one after the other.
 
     In the source a sentinel token stands for each span. The target is each sentinel with what it
     stands for. Sentinels are T5's, `<extra_id_0>`, `<extra_id_1>` and so on.
@@ -196,7 +196,7 @@ class SpanCorruption:
 
 @dataclasses.dataclass(frozen=True)
 class Denoising:
-    """A text is written down as it was, from one that was spoiled.
+    """The model restores a text from a corrupted one.
 
     Its sentences come in another order, and spans of it are each replaced by one mask token. The
     lengths of spans are drawn from a Poisson distribution; one of length 0 puts in a mask.

@@ -1,4 +1,4 @@
-"""A run that can be killed at any moment, and goes on as if it had not been."""
+"""Runs that can be killed at any moment, and resumed as if they had not been."""
 
 import json
 import os
@@ -20,11 +20,11 @@ _FILE = "state.safetensors"
 
 
 class ResumableRun(keras.callbacks.Callback):
-    """Keeps all that a run needs to go on, and goes on with it when the program starts again.
+    """Saves all that a run needs, and resumes the run when the program starts again.
 
     One file holds the weights, the optimizer, the states of all random numbers, the metrics of the
     running epoch and the place in the data. It is renamed when whole: a run that is killed, while
-    saving too, goes on from a whole file. Started again with the same program, `fit` then has the
+    saving too, resumes from a whole file. Started again with the same program, `fit` then has the
     losses of an unbroken run, as exact as the backend repeats itself.
 
     Call `keras.utils.set_random_seed` before the model is made, and put this last among the
@@ -34,12 +34,13 @@ class ResumableRun(keras.callbacks.Callback):
         directory: where the file goes; made if it does not exist.
         dataset: the `BucketedDataset` that is trained on. None for other data, which must then
             come in the same order whenever the program starts.
-        every: steps from one saving to the next, beside that after each epoch. None for no other.
+        every: int, steps from one save to the next, beside the one after each epoch. Defaults to
+            none.
 
     Raises:
-        ValueError: `every` out of range or without a `dataset`; from `fit` for a state of another
-            run, with what differs: other sizes, another optimizer, other data, and within an epoch
-            other metrics.
+        ValueError: for `every` out of range or without a `dataset`; from `fit` for a state of
+            another run, with what differs: other sizes, another optimizer, other data, and within
+            an epoch other metrics.
         OSError: from `fit` when the state cannot be written, as on a full disk, and the last one is
             still there; when another process has a run in this directory; when another run of
             this process has begun there since.

@@ -20,7 +20,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int, steps until the peak.
 
     Raises:
-        ValueError: an argument that is not positive.
+        ValueError: for an argument that is not positive.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 5.3, equation 3.
 
@@ -65,7 +65,7 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int, the step at which it reaches `peak`.
 
     Raises:
-        ValueError: `peak` not positive, or not `0 <= warmup_steps < total_steps`.
+        ValueError: for a `peak` that is not positive, or unless `0 <= warmup_steps < total_steps`.
 
     Source: Devlin et al. 2019, "BERT", appendix A.2; steps are counted from 0 as in its code.
 

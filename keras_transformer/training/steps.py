@@ -11,7 +11,7 @@ class TrainingLoss:
     def __init__(self, model: keras.Model):
         self.model = model
 
-    def states(self, x, training: bool):
+    def states(self, x, sample_weight, training: bool):
         """The forward pass: what loss and metrics are computed from."""
         raise NotImplementedError
 
@@ -24,27 +24,8 @@ class TrainingLoss:
         return self.model.get_metrics_result()
 
 
-class OwnLoss:
-    """Mixin of a `keras.Model` whose steps compute a `TrainingLoss` if it has one."""
-
-    def training_loss(self) -> TrainingLoss | None:
-        """What `fit` and `evaluate` compute in a step. None for Keras's loss of the outputs."""
-        return None
-
-    def train_step(self, *args):
-        loss = self.training_loss()
-        if loss is None or not self.trainable_weights:  # of which Keras warns
-            return super().train_step(*args)
-        return _step(loss, *args, training=True)
-
-    def test_step(self, *args):
-        loss = self.training_loss()
-        if loss is None:
-            return super().test_step(*args)
-        return _step(loss, *args, training=False)
-
-
-def _step(loss: TrainingLoss, *args, training: bool):
+def compute_step(loss: TrainingLoss, *args, training: bool):
+    """A step of training or evaluation; arguments and results are those of Keras's."""
     step = _step_of_jax if keras.backend.backend() == "jax" else _step_of_variables
     return step(loss, *args, training=training)
 
@@ -78,7 +59,7 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
 
     def forward(trainable):
         with scope_of(trainable, others, metrics) as scope:
-            states = loss.states(x, training)
+            states = loss.states(x, weights, training)
             value = loss.loss(states, x, y, weights, training)
             scaled = model.optimizer.scale_loss(value) if training else value
         new = [[scope.get_current_value(v) for v in group] for group in groups]
@@ -111,7 +92,7 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
 
         tape = tf.GradientTape()
     with tape:
-        states = loss.states(x, training)
+        states = loss.states(x, weights, training)
         value = loss.loss(states, x, y, weights, training)
         scaled = model.optimizer.scale_loss(value) if training else value
     trained = model.trainable_weights[:]

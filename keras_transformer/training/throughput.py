@@ -1,4 +1,4 @@
-"""How fast a run is, and how much of what the device can do that is."""
+"""How fast a run is, absolutely and as a share of what the device can do."""
 
 import time
 

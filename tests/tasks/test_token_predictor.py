@@ -130,6 +130,22 @@ def test_metrics_of_before_are_kept_as_keras_keeps_them():
     assert task.training_loss() is None  # the metric of before needs logits
 
 
+def test_padding_is_left_to_causality_only_where_no_loss_counts_it():
+    """On PyTorch, where a mask can be looked at; a loss of all positions is that of a call."""
+    task = make("causal", dropout=0.0)
+    task.compile(keras.optimizers.SGD(0.0), TokenCrossEntropy())
+    x, y, weights = task.make_dataset(TEXTS[:3], max_buckets=1)[0]
+    assert not x["padding_mask"].all()
+    for given in ((x, y), (x, y, weights), (x, y, np.ones_like(weights))):
+        expected = task.test_on_batch(*given)
+        np.testing.assert_allclose(task.train_on_batch(*given), expected, rtol=1e-5)
+    masked = "padding_mask" in task.backbone.without_unseen_padding(x, weights)
+    assert masked == (keras.backend.backend() != "torch")
+    assert "padding_mask" in task.backbone.without_unseen_padding(x, np.ones_like(weights))
+    shifted = {name: array[:, ::-1].copy() for name, array in x.items()}
+    assert "padding_mask" in task.backbone.without_unseen_padding(shifted)
+
+
 def test_regularizers_count():
     task = make("causal")
     task.backbone.token_embedding.embeddings.regularizer = keras.regularizers.L2(0.1)

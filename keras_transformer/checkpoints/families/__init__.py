@@ -1,6 +1,6 @@
 """The published families. A new one is a file here, and its name in the list below.
 
-`family` says what one is, `shared` holds what several have.
+`family` defines what one is, `shared` holds what several have in common.
 """
 
 from collections.abc import Mapping

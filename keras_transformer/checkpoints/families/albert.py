@@ -1,6 +1,6 @@
 """ALBERT: Lan et al. 2019, https://arxiv.org/abs/1909.11942.
 
-Narrow embeddings, sections 3.1, and layers that share their weights.
+Narrow embeddings, section 3.1, and layers that share their weights.
 """
 
 from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS

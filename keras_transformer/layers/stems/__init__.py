@@ -1,4 +1,4 @@
-"""Stems: what a model is given, such as token ids, made the states that its blocks take."""
+"""Stems: they make the states that blocks take, of token ids or other inputs."""
 
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
