@@ -1,6 +1,8 @@
 """What an option of a `TransformerConfig` is, and what values it accepts, alone and together."""
 
 import dataclasses
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking import describe, is_int, is_number, shorten
@@ -39,6 +41,18 @@ def option(
     """
     known = {key: value for key, value in locals().items() if key != "default"}
     return dataclasses.field(default=default, metadata=known, hash=of != "overrides")
+
+
+def documented(options: Mapping[str, Any]) -> str:
+    """What the docstring of the config says of its options, a line for each."""
+    lines = [f"{name}: {known['doc']}" for name, known in options.items()]
+    wrapped = (
+        textwrap.wrap(
+            line, 92, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
+        )
+        for line in lines
+    )
+    return "\n".join(["Args:", *(line for option in wrapped for line in option)])
 
 
 def check_values(config: "TransformerConfig") -> None:
@@ -188,6 +202,12 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
+    if config.score_scale is not None and config.score != "scaled_dot":
+        raise ValueError(
+            f"`score_scale` is of score='scaled_dot', received score={config.score!r}."
+        )
+    if config.query_key_norm_across_heads and not config.query_key_norm:
+        raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
     if config.num_layer_groups > config.num_layers:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="

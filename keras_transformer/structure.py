@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -84,38 +84,52 @@ def _dense(name: str, inputs: str, outputs: str, bias: str | None = None, **when
 
 
 def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
+    return tuple(
+        weight
+        for kind, parts in NORMALIZATIONS.items()
+        for part in parts
+        for weight in _weight(f"{name}/{part}", axis, normalization=kind, **when)
+    )
+
+
+def _norms(sublayer: str) -> tuple[Weight, ...]:
+    """The normalizations of a sub-layer: in front of it or behind the sum, and of its output."""
     return (
-        *_weight(f"{name}/gamma", axis, normalization="layer_norm", **when),
-        *_weight(f"{name}/beta", axis, normalization="layer_norm", **when),
-        *_weight(f"{name}/scale", axis, normalization="rms_norm", **when),
+        *_norm(f"{sublayer}_norm", normalize_first=True),
+        *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False),
+        *_norm(f"{sublayer}_output_norm", normalize_output=True),
     )
 
 
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
-    """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norm."""
+    """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norms."""
+    of_heads = {"query_key_norm": True, "query_key_norm_across_heads": False}
+    across = {"query_key_norm": True, "query_key_norm_across_heads": True}
     return (
         *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
         *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
-        *_norm(f"{name}/query_norm", "head_dim", query_key_norm=True),
-        *_norm(f"{name}/key_norm", "head_dim", query_key_norm=True),
+        *_norm(f"{name}/query_norm", "head_dim", **of_heads),
+        *_norm(f"{name}/key_norm", "head_dim", **of_heads),
+        *_norm(f"{name}/query_norm", "query_heads", **across),
+        *_norm(f"{name}/key_norm", "key_heads", **across),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
         *_weight(f"{name}/score/strength", "num_heads", score="cosine"),
         *_weight(
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
-        *_norm(f"{name}_norm"),
+        *_norms(name),
     )
 
 
-# `layers.FeedForward`, and the normalization of its sub-layer.
+# `layers.FeedForward`, and the normalizations of its sub-layer.
 _FEED_FORWARD = (
     *_dense("feed_forward/intermediate", "hidden_dim", "intermediate_dim", "use_bias"),
     *_dense("feed_forward/gate", "hidden_dim", "intermediate_dim", "use_bias", gated=True),
     *_dense("feed_forward/output", "intermediate_dim", "hidden_dim", "use_bias"),
-    *_norm("feed_forward_norm"),
+    *_norms("feed_forward"),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.

@@ -82,6 +82,8 @@ def test_values_that_follow_from_others():
         ({"kind": "seq2seq", "decoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),
         ({"layer_pattern": [{}] * 3}, "`layer_pattern` has 3 layers, the model only 2"),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
+        ({"query_key_norm_across_heads": True}, "needs `query_key_norm`"),
+        ({"score_scale": 2.0, "score": "dot"}, "is of score='scaled_dot', received score='dot'"),
         ({"position": "learned", "position_padding_id": 1}, "`position_offset` of at least 1"),
         ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),
         ({"position": "rotary", "rotary_dim": 6}, "rotary_dim=6 and head_dim=4"),

@@ -12,7 +12,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import structure
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 from keras_transformer.planning import count_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +68,9 @@ def random_config(seed):
         "attention_bias": one_of(True, False, None),
         "attention_output_bias": one_of(True, False, None),
         "query_key_norm": one_of(True, False),
-        "normalization": one_of("layer_norm", "rms_norm"),
+        "normalization": one_of(*NORMALIZATIONS),
         "normalize_first": one_of(True, False),
+        "normalize_output": one_of(True, False),
         "final_normalization": one_of(True, False, None),
         "embedding_normalization": one_of(True, False),
         "position": one_of("none", "sinusoidal", "learned", "rotary", "relative", "alibi"),
@@ -79,6 +80,8 @@ def random_config(seed):
         "output_bias": one_of(True, False),
         **TINY,
     }
+    if values["query_key_norm"]:
+        values["query_key_norm_across_heads"] = one_of(True, False)
     if kind == "encoder":
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":

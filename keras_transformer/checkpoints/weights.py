@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 from keras_transformer.structure import sides
 
 
@@ -74,9 +74,6 @@ class Weight:
         return array[None] if self.row else array
 
 
-LAYER_NORM, RMS_NORM = (("normalization", kind) for kind in ("layer_norm", "rms_norm"))
-
-
 def layers(
     table: Mapping[str, str],
     ours: str = "",
@@ -95,8 +92,11 @@ def layers(
         path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
         parts = [("kernel", first, {"transpose": transpose}), ("bias", second, {})]
         if path.endswith("_norm"):
-            parts = [("gamma", first, {"when": LAYER_NORM}), ("beta", second, {"when": LAYER_NORM})]
-            parts += [("scale", first, {"when": RMS_NORM})]
+            parts = [
+                (name, tensor, {"when": ("normalization", kind)})
+                for kind, names in NORMALIZATIONS.items()
+                for name, tensor in zip(names, (first, second), strict=False)
+            ]
         elif path.endswith(("_embedding", "_bias")):
             parts = [("embeddings", first, {})]
         lines += [line(f"{path}/{name}", tensor, **options | own) for name, tensor, own in parts]

@@ -50,9 +50,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         max_sequence_length: int, number of slots of `"location"`.
         use_bias: bool, biases of query, key and value.
         output_bias: bool, bias of the output. Defaults to `use_bias`.
-        query_key_norm: `"layer_norm"` or `"rms_norm"`, on each head's queries and keys. None for
-            not.
+        query_key_norm: a name in `config.NORMALIZATIONS`, on each head's queries and keys.
+        query_key_norm_across_heads: bool, on those of all heads together (OLMo 2).
         normalization_epsilon: float, of `query_key_norm`.
+        score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, what scores stay below: `cap * tanh(scores / cap)` (Gemma 2,
             Riviere et al. 2024, section 2). None for no cap.
         dropout: float, rate on the attention weights.
@@ -123,7 +124,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         use_bias: bool = True,
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
+        query_key_norm_across_heads: bool = False,
         normalization_epsilon: float = 1e-6,
+        score_scale: float | None = None,
         attention_soft_cap: float | None = None,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
@@ -148,6 +151,7 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.use_bias = use_bias
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
+        self.query_key_norm_across_heads = query_key_norm_across_heads
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
         self.dropout = dropout
@@ -161,7 +165,12 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.value_dense = self._projection(shared_dim, "value", use_bias)
         with one_piece():
             self.score_function = scores.get(
-                score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
+                score,
+                num_heads,
+                head_dim,
+                max_sequence_length,
+                score_scale,
+                dtype=self.dtype_policy,
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
             self.rotary_embedding = self.query_norm = self.key_norm = None
@@ -193,9 +202,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
         self.score_function.build(None)
-        for norm in (self.query_norm, self.key_norm):
+        for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
-                norm.build((None, None, None, self.head_dim))
+                width = dense.units if self.query_key_norm_across_heads else self.head_dim
+                norm.build((None, None, None, width))
         self.output_dense = self._projection(
             self.output_dim or query_shape[-1], "output", self.output_bias
         )
@@ -225,8 +235,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             cache_index,
         )  # fmt: skip
         self_attention = value is None and (cache is None or cache_index is not None)
-        queries = self._split(self.query_dense(query), self.num_heads)
-        queries = self._normalized_and_rotated(queries, self.query_norm, positions)
+        queries = self._normalized_and_rotated(
+            self.query_dense(query), self.num_heads, self.query_norm, positions
+        )
         # Behind a cache's first tokens there are others to attend to than those of the call.
         from_cache = cache is not None and not _is_first(self_attention, value, cache_index)
         if value is not None or self_attention:
@@ -258,7 +269,7 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
         kernel = plain and not (dropped or return_attention_scores)
-        if kernel and not from_cache and _has_kernel(queries.dtype):
+        if kernel and not from_cache and scores.has_kernel(queries.dtype):
             attended = self._attend_fused(queries, keys, values, visibility, bias)
         else:
             if not from_cache:
@@ -296,11 +307,15 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
     def _keys_and_values(self, query, value, key, positions):
         value = query if value is None else value
         key = value if key is None else key
-        keys = self._split(self.key_dense(key), self.num_key_value_heads)
-        keys = self._normalized_and_rotated(keys, self.key_norm, positions)
+        keys = self._normalized_and_rotated(
+            self.key_dense(key), self.num_key_value_heads, self.key_norm, positions
+        )
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
 
-    def _normalized_and_rotated(self, states, norm, positions):
+    def _normalized_and_rotated(self, states, heads, norm, positions):
+        if norm is not None and self.query_key_norm_across_heads:
+            states, norm = norm(states), None
+        states = self._split(states, heads)
         states = states if norm is None else norm(states)
         if self.rotary_embedding is None:
             return states
@@ -375,15 +390,6 @@ def _is_first(self_attention: bool, value, cache_index) -> bool:
     if self_attention:
         return isinstance(cache_index, int) and cache_index == 0
     return value is not None
-
-
-def _has_kernel(dtype) -> bool:
-    """JAX's asks for a product of float16 that compiled programs on a CPU do not have."""
-    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(dtype) != "float16":
-        return True
-    import jax
-
-    return jax.default_backend() != "cpu"
 
 
 def _lowest(dtype: str) -> float:
