@@ -27,6 +27,9 @@ DIVIDED = ("num_heads", "num_key_value_heads", "intermediate_dim")
 _SIZES = {
     "query_heads": lambda config: config.num_heads * config.head_dim,
     "key_heads": lambda config: config.num_key_value_heads * config.head_dim,
+    # Of one token, which each device has whole.
+    "all_queries": lambda config: config.num_heads * config.head_dim,
+    "all_keys": lambda config: config.num_key_value_heads * config.head_dim,
     "positions": lambda config: config.max_sequence_length + config.position_offset,
 }
 
@@ -112,8 +115,8 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
         *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
         *_norm(f"{name}/query_norm", "head_dim", **of_heads),
         *_norm(f"{name}/key_norm", "head_dim", **of_heads),
-        *_norm(f"{name}/query_norm", "query_heads", **across),
-        *_norm(f"{name}/key_norm", "key_heads", **across),
+        *_norm(f"{name}/query_norm", "all_queries", **across),
+        *_norm(f"{name}/key_norm", "all_keys", **across),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
         *_weight(f"{name}/score/strength", "num_heads", score="cosine"),

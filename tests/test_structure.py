@@ -45,6 +45,8 @@ def tiny_presets():
             changed["embedding_dim"] = 10
         if config.rotary_dim is not None:
             changed["rotary_dim"] = 4
+        if config.layer_pattern:
+            changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())

@@ -48,6 +48,7 @@ _BART = {
     "forced_eos_token_id": 2,
 }
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -168,6 +169,7 @@ CONFIGS = {
         [
             _LLAMA,
             {**_LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+            {**_LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
             {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
         ],
     ),
@@ -177,6 +179,54 @@ CONFIGS = {
             {**_LLAMA, "head_dim": 6},
             {**_LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
             {**_LLAMA, "head_dim": 4, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "gemma": (
+        "Gemma",
+        [
+            {**_LLAMA, "head_dim": 6},
+            {**_LLAMA, "head_dim": 8, "hidden_act": "gelu", "num_key_value_heads": 3},
+            {
+                **_LLAMA,
+                "head_dim": 4,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": {"rope_theta": 50.0},
+            },
+        ],
+    ),
+    "gemma2": (
+        "Gemma2",
+        [
+            {**_LLAMA, "head_dim": 6, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+            {**_LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": None},
+            {
+                **_LLAMA,
+                "num_hidden_layers": 3,
+                "head_dim": 4,
+                "query_pre_attn_scalar": 5,
+                "sliding_window": 3,
+                "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+                "attn_logit_softcapping": None,
+                "hidden_activation": "silu",
+            },
+        ],
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        [
+            {**_LLAMA, "num_hidden_layers": 3, "sliding_window_pattern": 2, **_GEMMA3},
+            {
+                **_LLAMA,
+                **_GEMMA3,
+                "query_pre_attn_scalar": 5,
+                "final_logit_softcapping": 2.0,
+                "rope_theta": 70.0,
+                "rope_local_base_freq": 20.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            {**_LLAMA, **_GEMMA3, "tie_word_embeddings": False, "hidden_activation": "relu"},
         ],
     ),
     "t5": (
@@ -219,6 +269,7 @@ CONFIGS = {
     ),
 }
 LANGUAGE_MODELS = {
+    "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "t5": "T5ForConditionalGeneration",

@@ -12,6 +12,7 @@ from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -36,6 +37,9 @@ FAMILIES = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
         T5,
         BART,
         MARIAN,
