@@ -48,6 +48,7 @@ _BART = {
     "forced_eos_token_id": 2,
 }
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
 _GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
     "rope_type": "yarn",
@@ -229,6 +230,52 @@ CONFIGS = {
             {**_LLAMA, **_GEMMA3, "tie_word_embeddings": False, "hidden_activation": "relu"},
         ],
     ),
+    "phi3": (
+        "Phi3",
+        [
+            {**_LLAMA, "hidden_size": 24, "num_attention_heads": 6, "sliding_window": 4, **_PAD},
+            {
+                **_LLAMA,
+                **_PAD,
+                "hidden_size": 24,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.75},
+            },
+            {**_LLAMA, **_PAD, "hidden_act": "gelu", "tie_word_embeddings": True},
+        ],
+    ),
+    "olmo2": (
+        "Olmo2",
+        [
+            _LLAMA,
+            {**_LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"},
+            {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": _LLAMA3},
+        ],
+    ),
+    "smollm3": (
+        "SmolLM3",
+        [
+            {**_LLAMA, **_PAD, "no_rope_layer_interval": 2},
+            {
+                **_LLAMA,
+                **_PAD,
+                "num_hidden_layers": 3,
+                "no_rope_layers": [0, 1, 1],
+                "use_sliding_window": True,
+                "sliding_window": 3,
+                "attention_bias": True,
+            },
+            {
+                **_LLAMA,
+                **_PAD,
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "rope_parameters": _YARN,
+                "tie_word_embeddings": False,
+                "mlp_bias": True,
+            },
+        ],
+    ),
     "t5": (
         "T5",
         [
@@ -305,7 +352,7 @@ def make(model_type, number, suffix, seed=0, **values):
     import transformers
 
     prefix, configs = CONFIGS[model_type]
-    config = getattr(transformers, f"{prefix}Config")(**configs[number], **values)
+    config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
     model = getattr(transformers, class_name(model_type, suffix))(config).eval()
     # As wide as to tell one activation, epsilon or position from another.
     random = torch.Generator().manual_seed(seed)

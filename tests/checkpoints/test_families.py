@@ -89,7 +89,9 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
     assert_same_values(back, backbone)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "albert", "gpt2", "llama", "gemma2", "t5", "bart"])
+@pytest.mark.parametrize(
+    "model_type", ["bert", "albert", "gpt2", "llama", "gemma2", "phi3", "olmo2", "t5", "bart"]
+)
 def test_same_gradients(tmp_path, model_type):
     """The gradients of a sum of squares, of every weight, by the names of the weight table."""
     reference = whole(model_type, 0)
@@ -154,7 +156,20 @@ def _gradients(backbone, loss):
 
 @pytest.mark.parametrize(
     "model_type",
-    ["gpt_neox", "llama", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart", "marian"],
+    [
+        "gpt_neox",
+        "llama",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "smollm3",
+        "t5",
+        "bart",
+        "marian",
+    ],
 )
 def test_greedy_decoding_is_the_same(tmp_path, model_type):
     """Through the cache, where positions, scales and norms must be those of the whole pass."""
@@ -196,6 +211,10 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_att"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping=9"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type='longrope'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type='su'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),

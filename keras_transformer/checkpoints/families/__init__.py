@@ -16,7 +16,10 @@ from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
@@ -40,6 +43,9 @@ FAMILIES = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        PHI3,
+        OLMO2,
+        SMOLLM3,
         T5,
         BART,
         MARIAN,

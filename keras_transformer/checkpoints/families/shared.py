@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.weights import Weight, layers
-from keras_transformer.config import MOST_LAYERS, SIDES, TransformerConfig
+from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
 
 # The block of BERT, with learned positions.
 ENCODER = {
@@ -77,7 +77,10 @@ def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
 
 
 def rotary(
-    default_share: float = 1.0, default_head_dim: int | None = None, default_base: float = 10000.0
+    default_share: float = 1.0,
+    default_head_dim: int | None = None,
+    default_base: float = 10000.0,
+    scalings: Sequence[str] = ROTARY_SCALINGS,
 ) -> Conversion:
     """Rotary positions, in the form of Transformers' release 5 or of those before it."""
 
@@ -98,7 +101,12 @@ def rotary(
             "rotary_base": number(options, "rope_theta", None, float),
             "rotary_dim": None if share == 1 else int(_head_dim(values, default_head_dim) * share),
         }
-        return ours if kind == "default" else ours | _read_stretch(values, options, kind)
+        if kind == "default":
+            return ours
+        if kind not in scalings:
+            known = ", ".join(map(repr, ("default", *scalings)))
+            raise ValueError(f"rope_type={kind!r} is not supported, only {known}.")
+        return ours | _read_stretch(values, options, kind)
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -123,12 +131,8 @@ def rotary(
 _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 
 
-def _read_stretch(values: Values, options: Values, kind: Any) -> dict[str, Any]:
+def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     """How rotary positions are stretched to longer texts."""
-    if kind not in ("linear", *_TURNS):
-        raise ValueError(
-            f"rope_type={kind!r} is not supported, only 'default', 'linear', 'llama3', 'yarn'."
-        )
     ours = {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
     if kind == "linear":
         return ours
@@ -154,6 +158,10 @@ def _head_dim(values: Values, default: int | None) -> int:
         return number(values, "head_dim", default)
     width, heads = (number(values, name, None) for name in ("hidden_size", "num_attention_heads"))
     return width // max(heads, 1)
+
+
+# Their own default may be outside of the vocabulary. Export writes that of a tokenizer.
+NO_PADDING = Conversion(lambda values: {}, lambda config: {"pad_token_id": None})
 
 
 # Layers that differ by turns
