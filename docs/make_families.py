@@ -287,6 +287,14 @@ def defaults(family: Family) -> TransformerConfig:
 def positions(family: Family) -> str:
     """The positions of a family, in words."""
     config = defaults(family)
+    beside = config.relative_bias and config.position != "relative"
+    buckets = f"; relative, {config.relative_num_buckets} buckets" if beside else ""
+    return absolute_positions(family) + buckets
+
+
+def absolute_positions(family: Family) -> str:
+    """The value `position` of a family, in words."""
+    config = defaults(family)
     if config.position == "learned":
         if config.position_padding_id is not None:
             return "learned, counted without padding, from row `pad_token_id + 1`"

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import Any
 
-from keras_transformer.checking import nearest
 from keras_transformer.config_checks import (
     check_agreement,
+    check_given,
     check_overrides,
     check_values,
     documented,
@@ -248,6 +248,12 @@ class TransformerConfig:
     rotary_original_length: int | None = option(
         "of `rotary_scaling`. Defaults to `max_sequence_length`.", None, least=1
     )
+    relative_bias: bool | None = option(
+        "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
+        '`position` is `"relative"`.',
+        None,
+        of="side",
+    )
     relative_num_buckets: int = option(
         "T5 relative bias, number of distance buckets.", 32, of="side", least=1
     )
@@ -344,6 +350,7 @@ class TransformerConfig:
                 self.use_bias if self.attention_bias is None else self.attention_bias
             ),
             "final_normalization": self.normalize_first,
+            "relative_bias": self.position == "relative",
             "rotary_original_length": (
                 self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
             ),
@@ -365,19 +372,7 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
         """The config of a dictionary, as `to_dict` made it. Unknown or missing names raise."""
-        if not isinstance(values, dict):
-            raise ValueError(f"A config must be a dictionary, received {type(values).__name__}.")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(map(str, set(values) - set(fields)))
-        if unknown:
-            raise ValueError(
-                f"Unknown config values: {', '.join(unknown)}. Known are: "
-                f"{', '.join(sorted(fields))}.{nearest(unknown[0], fields)}"
-            )
-        required = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
-        missing = [name for name in required if name not in values]
-        if missing:
-            raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
+        check_given(values, dataclasses.fields(cls))
         return cls(**values)
 
     def to_json(self) -> str:

@@ -151,7 +151,7 @@ STEM = (
     ),
     *_weight("position_embedding/embeddings", "positions", "embedding_dim", position="learned"),
     *_weight(
-        "relative_bias/embeddings", "relative_num_buckets", "num_heads", position="relative"
+        "relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True
     ),
     *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
     *_dense(

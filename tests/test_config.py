@@ -83,6 +83,8 @@ def test_values_that_follow_from_others():
         ({"layer_pattern": [{}] * 3}, "`layer_pattern` has 3 layers, the model only 2"),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
         ({"query_key_norm_across_heads": True}, "needs `query_key_norm`"),
+        ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),
+        ({"position": "alibi", "relative_bias": True}, "True and position='alibi' contradict"),
         ({"score_scale": 2.0, "score": "dot"}, "is of score='scaled_dot', received score='dot'"),
         ({"position": "learned", "position_padding_id": 1}, "`position_offset` of at least 1"),
         ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),

@@ -84,6 +84,8 @@ def random_config(seed):
     }
     if values["query_key_norm"]:
         values["query_key_norm_across_heads"] = one_of(True, False)
+    if values["position"] not in ("relative", "alibi"):
+        values["relative_bias"] = one_of(True, False, None)
     if kind == "encoder":
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":

@@ -11,6 +11,7 @@ _BERT = {
     "intermediate_size": 20,
     "max_position_embeddings": 24,
 }
+_MPNET = {**_BERT, "pad_token_id": 1}
 _DISTILBERT = {
     "vocab_size": 61,
     "dim": 12,
@@ -114,6 +115,22 @@ CONFIGS = {
             {**_BERT, "embedding_size": 7},
             {**_BERT, **_WIDER, "embedding_size": 40, "hidden_act": "gelu_new"},
             {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "mpnet": (
+        "MPNet",
+        [
+            _MPNET,
+            {**_MPNET, **_WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_MPNET, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "nomic_bert": (
+        "NomicBert",
+        [
+            _BERT,
+            {**_BERT, **_WIDER, "type_vocab_size": 3, "rope_parameters": {"rope_theta": 70.0}},
+            {**_BERT, "head_dim": 6, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
         ],
     ),
     "openai-gpt": (

@@ -84,6 +84,7 @@ CHANGES = {
     "rotary_min_turns": ("decoder", ROTARY, 0.5),
     "rotary_max_turns": ("decoder", ROTARY, 8.0),
     "rotary_original_length": ("decoder", ROTARY, 4),
+    "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),
     "share_embeddings": ("seq2seq", {}, False),

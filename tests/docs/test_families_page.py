@@ -98,6 +98,8 @@ def test_the_words_are_those_of_the_papers(page):
         "roberta": ("arxiv.org/abs/1907.11692", "counted without padding"),
         "camembert": ("as RoBERTa",),
         "albert": ("layers share their weights", "narrower embeddings"),
+        "mpnet": ("2004.09297", "without padding", "; relative, 32 buckets", "LayerNorm last"),
+        "nomic_bert": ("2402.01613", "rotary", "gated silu", "no biases", "token types"),
         "openai-gpt": ("Radford et al. 2018", "LayerNorm last"),
         "gpt2": ("Radford et al. 2019", "Multitask", "LayerNorm first"),
         "gpt_neox": ("rotary on 25% of a head", "side by side"),

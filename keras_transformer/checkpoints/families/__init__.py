@@ -16,6 +16,8 @@ from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.mpnet import MPNET
+from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
@@ -33,6 +35,8 @@ FAMILIES = {
         DISTILBERT,
         ALBERT,
         ELECTRA,
+        MPNET,
+        NOMIC_BERT,
         GPT,
         GPT2,
         GPT_NEOX,
