@@ -33,6 +33,7 @@ PAPER = re.compile(
 ACTIVATIONS = {"gelu_tanh": "gelu (tanh form)", "relu_squared": "squared relu"}
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
+    "layer_norm_no_bias": "LayerNorm without bias",
     "rms_norm": "RMSNorm",
     "rms_norm_plus_one": "RMSNorm by 1 + weight",
 }
@@ -59,10 +60,9 @@ def _llama_rope(kind: str) -> dict[str, Any]:
 
 NOT_COVERED = (
     NotCovered(
-        "ModernBERT",
-        "Its first layer has no normalization in front of its attention, and its normalizations "
-        "have no bias: both would be special cases of the block.",
-        ({"model_type": "modernbert"},),
+        "Heads of ModernBERT",
+        "They have a normalization without bias, which those here have not. The backbone loads, "
+        "`TextEmbedder` takes it, and other heads are fresh.",
     ),
     NotCovered(
         "Mixtures of experts; Phi 1 and 2, Cohere, GPT-J",
@@ -76,7 +76,7 @@ NOT_COVERED = (
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
-        "Rotary scaling `dynamic` and `longrope`",
+        "Rotary scaling `dynamic` and `longrope` (Phi-3 mini 128k, Phi-4 mini)",
         "Their angles depend on the length of the input.",
         (_llama_rope("dynamic"), _llama_rope("longrope")),
     ),
@@ -234,7 +234,7 @@ def classes(family: Family, task: str) -> str:
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """The lines of a Markdown table."""
     for row in (head, ("---",) * len(head), *rows):
-        yield f"| {' | '.join(row)} |".replace("|  |", "| |")
+        yield re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(row)} |")
 
 
 def paper(family: Family) -> str:
@@ -340,6 +340,8 @@ def normalization(family: Family) -> str:
     parts = [f"{NORMALIZATIONS[config.normalization]} {place}"]
     if config.embedding_normalization:
         parts.append("on the embeddings")
+    if not all(layer.attention_normalization for side in config.sides for layer in side.layers):
+        parts.append("none at some attentions")
     if config.query_key_norm:
         across = " across heads" if config.query_key_norm_across_heads else ""
         parts.append(f"on queries and keys{across}")

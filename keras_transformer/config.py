@@ -19,6 +19,7 @@ POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 # Each with the names of its weights.
 NORMALIZATIONS = {
     "layer_norm": ("gamma", "beta"),
+    "layer_norm_no_bias": ("gamma",),
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
 }
@@ -134,8 +135,8 @@ class TransformerConfig:
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
     normalization: str = option(
-        '`"layer_norm"`, `"rms_norm"` or `"rms_norm_plus_one"`, which multiplies by one more than '
-        "its weight (Gemma).",
+        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
+        "multiplies by one more than its weight (Gemma).",
         "layer_norm",
         choices=tuple(NORMALIZATIONS),
     )
@@ -145,6 +146,9 @@ class TransformerConfig:
         "normalize what a sub-layer gives before it is added: beside the pre-norm (Gemma 2), or in "
         "place of the post-norm (OLMo 2).",
         False,
+    )
+    attention_normalization: bool = option(
+        "False for a self-attention without pre-norm or post-norm (ModernBERT's first).", True
     )
     embedding_normalization: bool = option("normalize the sum of the embeddings.", False, of="side")
     final_normalization: bool | None = option(

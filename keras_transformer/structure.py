@@ -95,11 +95,11 @@ def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
     )
 
 
-def _norms(sublayer: str) -> tuple[Weight, ...]:
+def _norms(sublayer: str, **when) -> tuple[Weight, ...]:
     """The normalizations of a sub-layer: in front of it or behind the sum, and of its output."""
     return (
-        *_norm(f"{sublayer}_norm", normalize_first=True),
-        *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False),
+        *_norm(f"{sublayer}_norm", normalize_first=True, **when),
+        *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False, **when),
         *_norm(f"{sublayer}_output_norm", normalize_output=True),
     )
 
@@ -123,7 +123,7 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
         *_weight(
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
-        *_norms(name),
+        *_norms(name, **({"attention_normalization": True} if name == "self_attention" else {})),
     )
 
 

@@ -73,6 +73,7 @@ def random_config(seed):
         "normalization": one_of(*NORMALIZATIONS),
         "normalize_first": one_of(True, False),
         "normalize_output": one_of(True, False),
+        "attention_normalization": one_of(True, False),
         "final_normalization": one_of(True, False, None),
         "embedding_normalization": one_of(True, False),
         "position": one_of("none", "sinusoidal", "learned", "rotary", "relative", "alibi"),

@@ -42,9 +42,11 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
         attention_output_bias: bool, bias of the attention's output. Defaults to `attention_bias`.
         query_key_norm: bool, normalize each head's queries and keys.
-        normalization: `"layer_norm"` or `"rms_norm"`.
+        normalization: a name in `config.NORMALIZATIONS`.
         normalization_epsilon: float.
         normalize_first: bool, pre-norm when True.
+        attention_normalization: bool, False for no normalization in front of the self-attention, or
+            behind its sum.
         normalize_output: bool, normalize the output of each sub-layer before it is added.
         parallel_residual: bool, with `normalize_first` only.
         dropout: float, rate on each sub-layer's output.
@@ -106,6 +108,7 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         normalization_epsilon: float = 1e-6,
         normalize_first: bool = False,
         normalize_output: bool = False,
+        attention_normalization: bool = True,
         parallel_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -143,7 +146,7 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         )
         self.supports_masking = True
 
-        self._make_norms("self_attention")
+        self._make_norms("self_attention", around=attention_normalization)
         self._make_norms("feed_forward")
         with one_piece():
             self.feed_forward = FeedForward(
@@ -157,19 +160,19 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
-    def _make_norms(self, sublayer: str):
+    def _make_norms(self, sublayer: str, around: bool = True):
         """The normalization in front of a sub-layer or behind the sum, and that of its output."""
-        around = self.normalize_first or not self.normalize_output
+        around = around and (self.normalize_first or not self.normalize_output)
         for name, wanted in (("norm", around), ("output_norm", self.normalize_output)):
             name = f"{sublayer}_{name}"
             with one_piece():
-                norm = make_normalization(
+                norm = wanted and make_normalization(
                     self.normalization,
                     self.normalization_epsilon,
                     name=name,
                     dtype=self.dtype_policy,
                 )
-            setattr(self, name, norm if wanted else None)
+            setattr(self, name, norm or None)
 
     def _norms(self, sublayer: str) -> list[keras.layers.Layer | None]:
         return [getattr(self, f"{sublayer}_{name}") for name in ("norm", "output_norm")]
@@ -221,7 +224,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
     def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
         norm, output_norm = self._norms(name)
-        output = function(norm(inputs) if self.normalize_first else inputs)
+        before = self.normalize_first and norm is not None
+        output = function(norm(inputs) if before else inputs)
         output = output if output_norm is None else output_norm(output)
         x = residual + self.dropout_layer(output, training=training)
         return x if self.normalize_first or norm is None else norm(x)

@@ -1,5 +1,7 @@
 """The normalizations of a block, by the name that a config has for them."""
 
+import functools
+
 import keras
 from keras import ops
 
@@ -20,6 +22,7 @@ class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
 
 _KINDS = {
     "layer_norm": keras.layers.LayerNormalization,
+    "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
     "rms_norm": keras.layers.RMSNormalization,
     "rms_norm_plus_one": RMSNormalizationPlusOne,
 }

@@ -12,6 +12,7 @@ _BERT = {
     "max_position_embeddings": 24,
 }
 _MPNET = {**_BERT, "pad_token_id": 1}
+_MODERN = {**_MPNET, "local_attention": 4}
 _DISTILBERT = {
     "vocab_size": 61,
     "dim": 12,
@@ -131,6 +132,28 @@ CONFIGS = {
             _BERT,
             {**_BERT, **_WIDER, "type_vocab_size": 3, "rope_parameters": {"rope_theta": 70.0}},
             {**_BERT, "head_dim": 6, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "modernbert": (
+        "ModernBert",
+        [
+            {**_MODERN, "num_hidden_layers": 4},
+            {
+                **_MODERN,
+                **_WIDER,
+                "norm_bias": True,
+                "global_rope_theta": 70.0,
+                "local_rope_theta": 20.0,
+                "global_attn_every_n_layers": 2,
+                "attention_bias": True,
+            },
+            {
+                **_MODERN,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+                "mlp_bias": True,
+                "hidden_activation": "gelu_new",
+            },
         ],
     ),
     "openai-gpt": (

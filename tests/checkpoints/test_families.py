@@ -241,6 +241,58 @@ def test_published_defaults(model_type):
     assert FAMILIES[model_type].config({}) == said
 
 
+# As configs were written before release 5.
+OLDER = {
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 3, "rope_theta": 1e6},
+    "gemma": {"rope_theta": 2e4, "hidden_act": "gelu", "hidden_activation": None},
+    "gemma2": {"rope_theta": 2e4, "hidden_act": "gelu", "query_pre_attn_scalar": 224},
+    "gemma3_text": {
+        "sliding_window_pattern": 4,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "phi3": {"rope_theta": 2e4, "rope_scaling": None, "partial_rotary_factor": 0.5},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": None},
+    "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    "modernbert": {
+        "global_attn_every_n_layers": 4,
+        "local_attention": 64,
+        "global_rope_theta": 1e5,
+        "local_rope_theta": 2e4,
+    },
+}
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("model_type", OLDER)
+def test_older_configs(model_type):
+    """They are read as the library reads them, whose own form is that of release 5."""
+    older = OLDER[model_type]
+    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")(**older)
+    read = FAMILIES[model_type].config(older)
+    assert read == FAMILIES[model_type].config(published.to_dict())
+    assert read != FAMILIES[model_type].config({})
+
+
+@pytest.mark.backend_independent
+def test_configs_of_nomic_bert_from_before_the_library_had_it():
+    older = {
+        "n_embd": 96, "n_layer": 2, "n_head": 6, "n_inner": 40, "n_positions": 99,
+        "layer_norm_epsilon": 1e-3, "activation_function": "geglu", "rotary_emb_base": 500,
+    }  # fmt: skip
+    now = {
+        "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "intermediate_size": 40, "max_position_embeddings": 99, "layer_norm_eps": 1e-3,
+        "hidden_act": "gelu", "rope_parameters": {"rope_theta": 500},
+    }  # fmt: skip
+    family = FAMILIES["nomic_bert"]
+    assert family.config(older) == family.config(now)
+    for wrong in ({"prenorm": True}, {"rotary_emb_fraction": 0.5}, {"activation_function": "relu"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* is not supported"):
+            family.config({**older, **wrong})
+
+
 @pytest.mark.backend_independent
 def test_export_to_a_named_family(tmp_path):
     backbone = load_backbone(saved(whole("xlm-roberta", 0), tmp_path / "theirs"))

@@ -53,6 +53,7 @@ CHANGES = {
     "normalization": ("encoder", {}, "rms_norm"),
     "normalization_epsilon": ("encoder", {}, 0.5),
     "normalize_first": ("encoder", {"final_normalization": False}, True),
+    "attention_normalization": ("encoder", {}, False),
     "normalize_output": ("encoder", {}, True),
     "embedding_normalization": ("encoder", {}, True),
     "final_normalization": ("encoder", {}, True),

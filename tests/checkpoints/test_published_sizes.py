@@ -34,6 +34,8 @@ SAID = {
     "gpt_neox_20b_en": 20_000,
     "llama2_7b_en": 7_000,
     "mistral_7b_en": 7_300,
+    "modernbert_base_en": 149,
+    "modernbert_large_en": 395,
     "mpnet_base_en": 110,
     "nomic_embed_1_5_en": 137,
     "olmo2_1b_en": 1485,

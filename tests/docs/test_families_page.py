@@ -99,6 +99,7 @@ def test_the_words_are_those_of_the_papers(page):
         "camembert": ("as RoBERTa",),
         "albert": ("layers share their weights", "narrower embeddings"),
         "mpnet": ("2004.09297", "without padding", "; relative, 32 buckets", "LayerNorm last"),
+        "modernbert": ("2412.13663", "LayerNorm without bias first", "on the emb", "`window`"),
         "nomic_bert": ("2402.01613", "rotary", "gated silu", "no biases", "token types"),
         "openai-gpt": ("Radford et al. 2018", "LayerNorm last"),
         "gpt2": ("Radford et al. 2019", "Multitask", "LayerNorm first"),

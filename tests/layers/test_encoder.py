@@ -80,7 +80,8 @@ def test_the_order_of_the_sublayers(normalize_first, normalize_output, normaliza
             return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-        return scaled * numpy(sublayer.gamma) + numpy(sublayer.beta)
+        shift = numpy(sublayer.beta) if normalization == "layer_norm" else 0
+        return scaled * numpy(sublayer.gamma) + shift
 
     x = X
     for function, around, behind in (
@@ -93,6 +94,19 @@ def test_the_order_of_the_sublayers(normalize_first, normalize_output, normaliza
         else:
             x = x + output if normalize_first else norm(x + output, around)
     assert_close(layer(X), x, atol=2e-5)
+
+
+@pytest.mark.parametrize("normalize_first", [False, True])
+def test_without_a_norm_of_the_attention(normalize_first):
+    layer = made(normalize_first=normalize_first, attention_normalization=False)
+    assert layer.self_attention_norm is None
+    x = X + numpy(layer.self_attention(X))
+    norm = layer.feed_forward_norm
+    if normalize_first:
+        expected = x + numpy(layer.feed_forward(norm(x)))
+    else:
+        expected = norm(x + numpy(layer.feed_forward(x)))
+    assert_close(layer(X), expected, atol=2e-5)
 
 
 def test_normalization_epsilon_and_kind():

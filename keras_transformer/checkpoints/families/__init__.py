@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
@@ -37,6 +38,7 @@ FAMILIES = {
         ELECTRA,
         MPNET,
         NOMIC_BERT,
+        MODERNBERT,
         GPT,
         GPT2,
         GPT_NEOX,

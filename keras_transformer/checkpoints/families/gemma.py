@@ -22,8 +22,9 @@ from keras_transformer.checkpoints.families.shared import (
     layer_kinds,
     number,
     rotary,
+    rotary_of_kinds,
     windows,
-    write_windows,
+    write_kinds,
 )
 from keras_transformer.checkpoints.weights import layers
 from keras_transformer.config import TransformerConfig
@@ -103,32 +104,17 @@ GEMMA2 = dataclasses.replace(
     ),
 )
 
-_GLOBAL, _LOCAL = rotary(default_base=1e6), rotary(default_base=1e4)
-
 
 def _read_layers(values: Values) -> dict[str, Any]:
     each = number(values, "sliding_window_pattern", 6)
     kinds = layer_kinds(values, 26, lambda i: (i + 1) % max(each, 1) != 0)
-    rope = values.get("rope_parameters") or {}
-    if not isinstance(rope, dict) or not {*rope} <= {FULL, SLIDING}:
-        raise ValueError(f"rope_parameters must have {FULL!r} and {SLIDING!r}, received {rope!r}.")
-    older = {FULL: values, SLIDING: {"rope_theta": values.get("rope_local_base_freq", 1e4)}}
-    of_kind = {
-        kind: {"rotary_scaling": None, "rotary_factor": 1.0}
-        | reader.read({**older[kind], "rope_parameters": rope.get(kind)})
-        for kind, reader in ((FULL, _GLOBAL), (SLIDING, _LOCAL))
-    }
+    local = {"rope_theta": values.get("rope_local_base_freq", 1e4), "rope_scaling": None}
+    older = {FULL: {"rope_theta": 1e6, **values}, SLIDING: {**values, **local}}
+    own = rotary_of_kinds(values, older)
     window = values.get("sliding_window", 4096)
     window = None if window is None else number(values, "sliding_window", 4096)
-    full, sliding = of_kind[FULL] | {"window": None}, of_kind[SLIDING] | {"window": window}
-    return by_turns(kinds, {FULL: full, SLIDING: sliding})
-
-
-def _write_layers(config: TransformerConfig) -> dict[str, Any]:
-    theirs = write_windows(config)
-    found = dict(zip(theirs["layer_types"], config.layers, strict=True))
-    rope = {kind: _GLOBAL.write(layer)["rope_parameters"] for kind, layer in found.items()}
-    return {**theirs, "rope_parameters": rope}
+    own[FULL]["window"], own[SLIDING]["window"] = None, window
+    return by_turns(kinds, own)
 
 
 GEMMA3 = dataclasses.replace(
@@ -142,7 +128,7 @@ GEMMA3 = dataclasses.replace(
         "final_logit_softcapping": Field("logit_soft_cap", None),
     },
     constants={**GEMMA2.constants, "query_key_norm": True},
-    conversions=(Conversion(_read_layers, _write_layers), _SCALE),
+    conversions=(Conversion(_read_layers, write_kinds), _SCALE),
     required={**GEMMA.required, "attn_logit_softcapping": None},
     heads=decoder_heads("Gemma3ForCausalLM"),
 )

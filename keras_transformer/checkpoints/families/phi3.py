@@ -37,6 +37,6 @@ PHI3 = dataclasses.replace(
     },
     constants={**LLAMA.constants, "use_bias": False},
     # Of other types the angles depend on the length of the input ("su" and "yarn" too, here).
-    conversions=(rotary(scalings=()), NO_PADDING),
+    conversions=(rotary(default_head_dim=96, scalings=()), NO_PADDING),
     weights=(*(line for line in LLAMA.weights if line.ours not in _PLACES), *_FUSED),
 )

@@ -221,6 +221,29 @@ def write_windows(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+_ROTARY = rotary()
+
+
+def rotary_of_kinds(values: Values, older: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
+    """Rotary positions by the kind of a layer; `older` is what a config without them says."""
+    given = values.get("rope_parameters") or {}
+    if not isinstance(given, dict) or not {*given} <= {FULL, SLIDING}:
+        raise ValueError(f"rope_parameters must have {FULL!r} and {SLIDING!r}, received {given!r}.")
+    plain = {"rotary_scaling": None, "rotary_factor": 1.0}
+    return {
+        kind: plain | _ROTARY.read({**own, "rope_parameters": given.get(kind)})
+        for kind, own in older.items()
+    }
+
+
+def write_kinds(config: TransformerConfig) -> dict[str, Any]:
+    """Their values for the windows and the rotary positions of layers."""
+    theirs = write_windows(config)
+    found = dict(zip(theirs["layer_types"], config.layers, strict=True))
+    rope = {kind: _ROTARY.write(layer)["rope_parameters"] for kind, layer in found.items()}
+    return {**theirs, "rope_parameters": rope}
+
+
 _QWEN = windows(32, 4096, lambda values, i: i >= number(values, "max_window_layers", 28))
 
 
