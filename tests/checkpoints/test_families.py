@@ -15,6 +15,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
+# What published configs of two families say.
+_SAID = {
+    name: FAMILIES[name].published_config(FAMILIES[name].config({})) for name in ("bert", "llama")
+}
+
+
 def saved(model, folder):
     """The folder, with the model in it."""
     transformers.logging.set_verbosity_error()
@@ -199,6 +205,24 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
     ("values", "message"),
     [
         ({"model_type": "mamba"}, "'mamba' are not supported"),
+        ({"model_type": "mamba"}, "docs/add_a_family.md says how to add a family"),
+        (
+            {**_SAID["llama"], "model_type": "mixtral", "num_local_experts": 8, "nothing": None},
+            "The nearest of these is 'llama', which has no place for num_local_experts=8. docs",
+        ),
+        (
+            {**_SAID["bert"], "model_type": "new", "is_decoder": True},
+            "nearest of these is 'bert', which has no place for is_decoder=True. docs",
+        ),
+        (
+            {
+                **_SAID["llama"],
+                "model_type": "new",
+                "mixed": ["x" * 2000],
+                **dict.fromkeys("abcdefghi", 1),
+            },
+            "for mixed=.*, a=1, .*, g=1, 2 more",
+        ),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
         (

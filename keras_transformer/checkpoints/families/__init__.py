@@ -18,6 +18,7 @@ from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
+from keras_transformer.checkpoints.families.nearest import advice
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.phi3 import PHI3
@@ -65,7 +66,7 @@ def get_family(values: Mapping[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
-            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}"
+            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}{advice(values, FAMILIES.values())}"
         )
     if values.get("architectures") == ["T5EncoderModel"]:
         raise ValueError(
