@@ -1,6 +1,7 @@
 """Writes docs/families.md from the code: `python docs/make_families.py`, `--check` to compare."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -30,6 +31,12 @@ PAPER = re.compile(
     r'(?:, (?P<url>https://[^\s,;]+)|, "(?P<title>[^"]+)")?'
 )
 ACTIVATIONS = {"gelu_tanh": "gelu (tanh form)", "relu_squared": "squared relu"}
+NORMALIZATIONS = {
+    "layer_norm": "LayerNorm",
+    "layer_norm_no_bias": "LayerNorm without bias",
+    "rms_norm": "RMSNorm",
+    "rms_norm_plus_one": "RMSNorm by 1 + weight",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +60,23 @@ def _llama_rope(kind: str) -> dict[str, Any]:
 
 NOT_COVERED = (
     NotCovered(
-        "ModernBERT",
-        "Its first layer has no normalization in front of its attention, and its normalizations "
-        "have no bias: both would be special cases of the block.",
-        ({"model_type": "modernbert"},),
+        "Heads of ModernBERT",
+        "They have a normalization without bias, which those here have not. The backbone loads, "
+        "`TextEmbedder` takes it, and other heads are fresh.",
     ),
     NotCovered(
-        "Mixtures of experts; Gemma, OLMo 2, Phi, Cohere, GPT-J",
-        "Their blocks compute what no config value says: experts; norms that multiply by one more "
-        "than their weight; norms behind each sub-layer; one norm for two sub-layers; rotary "
-        "positions of neighbouring features.",
-        tuple({"model_type": name} for name in ("mixtral", "gemma", "olmo2", "phi", "cohere")),
+        "Mixtures of experts; Phi 1 and 2, Cohere, GPT-J",
+        "Their blocks compute what no config value says: experts; one norm for two sub-layers; "
+        "rotary positions of neighbouring features.",
+        tuple({"model_type": name} for name in ("mixtral", "phi", "cohere")),
     ),
     NotCovered(
-        "Qwen 2 and 3 with a window in some layers only",
-        "The blocks of a model are alike.",
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28},),
+        "Images for Gemma 3 (`gemma3`), both directions of attention (EmbeddingGemma)",
+        "The text model alone is covered (`gemma3_text`), with causal attention.",
+        ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
-        "Rotary scaling `dynamic` and `longrope`",
+        "Rotary scaling `dynamic` and `longrope` (Phi-3 mini 128k, Phi-4 mini)",
         "Their angles depend on the length of the input.",
         (_llama_rope("dynamic"), _llama_rope("longrope")),
     ),
@@ -229,16 +234,16 @@ def classes(family: Family, task: str) -> str:
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """The lines of a Markdown table."""
     for row in (head, ("---",) * len(head), *rows):
-        yield f"| {' | '.join(row)} |".replace("|  |", "| |")
+        yield re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(row)} |")
 
 
 def paper(family: Family) -> str:
-    """The paper of a family, from the docstring of the module that defines it.
+    """The paper of a family, from the docstrings of the modules that have it.
 
     Raises:
         ValueError: If the docstring does not name one.
     """
-    module = next(
+    modules = [
         module
         for module in map(
             importlib.import_module,
@@ -248,11 +253,11 @@ def paper(family: Family) -> str:
             ),
         )
         if any(value is family for value in vars(module).values())
-    )
-    papers = list(PAPER.finditer(module.__doc__ or ""))
+    ]
+    papers = [found for module in modules for found in PAPER.finditer(module.__doc__ or "")]
     if not papers:
         raise ValueError(
-            f"The docstring of {module.__name__} must start with 'Name: Authors year, URL'."
+            f"The docstring of {modules[0].__name__} must start with 'Name: Authors year, URL'."
         )
     mine = _letters(family.model_type)
     best = max(papers, key=lambda found: (_fit(found, mine), -found.start()))
@@ -265,9 +270,9 @@ def paper(family: Family) -> str:
 
 
 def _fit(found: re.Match, mine: str) -> int:
-    """How well the name of a paper fits a model_type: 2 for equal, 1 for its end."""
+    """How well the name of a paper fits a model_type: as many letters as are its start or end."""
     name = _letters(found["name"])
-    return 2 * (name == mine) or int(mine.endswith(name))
+    return len(name) * (mine.startswith(name) or mine.endswith(name))
 
 
 def _letters(name: str) -> str:
@@ -281,6 +286,14 @@ def defaults(family: Family) -> TransformerConfig:
 
 def positions(family: Family) -> str:
     """The positions of a family, in words."""
+    config = defaults(family)
+    beside = config.relative_bias and config.position != "relative"
+    buckets = f"; relative, {config.relative_num_buckets} buckets" if beside else ""
+    return absolute_positions(family) + buckets
+
+
+def absolute_positions(family: Family) -> str:
+    """The value `position` of a family, in words."""
     config = defaults(family)
     if config.position == "learned":
         if config.position_padding_id is not None:
@@ -297,7 +310,8 @@ def positions(family: Family) -> str:
     share = ""
     if config.rotary_dim is not None:
         share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
-    return f"rotary{share}; scaling {', '.join(scalings(family))}"
+    stretched = scalings(family)
+    return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
 
 def scalings(family: Family) -> list[str]:
@@ -310,20 +324,27 @@ def scalings(family: Family) -> list[str]:
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         }
-        if family.config({"rope_parameters": options}).rotary_scaling == kind:
-            read.append(kind)
+        with contextlib.suppress(ValueError):  # of one that the family refuses
+            if family.config({"rope_scaling": options}).rotary_scaling == kind:
+                read.append(kind)
     return read
 
 
 def normalization(family: Family) -> str:
     """What is normalized, and where, in words."""
     config = defaults(family)
-    name = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}[config.normalization]
-    parts = [f"{name} {'first' if config.normalize_first else 'last'}"]
+    place = "first" if config.normalize_first else "last"
+    if config.normalize_output:
+        outputs = "on the output of each sub-layer"
+        place = f"first, {outputs}" if config.normalize_first else outputs
+    parts = [f"{NORMALIZATIONS[config.normalization]} {place}"]
     if config.embedding_normalization:
         parts.append("on the embeddings")
+    if not all(layer.attention_normalization for side in config.sides for layer in side.layers):
+        parts.append("none at some attentions")
     if config.query_key_norm:
-        parts.append("on queries and keys")
+        across = " across heads" if config.query_key_norm_across_heads else ""
+        parts.append(f"on queries and keys{across}")
     if config.final_normalization != config.normalize_first:
         parts.append("at the end" if config.final_normalization else "none at the end")
     return ", ".join(parts)
@@ -357,16 +378,20 @@ def special(family: Family) -> list[str]:
         parts.append("token types")
     if config.window is not None or SWITCHED_WINDOW in family.conversions:
         parts.append("a window, if the config has one")
-    if config.layer_pattern:
-        parts.append("layers that differ by turns")
+    varied = dict.fromkeys(name for own in config.layer_pattern or () for name in own)
+    if varied:
+        parts.append(f"layers that differ by turns in {names_of(varied)}")
     if config.encoder or config.decoder or config.share_embeddings is False:
         parts.append("sides that differ")
     if config.attention_soft_cap or config.logit_soft_cap:
         parts.append("caps on scores or logits")
+    if config.score_scale or "query_pre_attn_scalar" in family.published_config(config):
+        parts.append("a factor of the scores, if the config has one")
     if config.score != "scaled_dot":
         parts.append("scores not scaled")
     if config.scale_embedding or "scale_embedding" in read:
-        parts.append("scaled embeddings, if the config says so")
+        always = family.constants.get("scale_embedding", False)
+        parts.append("scaled embeddings" + ("" if always else ", if the config says so"))
     if config.scale_logits:
         parts.append("scaled logits; in version 1.1 gated gelu instead, and logits as they are")
     if family.pooler:

@@ -2,16 +2,27 @@
 
 import dataclasses
 import json
-import textwrap
 from typing import Any
 
-from keras_transformer.checking import nearest
-from keras_transformer.config_checks import check_agreement, check_overrides, check_values, option
+from keras_transformer.config_checks import (
+    check_agreement,
+    check_given,
+    check_overrides,
+    check_values,
+    documented,
+    option,
+)
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
-NORMALIZATIONS = ("layer_norm", "rms_norm")
+# Each with the names of its weights.
+NORMALIZATIONS = {
+    "layer_norm": ("gamma", "beta"),
+    "layer_norm_no_bias": ("gamma",),
+    "rms_norm": ("scale",),
+    "rms_norm_plus_one": ("scale",),
+}
 ACTIVATIONS = (
     "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
 )  # fmt: skip
@@ -117,14 +128,28 @@ class TransformerConfig:
         "bias of the attention's output. Defaults to `attention_bias`.", None
     )
     query_key_norm: bool = option("normalize each head's queries and keys.", False)
+    query_key_norm_across_heads: bool = option(
+        "`query_key_norm` normalizes the queries and the keys of all heads together.", False
+    )
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
     normalization: str = option(
-        '`"layer_norm"` or `"rms_norm"`.', "layer_norm", choices=NORMALIZATIONS
+        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
+        "multiplies by one more than its weight (Gemma).",
+        "layer_norm",
+        choices=tuple(NORMALIZATIONS),
     )
     normalization_epsilon: float = option("added to the variance.", 1e-6, positive=True)
     normalize_first: bool = option("pre-norm when True, post-norm when False.", False)
+    normalize_output: bool = option(
+        "normalize what a sub-layer gives before it is added: beside the pre-norm (Gemma 2), or in "
+        "place of the post-norm (OLMo 2).",
+        False,
+    )
+    attention_normalization: bool = option(
+        "False for a self-attention without pre-norm or post-norm (ModernBERT's first).", True
+    )
     embedding_normalization: bool = option("normalize the sum of the embeddings.", False, of="side")
     final_normalization: bool | None = option(
         "normalize after the last block. Defaults to `normalize_first`.", None, of="side"
@@ -171,6 +196,9 @@ class TransformerConfig:
         "score function of the attention, see `layers.MultiHeadAttention`.",
         "scaled_dot",
         choices=SCORES,
+    )
+    score_scale: float | None = option(
+        'factor of `"scaled_dot"`. None for `head_dim ** -0.5`.', None, positive=True
     )
     attention_soft_cap: float | None = option(
         "scores stay below it: they become `cap * tanh(scores / cap)` (Gemma 2). None for no cap.",
@@ -223,6 +251,12 @@ class TransformerConfig:
     rotary_max_turns: float = option("of `rotary_scaling`.", 32.0, positive=True)
     rotary_original_length: int | None = option(
         "of `rotary_scaling`. Defaults to `max_sequence_length`.", None, least=1
+    )
+    relative_bias: bool | None = option(
+        "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
+        '`position` is `"relative"`.',
+        None,
+        of="side",
     )
     relative_num_buckets: int = option(
         "T5 relative bias, number of distance buckets.", 32, of="side", least=1
@@ -320,6 +354,7 @@ class TransformerConfig:
                 self.use_bias if self.attention_bias is None else self.attention_bias
             ),
             "final_normalization": self.normalize_first,
+            "relative_bias": self.position == "relative",
             "rotary_original_length": (
                 self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
             ),
@@ -341,19 +376,7 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TransformerConfig":
         """The config of a dictionary, as `to_dict` made it. Unknown or missing names raise."""
-        if not isinstance(values, dict):
-            raise ValueError(f"A config must be a dictionary, received {type(values).__name__}.")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(map(str, set(values) - set(fields)))
-        if unknown:
-            raise ValueError(
-                f"Unknown config values: {', '.join(unknown)}. Known are: "
-                f"{', '.join(sorted(fields))}.{nearest(unknown[0], fields)}"
-            )
-        required = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
-        missing = [name for name in required if name not in values]
-        if missing:
-            raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
+        check_given(values, dataclasses.fields(cls))
         return cls(**values)
 
     def to_json(self) -> str:
@@ -370,18 +393,6 @@ class TransformerConfig:
         return self.from_dict({**self.stated(), **values})
 
 
-def _documented() -> str:
-    """The docstring of the config, with a line for each of its options."""
-    lines = [f"{name}: {known['doc']}" for name, known in OPTIONS.items()]
-    wrapped = (
-        textwrap.wrap(
-            line, 92, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
-        )
-        for line in lines
-    )
-    return "\n".join(["Args:", *(line for option in wrapped for line in option)])
-
-
 OPTIONS = {field.name: field.metadata for field in dataclasses.fields(TransformerConfig)}
 CHANGEABLE = frozenset(name for name, known in OPTIONS.items() if known["changeable"])
-TransformerConfig.__doc__ = TransformerConfig.__doc__.format(options=_documented())
+TransformerConfig.__doc__ = TransformerConfig.__doc__.format(options=documented(OPTIONS))

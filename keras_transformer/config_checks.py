@@ -1,9 +1,11 @@
 """What an option of a `TransformerConfig` is, and what values it accepts, alone and together."""
 
 import dataclasses
+import textwrap
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.checking import describe, is_int, is_number, shorten
+from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
 
 if TYPE_CHECKING:
     from keras_transformer.config import TransformerConfig
@@ -39,6 +41,35 @@ def option(
     """
     known = {key: value for key, value in locals().items() if key != "default"}
     return dataclasses.field(default=default, metadata=known, hash=of != "overrides")
+
+
+def documented(options: Mapping[str, Any]) -> str:
+    """What the docstring of the config says of its options, a line for each."""
+    lines = [f"{name}: {known['doc']}" for name, known in options.items()]
+    wrapped = (
+        textwrap.wrap(
+            line, 92, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
+        )
+        for line in lines
+    )
+    return "\n".join(["Args:", *(line for option in wrapped for line in option)])
+
+
+def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
+    """ValueError if what a config is to be made of lacks names, or has others."""
+    if not isinstance(values, dict):
+        raise ValueError(f"A config must be a dictionary, received {type(values).__name__}.")
+    known = {field.name: field for field in fields}
+    unknown = sorted(map(str, set(values) - set(known)))
+    if unknown:
+        raise ValueError(
+            f"Unknown config values: {', '.join(unknown)}. Known are: "
+            f"{', '.join(sorted(known))}.{nearest(unknown[0], known)}"
+        )
+    required = [n for n, f in known.items() if f.default is dataclasses.MISSING]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise ValueError(f"The config lacks the values: {', '.join(missing)}.")
 
 
 def check_values(config: "TransformerConfig") -> None:
@@ -157,7 +188,8 @@ def _check_layers(config: "TransformerConfig", allowed: list[str]) -> None:
                 f"layer_pattern[{i}] has position={layer.position!r}, and the stack "
                 f"{config.position!r}: only 'rotary' and 'none' are of a layer alone."
             )
-        if config.position in ("relative", "alibi") and layer.num_heads != config.num_heads:
+        shared = config.relative_bias or config.position == "alibi"
+        if shared and layer.num_heads != config.num_heads:
             raise ValueError(
                 f"layer_pattern[{i}] has num_heads={layer.num_heads}, but the bias of position="
                 f"{config.position!r} is one for all layers, of {config.num_heads} heads."
@@ -188,6 +220,12 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
+    if config.score_scale is not None and config.score != "scaled_dot":
+        raise ValueError(
+            f"`score_scale` is of score='scaled_dot', received score={config.score!r}."
+        )
+    if config.query_key_norm_across_heads and not config.query_key_norm:
+        raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
     if config.num_layer_groups > config.num_layers:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="
@@ -215,7 +253,12 @@ def check_agreement(config: "TransformerConfig") -> None:
             f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
         )
     small = config.relative_num_buckets // 2  # of one direction
-    if config.position == "relative" and not 2 <= small < config.relative_max_distance:
+    if config.position == ("alibi" if config.relative_bias else "relative"):
+        raise ValueError(
+            f"relative_bias={config.relative_bias} and position={config.position!r} contradict "
+            "each other."
+        )
+    if config.relative_bias and not 2 <= small < config.relative_max_distance:
         raise ValueError(
             "position='relative' needs 4 or more `relative_num_buckets` and a "
             "`relative_max_distance` above half their number, received "

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -27,6 +27,9 @@ DIVIDED = ("num_heads", "num_key_value_heads", "intermediate_dim")
 _SIZES = {
     "query_heads": lambda config: config.num_heads * config.head_dim,
     "key_heads": lambda config: config.num_key_value_heads * config.head_dim,
+    # Of one token, which each device has whole.
+    "all_queries": lambda config: config.num_heads * config.head_dim,
+    "all_keys": lambda config: config.num_key_value_heads * config.head_dim,
     "positions": lambda config: config.max_sequence_length + config.position_offset,
 }
 
@@ -84,38 +87,52 @@ def _dense(name: str, inputs: str, outputs: str, bias: str | None = None, **when
 
 
 def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
+    return tuple(
+        weight
+        for kind, parts in NORMALIZATIONS.items()
+        for part in parts
+        for weight in _weight(f"{name}/{part}", axis, normalization=kind, **when)
+    )
+
+
+def _norms(sublayer: str, **when) -> tuple[Weight, ...]:
+    """The normalizations of a sub-layer: in front of it or behind the sum, and of its output."""
     return (
-        *_weight(f"{name}/gamma", axis, normalization="layer_norm", **when),
-        *_weight(f"{name}/beta", axis, normalization="layer_norm", **when),
-        *_weight(f"{name}/scale", axis, normalization="rms_norm", **when),
+        *_norm(f"{sublayer}_norm", normalize_first=True, **when),
+        *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False, **when),
+        *_norm(f"{sublayer}_output_norm", normalize_output=True),
     )
 
 
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
-    """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norm."""
+    """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norms."""
+    of_heads = {"query_key_norm": True, "query_key_norm_across_heads": False}
+    across = {"query_key_norm": True, "query_key_norm_across_heads": True}
     return (
         *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
         *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
-        *_norm(f"{name}/query_norm", "head_dim", query_key_norm=True),
-        *_norm(f"{name}/key_norm", "head_dim", query_key_norm=True),
+        *_norm(f"{name}/query_norm", "head_dim", **of_heads),
+        *_norm(f"{name}/key_norm", "head_dim", **of_heads),
+        *_norm(f"{name}/query_norm", "all_queries", **across),
+        *_norm(f"{name}/key_norm", "all_keys", **across),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
         *_weight(f"{name}/score/strength", "num_heads", score="cosine"),
         *_weight(
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
-        *_norm(f"{name}_norm"),
+        *_norms(name, **({"attention_normalization": True} if name == "self_attention" else {})),
     )
 
 
-# `layers.FeedForward`, and the normalization of its sub-layer.
+# `layers.FeedForward`, and the normalizations of its sub-layer.
 _FEED_FORWARD = (
     *_dense("feed_forward/intermediate", "hidden_dim", "intermediate_dim", "use_bias"),
     *_dense("feed_forward/gate", "hidden_dim", "intermediate_dim", "use_bias", gated=True),
     *_dense("feed_forward/output", "intermediate_dim", "hidden_dim", "use_bias"),
-    *_norm("feed_forward_norm"),
+    *_norms("feed_forward"),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.
@@ -134,7 +151,7 @@ STEM = (
     ),
     *_weight("position_embedding/embeddings", "positions", "embedding_dim", position="learned"),
     *_weight(
-        "relative_bias/embeddings", "relative_num_buckets", "num_heads", position="relative"
+        "relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True
     ),
     *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
     *_dense(

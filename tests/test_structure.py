@@ -12,7 +12,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import structure
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 from keras_transformer.planning import count_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,8 @@ def tiny_presets():
             changed["embedding_dim"] = 10
         if config.rotary_dim is not None:
             changed["rotary_dim"] = 4
+        if config.layer_pattern:
+            changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
@@ -68,8 +70,10 @@ def random_config(seed):
         "attention_bias": one_of(True, False, None),
         "attention_output_bias": one_of(True, False, None),
         "query_key_norm": one_of(True, False),
-        "normalization": one_of("layer_norm", "rms_norm"),
+        "normalization": one_of(*NORMALIZATIONS),
         "normalize_first": one_of(True, False),
+        "normalize_output": one_of(True, False),
+        "attention_normalization": one_of(True, False),
         "final_normalization": one_of(True, False, None),
         "embedding_normalization": one_of(True, False),
         "position": one_of("none", "sinusoidal", "learned", "rotary", "relative", "alibi"),
@@ -79,6 +83,10 @@ def random_config(seed):
         "output_bias": one_of(True, False),
         **TINY,
     }
+    if values["query_key_norm"]:
+        values["query_key_norm_across_heads"] = one_of(True, False)
+    if values["position"] not in ("relative", "alibi"):
+        values["relative_bias"] = one_of(True, False, None)
     if kind == "encoder":
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":

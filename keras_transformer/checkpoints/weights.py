@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, TransformerConfig
 from keras_transformer.structure import sides
 
 
@@ -26,6 +26,7 @@ class Weight:
     transpose: bool = False  # theirs is ours transposed, as `torch.nn.Linear` stores its matrix
     # Theirs holds several of ours, side by side in the last axis of ours: which one, and how many.
     part: tuple[int, int] | None = None
+    sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
     per_head: bool = False  # the parts stand side by side within each head
     row: bool = False  # theirs has a leading axis of length 1
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
@@ -35,7 +36,9 @@ class Weight:
 
     def of(self, config: TransformerConfig) -> "Weight":
         """The line for a config."""
-        return dataclasses.replace(self, groups=config.num_heads) if self.per_head else self
+        line = dataclasses.replace(self, groups=config.num_heads) if self.per_head else self
+        sizes = tuple(getattr(config, name) for name in self.sizes)
+        return dataclasses.replace(line, sizes=sizes) if sizes else line
 
     def at(self, i: int) -> "Weight":
         """The line of layer `i`."""
@@ -50,7 +53,10 @@ class Weight:
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of their tensor for a variable's shape."""
-        shape = (*ours[:-1], ours[-1] * self.part[1]) if self.part else tuple(ours)
+        shape = tuple(ours)
+        if self.part is not None:
+            index, sizes = self._parts()
+            shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
         shape = shape[::-1] if self.transpose else shape
         return (1, *shape) if self.row else shape
 
@@ -60,21 +66,24 @@ class Weight:
         array = array.T if self.transpose else array
         if self.part is None:
             return array
-        index, count = self.part
-        groups = array.reshape(*array.shape[:-1], self.groups, count, -1)
-        return groups[..., index, :].reshape(*array.shape[:-1], -1)
+        index, sizes = self._parts()
+        groups = array.reshape(*array.shape[:-1], self.groups, sum(sizes), -1)
+        first = sum(sizes[:index])
+        return groups[..., first : first + sizes[index], :].reshape(*array.shape[:-1], -1)
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Their array, of ours: of all parts in their order."""
         array = arrays[0]
         if self.part is not None:
-            parts = [each.reshape(*each.shape[:-1], self.groups, 1, -1) for each in arrays]
-            array = np.concatenate(parts, axis=-2).reshape(*array.shape[:-1], -1)
+            parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
+            array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
         array = array.T if self.transpose else array
         return array[None] if self.row else array
 
-
-LAYER_NORM, RMS_NORM = (("normalization", kind) for kind in ("layer_norm", "rms_norm"))
+    def _parts(self) -> tuple[int, tuple[int, ...]]:
+        """Which part it is, and how large all are, in units of their own."""
+        index, count = self.part
+        return index, self.sizes or (1,) * count
 
 
 def layers(
@@ -95,8 +104,11 @@ def layers(
         path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
         parts = [("kernel", first, {"transpose": transpose}), ("bias", second, {})]
         if path.endswith("_norm"):
-            parts = [("gamma", first, {"when": LAYER_NORM}), ("beta", second, {"when": LAYER_NORM})]
-            parts += [("scale", first, {"when": RMS_NORM})]
+            parts = [
+                (name, tensor, {"when": ("normalization", kind)})
+                for kind, names in NORMALIZATIONS.items()
+                for name, tensor in zip(names, (first, second), strict=False)
+            ]
         elif path.endswith(("_embedding", "_bias")):
             parts = [("embeddings", first, {})]
         lines += [line(f"{path}/{name}", tensor, **options | own) for name, tensor, own in parts]

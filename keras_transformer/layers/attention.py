@@ -53,9 +53,11 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         max_sequence_length: int, number of slots of `"location"`.
         use_bias: bool, biases of query, key and value.
         output_bias: bool, bias of the output. Defaults to `use_bias`.
-        query_key_norm: `"layer_norm"` or `"rms_norm"`, of each head's queries and keys. Defaults to
-            no normalization.
+        query_key_norm: a name in `config.NORMALIZATIONS`, of each head's queries and keys. Defaults
+            to no normalization.
+        query_key_norm_across_heads: bool, of those of all heads together (OLMo 2).
         normalization_epsilon: float, of `query_key_norm`.
+        score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
             et al. 2024, section 2). Defaults to no bound.
         dropout: float, rate on the attention weights.
@@ -117,7 +119,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         use_bias: bool = True,
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
+        query_key_norm_across_heads: bool = False,
         normalization_epsilon: float = 1e-6,
+        score_scale: float | None = None,
         attention_soft_cap: float | None = None,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
@@ -142,6 +146,7 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.use_bias = use_bias
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
+        self.query_key_norm_across_heads = query_key_norm_across_heads
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
         self.dropout = dropout
@@ -155,7 +160,12 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.value_dense = self._projection(shared_dim, "value", use_bias)
         with one_piece():
             self.score_function = scores.get(
-                score, num_heads, head_dim, max_sequence_length, dtype=self.dtype_policy
+                score,
+                num_heads,
+                head_dim,
+                max_sequence_length,
+                score_scale,
+                dtype=self.dtype_policy,
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
             self.query_norm, self.key_norm = map(self._head_norm, ("query_norm", "key_norm"))
@@ -188,9 +198,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
         self.score_function.build(None)
-        for norm in (self.query_norm, self.key_norm):
+        for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
-                norm.build((None, None, None, self.head_dim))
+                width = dense.units if self.query_key_norm_across_heads else self.head_dim
+                norm.build((None, None, None, width))
         self.output_dense = self._projection(
             self.output_dim or query_shape[-1], "output", self.output_bias
         )
@@ -221,8 +232,9 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         if positions is None and from_cache and own_keys and self.rotary is not None:
             positions = first_slot + sequence_positions(query)
         key_positions = positions if own_keys else visibility.key_positions
-        queries = self._split(self.query_dense(query), self.num_heads)
-        queries = self._normalized_and_rotated(queries, self.query_norm, positions)
+        queries = self._normalized_and_rotated(
+            self.query_dense(query), self.num_heads, self.query_norm, positions
+        )
         if own_keys or value is not None:
             keys, values = self._keys_and_values(query, value, key, key_positions)
             if cache is not None:
@@ -248,7 +260,7 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
         kernel = plain and not (dropped or return_attention_scores)
-        if kernel and not from_cache and _has_kernel(queries.dtype):
+        if kernel and not from_cache and scores.has_kernel(queries.dtype):
             attended = self._attend_fused(queries, keys, values, visibility, bias)
         else:
             if not from_cache:
@@ -278,11 +290,15 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
     def _keys_and_values(self, query, value, key, positions):
         value = query if value is None else value
         key = value if key is None else key
-        keys = self._split(self.key_dense(key), self.num_key_value_heads)
-        keys = self._normalized_and_rotated(keys, self.key_norm, positions)
+        keys = self._normalized_and_rotated(
+            self.key_dense(key), self.num_key_value_heads, self.key_norm, positions
+        )
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
 
-    def _normalized_and_rotated(self, states, norm, positions):
+    def _normalized_and_rotated(self, states, heads, norm, positions):
+        if norm is not None and self.query_key_norm_across_heads:
+            states, norm = norm(states), None
+        states = self._split(states, heads)
         states = states if norm is None else norm(states)
         if self.rotary_embedding is None:
             return states
@@ -351,15 +367,6 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
 def _heads_first(states):
     """Heads and length swapped, either way."""
     return ops.transpose(states, (0, 2, 1, 3))
-
-
-def _has_kernel(dtype) -> bool:
-    """JAX's asks for a product of float16 that compiled programs on a CPU do not have."""
-    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(dtype) != "float16":
-        return True
-    import jax
-
-    return jax.default_backend() != "cpu"
 
 
 def _lowest(dtype: str) -> float:

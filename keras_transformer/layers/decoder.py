@@ -59,14 +59,15 @@ class DecoderBlock(EncoderBlock):
         if cross_attention and self.parallel_residual:
             raise ValueError("`parallel_residual` has no place for `cross_attention`.")
         self.cross_attention_enabled = cross_attention
-        self.cross_attention_norm = self._norm("cross_attention_norm") if cross_attention else None
+        if cross_attention:
+            self._make_norms("cross_attention")
 
     def build(self, inputs_shape, encoder_states_shape=None):
         super().build(inputs_shape)
         if self.cross_attention_enabled:
             self.cross_attention = self._attention(inputs_shape[-1], name="cross_attention")
             self.cross_attention.build(inputs_shape, encoder_states_shape or inputs_shape)
-            self.cross_attention_norm.build(inputs_shape)
+            self._build_norms("cross_attention", inputs_shape)
 
     def call(
         self,

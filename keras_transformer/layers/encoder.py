@@ -29,7 +29,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
     pre-norm `x + dropout(f(norm(x)))`, or parallel `x + f(norm_f(x)) + g(norm_g(x))`, both
-    sub-layers of the same `x`.
+    sub-layers of the same `x`. With `normalize_output` it is `f`'s output that is normalized in
+    place of the sum, `x + dropout(norm(f(x)))`, or pre-norm once more, each with a norm of its own.
 
     Args:
         num_heads: int.
@@ -42,9 +43,12 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
         attention_output_bias: bool, bias of the attention's output. Defaults to `attention_bias`.
         query_key_norm: bool, normalize each head's queries and keys.
-        normalization: `"layer_norm"` or `"rms_norm"`.
+        normalization: a name in `config.NORMALIZATIONS`.
         normalization_epsilon: float.
         normalize_first: bool, pre-norm when True.
+        attention_normalization: bool, False for no normalization in front of the self-attention, or
+            behind its sum.
+        normalize_output: bool, normalize the output of each sub-layer before it is added.
         parallel_residual: bool, with `normalize_first` only.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.
@@ -81,7 +85,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
     ```
 
     Source: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020; parallel: Wang and
-    Komatsuzaki 2021, "GPT-J-6B".
+    Komatsuzaki 2021, "GPT-J-6B"; normalized outputs: Riviere et al. 2024, "Gemma 2", section 2,
+    and OLMo et al. 2024, "2 OLMo 2 Furious", section 3.
     """
 
     causal = False
@@ -102,6 +107,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         normalization: str = "layer_norm",
         normalization_epsilon: float = 1e-6,
         normalize_first: bool = False,
+        normalize_output: bool = False,
+        attention_normalization: bool = True,
         parallel_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -115,6 +122,7 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             raise ValueError("`parallel_residual` needs `normalize_first`.")
         self._norm_options = (normalization, normalization_epsilon)
         self.normalize_first = normalize_first
+        self.normalize_output = normalize_output
         self.parallel_residual = parallel_residual
         self.num_heads, self.head_dim = num_heads, head_dim
         self.rotary, self.window = attention.pop("rotary", None), attention.pop("window", None)
@@ -134,8 +142,8 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         )
         self.supports_masking = True
 
-        self.self_attention_norm = self._norm("self_attention_norm")
-        self.feed_forward_norm = self._norm("feed_forward_norm")
+        self._make_norms("self_attention", around=attention_normalization)
+        self._make_norms("feed_forward")
         with one_piece():
             self.feed_forward = FeedForward(
                 intermediate_dim,
@@ -148,9 +156,24 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
-    def _norm(self, name: str) -> keras.layers.Layer:
-        with one_piece():
-            return make_normalization(*self._norm_options, name=name, dtype=self.dtype_policy)
+    def _make_norms(self, sublayer: str, around: bool = True):
+        """The normalization in front of a sub-layer or behind the sum, and that of its output."""
+        around = around and (self.normalize_first or not self.normalize_output)
+        for name, wanted in (("norm", around), ("output_norm", self.normalize_output)):
+            name = f"{sublayer}_{name}"
+            with one_piece():
+                norm = wanted and make_normalization(
+                    *self._norm_options, name=name, dtype=self.dtype_policy
+                )
+            setattr(self, name, norm or None)
+
+    def _norms(self, sublayer: str) -> list[keras.layers.Layer | None]:
+        return [getattr(self, f"{sublayer}_{name}") for name in ("norm", "output_norm")]
+
+    def _build_norms(self, sublayer: str, input_shape):
+        for norm in self._norms(sublayer):
+            if norm is not None:
+                norm.build(input_shape)
 
     def _attention(self, hidden_dim: int, **options) -> MultiHeadAttention:
         if self.head_dim is None and hidden_dim % self.num_heads:
@@ -177,27 +200,28 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
             rotary=self.rotary,
         )
         self.self_attention.build(input_shape)
-        self.self_attention_norm.build(input_shape)
+        self._build_norms("self_attention", input_shape)
         self.feed_forward.build(input_shape)
-        self.feed_forward_norm.build(input_shape)
+        self._build_norms("feed_forward", input_shape)
 
     def _sublayers(self, attend, inputs, training, attend_to_encoder=None, first_only=False):
         """The attentions, and the feed-forward layer behind or beside them."""
         with quick_products(inputs):
             kept = inputs[:, :1] if first_only else inputs
-            x = self._sublayer(attend, self.self_attention_norm, inputs, kept, training)
-            if self.parallel_residual:
-                beside = self.feed_forward(self.feed_forward_norm(kept))
-                return x + self.dropout_layer(beside, training=training)
+            x = self._sublayer("self_attention", attend, inputs, kept, training)
             if attend_to_encoder is not None:
-                x = self._sublayer(attend_to_encoder, self.cross_attention_norm, x, x, training)
-            return self._sublayer(self.feed_forward, self.feed_forward_norm, x, x, training)
+                x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
+            given = kept if self.parallel_residual else x
+            return self._sublayer("feed_forward", self.feed_forward, given, x, training)
 
-    def _sublayer(self, function, norm, inputs, residual, training):
+    def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
-        if self.normalize_first:
-            return residual + self.dropout_layer(function(norm(inputs)), training=training)
-        return norm(residual + self.dropout_layer(function(inputs), training=training))
+        norm, output_norm = self._norms(name)
+        before = self.normalize_first and norm is not None
+        output = function(norm(inputs) if before else inputs)
+        output = output if output_norm is None else output_norm(output)
+        x = residual + self.dropout_layer(output, training=training)
+        return x if self.normalize_first or norm is None else norm(x)
 
     def call(
         self,

@@ -1,15 +1,35 @@
-"""The normalizations of a block: Keras's own layers, by the name that a config has for them."""
+"""The normalizations of a block, by the name that a config has for them."""
+
+import functools
 
 import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
+    """Root-mean-square normalization, times one more than its weight (Gemma)."""
+
+    def build(self, input_shape):
+        shape = (input_shape[self.axis],)
+        self.scale = self.add_weight(name="scale", shape=shape, initializer="zeros")
+
+    def call(self, x):
+        # In float32: near to 1 half precision has few numbers.
+        scale = 1 + ops.cast(self.scale, "float32")
+        return ops.rms_normalization(x, scale=scale, axis=self.axis, epsilon=self.epsilon)
+
 
 _KINDS = {
     "layer_norm": keras.layers.LayerNormalization,
+    "layer_norm_no_bias": functools.partial(keras.layers.LayerNormalization, center=False),
     "rms_norm": keras.layers.RMSNormalization,
+    "rms_norm_plus_one": RMSNormalizationPlusOne,
 }
 
 
 def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
-    """The Keras layer for `"layer_norm"` or `"rms_norm"`. ValueError for another kind."""
+    """The layer for a name in `config.NORMALIZATIONS`. ValueError for another kind."""
     if kind not in _KINDS:
         known = ", ".join(map(repr, _KINDS))
         raise ValueError(f"Unknown normalization {kind!r}. Known are: {known}.")

@@ -57,9 +57,11 @@ class Dot(Score):
 class ScaledDot(Dot):
     """The dot product by the root of the size (Vaswani et al. 2017, section 3.2.1)."""
 
-    def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
+    def __init__(
+        self, num_heads: int, head_dim: int, max_sequence_length=None, scale=None, **kwargs
+    ):
         super().__init__(num_heads, head_dim, max_sequence_length, **kwargs)
-        self.scale = 1 / math.sqrt(head_dim)
+        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
 
 
 class General(Score):
@@ -156,11 +158,30 @@ _SCORES = {
 
 
 def get(
-    name: str | Callable, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs
+    name: str | Callable,
+    num_heads: int,
+    head_dim: int,
+    max_sequence_length=None,
+    scale: float | None = None,
+    **kwargs,
 ) -> Score:
     """The score function of this name, or one of the user's. ValueError for an unknown name."""
+    if scale is not None:
+        if name != "scaled_dot":
+            raise ValueError(f"`score_scale` is of score='scaled_dot', received score={name!r}.")
+        kwargs["scale"] = scale
     if callable(name):
         return Own(name, num_heads, head_dim, max_sequence_length, **kwargs)
     if name not in _SCORES:
         raise ValueError(f"Unknown score {name!r}. Known are: {', '.join(map(repr, _SCORES))}.")
     return _SCORES[name](num_heads, head_dim, max_sequence_length, **kwargs)
+
+
+def has_kernel(dtype) -> bool:
+    """Whether the backend's fused kernel of dot products takes queries of this dtype."""
+    # JAX's asks for a product of float16 that compiled programs on a CPU do not have.
+    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(dtype) != "float16":
+        return True
+    import jax
+
+    return jax.default_backend() != "cpu"

@@ -57,7 +57,7 @@ class Stack(keras.layers.Layer):
         self.supports_masking = True
         causal = config.kind == "decoder"
         self.position_bias = self.final_norm = None
-        if config.position == "relative":
+        if config.relative_bias:
             self.position_bias = RelativePositionBias(
                 config.num_heads,
                 num_buckets=config.relative_num_buckets,

@@ -31,7 +31,7 @@ CHUNK_BYTES = 16 * 2**20
 # Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
 _WIDTH_OF_UNKNOWN = 8
 # Of a normalization: its output, and factors of the input, broadcast.
-_OF_NORM = {"layer_norm": 3, "rms_norm": 2}
+_OF_NORM = {"layer_norm": 3, "layer_norm_no_bias": 3, "rms_norm": 2, "rms_norm_plus_one": 2}
 _FLOAT32 = 4
 
 
@@ -88,7 +88,10 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     """What one layer keeps, and the largest of its gradients; both in bytes."""
     tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
     sublayers = 2 if source is None else 3
-    norms = sublayers * _OF_NORM[config.normalization]
+    each = 2 if config.normalize_first and config.normalize_output else 1
+    norms = (sublayers * each - (not config.attention_normalization)) * _OF_NORM[
+        config.normalization
+    ]
     residuals = sublayers
     if config.parallel_residual:  # one input, one sum
         norms, residuals = norms - 1, 1

@@ -11,6 +11,8 @@ _BERT = {
     "intermediate_size": 20,
     "max_position_embeddings": 24,
 }
+_MPNET = {**_BERT, "pad_token_id": 1}
+_MODERN = {**_MPNET, "local_attention": 4}
 _DISTILBERT = {
     "vocab_size": 61,
     "dim": 12,
@@ -48,6 +50,8 @@ _BART = {
     "forced_eos_token_id": 2,
 }
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
+_GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
@@ -114,6 +118,44 @@ CONFIGS = {
             {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
         ],
     ),
+    "mpnet": (
+        "MPNet",
+        [
+            _MPNET,
+            {**_MPNET, **_WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_MPNET, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "nomic_bert": (
+        "NomicBert",
+        [
+            _BERT,
+            {**_BERT, **_WIDER, "type_vocab_size": 3, "rope_parameters": {"rope_theta": 70.0}},
+            {**_BERT, "head_dim": 6, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "modernbert": (
+        "ModernBert",
+        [
+            {**_MODERN, "num_hidden_layers": 4},
+            {
+                **_MODERN,
+                **_WIDER,
+                "norm_bias": True,
+                "global_rope_theta": 70.0,
+                "local_rope_theta": 20.0,
+                "global_attn_every_n_layers": 2,
+                "attention_bias": True,
+            },
+            {
+                **_MODERN,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+                "mlp_bias": True,
+                "hidden_activation": "gelu_new",
+            },
+        ],
+    ),
     "openai-gpt": (
         "OpenAIGPT",
         [_GPT, {**_GPT, "n_embd": 40, "n_head": 5, "afn": "relu"}, {**_GPT, "afn": "swish"}],
@@ -168,6 +210,7 @@ CONFIGS = {
         [
             _LLAMA,
             {**_LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+            {**_LLAMA, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
             {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
         ],
     ),
@@ -177,6 +220,100 @@ CONFIGS = {
             {**_LLAMA, "head_dim": 6},
             {**_LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
             {**_LLAMA, "head_dim": 4, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "gemma": (
+        "Gemma",
+        [
+            {**_LLAMA, "head_dim": 6},
+            {**_LLAMA, "head_dim": 8, "hidden_act": "gelu", "num_key_value_heads": 3},
+            {
+                **_LLAMA,
+                "head_dim": 4,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+                "rope_parameters": {"rope_theta": 50.0},
+            },
+        ],
+    ),
+    "gemma2": (
+        "Gemma2",
+        [
+            {**_LLAMA, "head_dim": 6, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+            {**_LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": None},
+            {
+                **_LLAMA,
+                "num_hidden_layers": 3,
+                "head_dim": 4,
+                "query_pre_attn_scalar": 5,
+                "sliding_window": 3,
+                "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+                "attn_logit_softcapping": None,
+                "hidden_activation": "silu",
+            },
+        ],
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        [
+            {**_LLAMA, "num_hidden_layers": 3, "sliding_window_pattern": 2, **_GEMMA3},
+            {
+                **_LLAMA,
+                **_GEMMA3,
+                "query_pre_attn_scalar": 5,
+                "final_logit_softcapping": 2.0,
+                "rope_theta": 70.0,
+                "rope_local_base_freq": 20.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            {**_LLAMA, **_GEMMA3, "tie_word_embeddings": False, "hidden_activation": "relu"},
+        ],
+    ),
+    "phi3": (
+        "Phi3",
+        [
+            {**_LLAMA, "hidden_size": 24, "num_attention_heads": 6, "sliding_window": 4, **_PAD},
+            {
+                **_LLAMA,
+                **_PAD,
+                "hidden_size": 24,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.75},
+            },
+            {**_LLAMA, **_PAD, "hidden_act": "gelu", "tie_word_embeddings": True},
+        ],
+    ),
+    "olmo2": (
+        "Olmo2",
+        [
+            _LLAMA,
+            {**_LLAMA, "num_key_value_heads": 3, "attention_bias": True, "hidden_act": "gelu"},
+            {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": _LLAMA3},
+        ],
+    ),
+    "smollm3": (
+        "SmolLM3",
+        [
+            {**_LLAMA, **_PAD, "no_rope_layer_interval": 2},
+            {
+                **_LLAMA,
+                **_PAD,
+                "num_hidden_layers": 3,
+                "no_rope_layers": [0, 1, 1],
+                "use_sliding_window": True,
+                "sliding_window": 3,
+                "attention_bias": True,
+            },
+            {
+                **_LLAMA,
+                **_PAD,
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "rope_parameters": _YARN,
+                "tie_word_embeddings": False,
+                "mlp_bias": True,
+            },
         ],
     ),
     "t5": (
@@ -219,6 +356,7 @@ CONFIGS = {
     ),
 }
 LANGUAGE_MODELS = {
+    "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "t5": "T5ForConditionalGeneration",
@@ -254,7 +392,7 @@ def make(model_type, number, suffix, seed=0, **values):
     import transformers
 
     prefix, configs = CONFIGS[model_type]
-    config = getattr(transformers, f"{prefix}Config")(**configs[number], **values)
+    config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
     model = getattr(transformers, class_name(model_type, suffix))(config).eval()
     # As wide as to tell one activation, epsilon or position from another.
     random = torch.Generator().manual_seed(seed)

@@ -15,6 +15,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
+# What published configs of two families say.
+_SAID = {
+    name: FAMILIES[name].published_config(FAMILIES[name].config({})) for name in ("bert", "llama")
+}
+
+
 def saved(model, folder):
     """The folder, with the model in it."""
     transformers.logging.set_verbosity_error()
@@ -89,7 +95,9 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
     assert_same_values(back, backbone)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "albert", "gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize(
+    "model_type", ["bert", "albert", "gpt2", "llama", "gemma2", "phi3", "olmo2", "t5", "bart"]
+)
 def test_same_gradients(tmp_path, model_type):
     """The gradients of a sum of squares, of every weight, by the names of the weight table."""
     reference = whole(model_type, 0)
@@ -152,7 +160,23 @@ def _gradients(backbone, loss):
     return {path: np.asarray(g) for path, g in zip(variables, found, strict=True)}
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "llama", "qwen3", "t5", "bart", "marian"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "gpt_neox",
+        "llama",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "smollm3",
+        "t5",
+        "bart",
+        "marian",
+    ],
+)
 def test_greedy_decoding_is_the_same(tmp_path, model_type):
     """Through the cache, where positions, scales and norms must be those of the whole pass."""
     from keras_transformer import CausalLM, Seq2SeqLM
@@ -166,12 +190,14 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
     task = Seq2SeqLM if kind_of(model_type) == "seq2seq" else CausalLM
     model = task.from_preset(saved(reference, tmp_path))
     ids = families.batch()[0][:1]
+    # Past all windows, where there is no longest text.
+    count = 64 if model.backbone.config.position == "rotary" else 8
     with torch.no_grad():
         expected = reference.generate(
-            torch.tensor(ids).long(), max_new_tokens=8, min_new_tokens=8, do_sample=False
+            torch.tensor(ids).long(), max_new_tokens=count, min_new_tokens=count, do_sample=False
         )
-    found = model.generate(ids[0].tolist(), max_new_tokens=8)
-    assert found == expected[0, -8:].tolist()
+    found = model.generate(ids[0].tolist(), max_new_tokens=count)
+    assert found == expected[0, -count:].tolist()
 
 
 @pytest.mark.backend_independent
@@ -179,9 +205,40 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
     ("values", "message"),
     [
         ({"model_type": "mamba"}, "'mamba' are not supported"),
+        ({"model_type": "mamba"}, "docs/add_a_family.md says how to add a family"),
+        (
+            {**_SAID["llama"], "model_type": "mixtral", "num_local_experts": 8, "nothing": None},
+            "The nearest of these is 'llama', which has no place for num_local_experts=8. docs",
+        ),
+        (
+            {**_SAID["bert"], "model_type": "new", "is_decoder": True},
+            "nearest of these is 'bert', which has no place for is_decoder=True. docs",
+        ),
+        (
+            {
+                **_SAID["llama"],
+                "model_type": "new",
+                "mixed": ["x" * 2000],
+                **dict.fromkeys("abcdefghi", 1),
+            },
+            "for mixed=.*, a=1, .*, g=1, 2 more",
+        ),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "max_window_layers=28 of 32 layers"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"] * 32},
+            "layer_types has 'chunked', which is not supported",
+        ),
+        ({"model_type": "gemma2", "layer_types": []}, "layer_types must be a list of 26 names"),
+        ({"model_type": "gemma2", "num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be pos"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping=9"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type='longrope'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type='su'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
@@ -206,6 +263,58 @@ def test_published_defaults(model_type):
     said = FAMILIES[model_type].config(published.to_dict())
     assert isinstance(said, TransformerConfig)
     assert FAMILIES[model_type].config({}) == said
+
+
+# As configs were written before release 5.
+OLDER = {
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 3, "rope_theta": 1e6},
+    "gemma": {"rope_theta": 2e4, "hidden_act": "gelu", "hidden_activation": None},
+    "gemma2": {"rope_theta": 2e4, "hidden_act": "gelu", "query_pre_attn_scalar": 224},
+    "gemma3_text": {
+        "sliding_window_pattern": 4,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "phi3": {"rope_theta": 2e4, "rope_scaling": None, "partial_rotary_factor": 0.5},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": None},
+    "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    "modernbert": {
+        "global_attn_every_n_layers": 4,
+        "local_attention": 64,
+        "global_rope_theta": 1e5,
+        "local_rope_theta": 2e4,
+    },
+}
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("model_type", OLDER)
+def test_older_configs(model_type):
+    """They are read as the library reads them, whose own form is that of release 5."""
+    older = OLDER[model_type]
+    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")(**older)
+    read = FAMILIES[model_type].config(older)
+    assert read == FAMILIES[model_type].config(published.to_dict())
+    assert read != FAMILIES[model_type].config({})
+
+
+@pytest.mark.backend_independent
+def test_configs_of_nomic_bert_from_before_the_library_had_it():
+    older = {
+        "n_embd": 96, "n_layer": 2, "n_head": 6, "n_inner": 40, "n_positions": 99,
+        "layer_norm_epsilon": 1e-3, "activation_function": "geglu", "rotary_emb_base": 500,
+    }  # fmt: skip
+    now = {
+        "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "intermediate_size": 40, "max_position_embeddings": 99, "layer_norm_eps": 1e-3,
+        "hidden_act": "gelu", "rope_parameters": {"rope_theta": 500},
+    }  # fmt: skip
+    family = FAMILIES["nomic_bert"]
+    assert family.config(older) == family.config(now)
+    for wrong in ({"prenorm": True}, {"rotary_emb_fraction": 0.5}, {"activation_function": "relu"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* is not supported"):
+            family.config({**older, **wrong})
 
 
 @pytest.mark.backend_independent

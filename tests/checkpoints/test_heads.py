@@ -40,12 +40,11 @@ def made(model_type, task, folder, number=0):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     values = {"id2label": LABELS} if task.endswith("Classifier") else {}
-    padding = families.CONFIGS[model_type][1][number].get("pad_token_id")
     if FAMILIES[model_type].constants["kind"] == "decoder":
         values["pad_token_id"] = 3
     model = families.make(model_type, number, SUFFIXES[task], **values)
     model.save_pretrained(folder)
-    return model, families.batch(model.config.pad_token_id if padding is None else padding)
+    return model, families.batch(model.config.pad_token_id)
 
 
 def logits_of(model, ids, mask):

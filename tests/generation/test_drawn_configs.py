@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from keras_transformer.config import NORMALIZATIONS
 from keras_transformer.generation import Engine, Greedy, Settings
 from tests.generation.common import (
     END,
@@ -26,7 +27,8 @@ def drawn(random):
         "num_layers": int(random.integers(1, 4)),
         "num_key_value_heads": int(random.choice([1, 2, 4])),
         "normalize_first": bool(random.integers(2)),
-        "normalization": str(random.choice(["layer_norm", "rms_norm"])),
+        "normalization": str(random.choice(list(NORMALIZATIONS))),
+        "normalize_output": bool(random.integers(2)),
         "gated": bool(random.integers(2)),
         "use_bias": bool(random.integers(2)),
         "tie_embeddings": bool(random.integers(2)),

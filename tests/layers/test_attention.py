@@ -344,6 +344,24 @@ def test_output_width_and_no_bias():
     assert sorted(tuple(w.shape) for w in layer.weights) == [(8, 24), (8, 24), (8, 24), (24, 3)]
 
 
+def test_the_factor_of_the_scores(torch):
+    layer = attention(score_scale=0.7)
+    assert_close(both_paths(layer, X)[0], sdpa(torch, layer, X, X, scale=0.7))
+
+
+def test_norms_across_heads():
+    """One mean of squares for all heads of a token, and a factor for each feature of each head."""
+    options = {"query_key_norm": "rms_norm", "num_key_value_heads": 2}
+    layer = attention(**options, query_key_norm_across_heads=True)
+    assert [norm.scale.shape[0] for norm in (layer.query_norm, layer.key_norm)] == [24, 12]
+    for norm, dense in ((layer.query_norm, layer.query_dense), (layer.key_norm, layer.key_dense)):
+        projected = X @ numpy(dense.kernel) + numpy(dense.bias)
+        expected = projected / np.sqrt((projected**2).mean(-1, keepdims=True) + 1e-6)
+        expected = (expected * numpy(norm.scale)).reshape(BATCH, LENGTH, -1, HEAD_DIM)
+        states = layer._normalized_and_rotated(dense(X), dense.units // HEAD_DIM, norm, None)
+        assert_close(states, expected)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("score", ["scaled_dot", "general", "additive", "cosine"])
 def test_mixed_precision(policy, score):
@@ -392,5 +410,7 @@ def test_bad_options():
         MultiHeadAttention(4, 6, num_key_value_heads=3)
     with pytest.raises(ValueError, match="must be positive.*received 0, 6, None"):
         MultiHeadAttention(0, 6)
+    with pytest.raises(ValueError, match="`score_scale` is of score='scaled_dot', received.*'dot'"):
+        MultiHeadAttention(4, 6, score="dot", score_scale=2.0)
     with pytest.raises(ValueError, match="Unknown score 'bilinear'. Known are: 'scaled_dot'"):
         MultiHeadAttention(4, 6, score="bilinear")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.config import NORMALIZATIONS
 from keras_transformer.layers import EncoderBlock, Visibility
 from keras_transformer.layers.normalization import make_normalization
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
@@ -62,28 +63,50 @@ def test_equals_pytorch(torch, normalize_first, activation):
     assert_close(layer(X, mask=PADDING), expected.detach().numpy(), atol=2e-5)
 
 
+@pytest.mark.parametrize("normalize_output", [False, True])
 @pytest.mark.parametrize("normalize_first", [False, True])
-@pytest.mark.parametrize("normalization", ["layer_norm", "rms_norm"])
-def test_the_order_of_the_sublayers(normalize_first, normalization):
-    layer = made(normalize_first=normalize_first, normalization=normalization, gated=True)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_the_order_of_the_sublayers(normalize_first, normalize_output, normalization):
+    layer = made(
+        normalize_first=normalize_first,
+        normalize_output=normalize_output,
+        normalization=normalization,
+        gated=True,
+    )
 
     def norm(x, sublayer):
-        if normalization == "rms_norm":
-            return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * numpy(sublayer.scale)
+        if normalization.startswith("rms_norm"):
+            scale = numpy(sublayer.scale) + (normalization == "rms_norm_plus_one")
+            return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-        return scaled * numpy(sublayer.gamma) + numpy(sublayer.beta)
+        shift = numpy(sublayer.beta) if normalization == "layer_norm" else 0
+        return scaled * numpy(sublayer.gamma) + shift
 
     x = X
-    for function, sublayer in (
-        (layer.self_attention, layer.self_attention_norm),
-        (layer.feed_forward, layer.feed_forward_norm),
+    for function, around, behind in (
+        (layer.self_attention, layer.self_attention_norm, layer.self_attention_output_norm),
+        (layer.feed_forward, layer.feed_forward_norm, layer.feed_forward_output_norm),
     ):
-        if normalize_first:
-            x = x + numpy(function(norm(x, sublayer)))
+        output = numpy(function(norm(x, around) if normalize_first else x))
+        if normalize_output:
+            x = x + norm(output, behind)
         else:
-            x = norm(x + numpy(function(x)), sublayer)
+            x = x + output if normalize_first else norm(x + output, around)
     assert_close(layer(X), x, atol=2e-5)
+
+
+@pytest.mark.parametrize("normalize_first", [False, True])
+def test_without_a_norm_of_the_attention(normalize_first):
+    layer = made(normalize_first=normalize_first, attention_normalization=False)
+    assert layer.self_attention_norm is None
+    x = X + numpy(layer.self_attention(X))
+    norm = layer.feed_forward_norm
+    if normalize_first:
+        expected = x + numpy(layer.feed_forward(norm(x)))
+    else:
+        expected = norm(x + numpy(layer.feed_forward(x)))
+    assert_close(layer(X), expected, atol=2e-5)
 
 
 def test_normalization_epsilon_and_kind():
@@ -95,7 +118,7 @@ def test_normalization_epsilon_and_kind():
 def test_statistics_are_float32_in_half_precision():
     """In float16 the squares of these would be infinite, in bfloat16 their sum imprecise."""
     x = 300 * random(2, 5, 64)
-    for kind in ("layer_norm", "rms_norm"):
+    for kind in NORMALIZATIONS:
         expected = make_normalization(kind, 1e-6)(x)
         for policy in ("mixed_float16", "mixed_bfloat16"):
             result = make_normalization(kind, 1e-6, dtype=policy)(x)

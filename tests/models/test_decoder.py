@@ -37,6 +37,14 @@ def test_states_are_unchanged_by_what_comes_after():
             "query_key_norm": True,
             "output_bias": True,
         },
+        {
+            "position": "rotary",
+            "query_key_norm": True,
+            "query_key_norm_across_heads": True,
+            "num_key_value_heads": 1,
+            "normalize_output": True,
+            "normalization": "rms_norm_plus_one",
+        },
     ],
 )
 def test_cached_equals_uncached_also_behind_padding(values):

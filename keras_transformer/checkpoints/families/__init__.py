@@ -12,10 +12,18 @@ from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
+from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.modernbert import MODERNBERT
+from keras_transformer.checkpoints.families.mpnet import MPNET
+from keras_transformer.checkpoints.families.nearest import advice
+from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
+from keras_transformer.checkpoints.families.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
@@ -29,6 +37,9 @@ FAMILIES = {
         DISTILBERT,
         ALBERT,
         ELECTRA,
+        MPNET,
+        NOMIC_BERT,
+        MODERNBERT,
         GPT,
         GPT2,
         GPT_NEOX,
@@ -36,6 +47,12 @@ FAMILIES = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        PHI3,
+        OLMO2,
+        SMOLLM3,
         T5,
         BART,
         MARIAN,
@@ -49,7 +66,7 @@ def get_family(values: Mapping[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
-            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}"
+            f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}{advice(values, FAMILIES.values())}"
         )
     if values.get("architectures") == ["T5EncoderModel"]:
         raise ValueError(

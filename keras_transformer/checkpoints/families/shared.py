@@ -1,12 +1,12 @@
 """What several families share: heads of tasks, constants of blocks, values that are alike."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.weights import Weight, layers
-from keras_transformer.config import SIDES, TransformerConfig
+from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
 
 # The block of BERT, with learned positions.
 ENCODER = {
@@ -76,7 +76,12 @@ def number(values: Values, name: str, default: Any, kind: type = int) -> Any:
     return value
 
 
-def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> Conversion:
+def rotary(
+    default_share: float = 1.0,
+    default_head_dim: int | None = None,
+    default_base: float = 10000.0,
+    scalings: Sequence[str] = ROTARY_SCALINGS,
+) -> Conversion:
     """Rotary positions, in the form of Transformers' release 5 or of those before it."""
 
     def read(values: Values) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
         if not isinstance(options, dict):
             raise ValueError(f"rope_parameters must be an object, received {options!r}.")
         older = {
-            "rope_theta": values.get("rope_theta", values.get("rotary_emb_base", 10000.0)),
+            "rope_theta": values.get("rope_theta", values.get("rotary_emb_base", default_base)),
             "partial_rotary_factor": values.get(
                 "partial_rotary_factor", values.get("rotary_pct", default_share)
             ),
@@ -96,7 +101,12 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
             "rotary_base": number(options, "rope_theta", None, float),
             "rotary_dim": None if share == 1 else int(_head_dim(values, default_head_dim) * share),
         }
-        return ours if kind == "default" else ours | _read_stretch(values, options, kind)
+        if kind == "default":
+            return ours
+        if kind not in scalings:
+            known = ", ".join(map(repr, ("default", *scalings)))
+            raise ValueError(f"rope_type={kind!r} is not supported, only {known}.")
+        return ours | _read_stretch(values, options, kind)
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -121,12 +131,8 @@ def rotary(default_share: float = 1.0, default_head_dim: int | None = None) -> C
 _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 
 
-def _read_stretch(values: Values, options: Values, kind: Any) -> dict[str, Any]:
+def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     """How rotary positions are stretched to longer texts."""
-    if kind not in ("linear", *_TURNS):
-        raise ValueError(
-            f"rope_type={kind!r} is not supported, only 'default', 'linear', 'llama3', 'yarn'."
-        )
     ours = {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
     if kind == "linear":
         return ours
@@ -154,38 +160,106 @@ def _head_dim(values: Values, default: int | None) -> int:
     return width // max(heads, 1)
 
 
-def _read_window(values: Values) -> dict[str, Any]:
-    if not values.get("use_sliding_window", False) or values.get("sliding_window", 4096) is None:
-        return {"window": None}
-    layers = number(values, "num_hidden_layers", 32)
-    first = number(values, "max_window_layers", 28)
+# Their own default may be outside of the vocabulary. Export writes that of a tokenizer.
+NO_PADDING = Conversion(lambda values: {}, lambda config: {"pad_token_id": None})
+
+
+# Layers that differ by turns
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def by_turns(kinds: Sequence[Any], values: Mapping[Any, Values]) -> dict[str, Any]:
+    """Values of ours of layers of these kinds: those of the first kind, and the others by turns."""
+    count = len(kinds)
+    period = next(n for n in range(1, count + 1) if kinds[n:] == kinds[: count - n])
+    base = next(own for kind, own in values.items() if kind in kinds)
+    own = [{k: v for k, v in values[kind].items() if v != base.get(k)} for kind in kinds[:period]]
+    return {**base, **({"layer_pattern": tuple(own)} if any(own) else {})}
+
+
+def layer_kinds(values: Values, default_layers: int, is_sliding: Callable[[int], bool]) -> list:
+    """Their `layer_types`, or of older configs what `is_sliding` says of each layer's number."""
+    count = number(values, "num_hidden_layers", default_layers)
+    if not 0 < count <= MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers={count} is not from 1 to {MOST_LAYERS:,}.")
     kinds = values.get("layer_types")
-    windowed = (
-        [kind == "sliding_attention" for kind in kinds]
-        if isinstance(kinds, list)
-        else [first <= 0, first < layers]  # of the first and of the last layer
-    )
-    if any(windowed) and not all(windowed):
+    if kinds is None:
+        return [SLIDING if is_sliding(i) else FULL for i in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise ValueError(f"layer_types must be a list of {count} names, one a layer.")
+    unknown = next((kind for kind in kinds if kind not in (SLIDING, FULL)), None)
+    if unknown is not None:
         raise ValueError(
-            "A sliding window in some layers and not in others is not supported: "
-            f"layer_types={kinds!r}, max_window_layers={first} of {layers} layers."
+            f"layer_types has {unknown!r}, which is not supported, only {SLIDING!r} and {FULL!r}."
         )
-    return {"window": number(values, "sliding_window", 4096) if any(windowed) else None}
+    return kinds
 
 
-def _write_window(config: TransformerConfig) -> dict[str, Any]:
-    windowed = config.window is not None
-    kind = "sliding_attention" if windowed else "full_attention"
+def windows(
+    default_layers: int, default_window: int | None, is_sliding: Callable[[Values, int], bool]
+) -> Conversion:
+    """Layers with a window and without; `is_sliding` says which of old configs, by their number."""
+
+    def read(values: Values) -> dict[str, Any]:
+        if values.get("sliding_window", default_window) is None:
+            return {"window": None}
+        kinds = layer_kinds(values, default_layers, lambda i: is_sliding(values, i))
+        window = number(values, "sliding_window", default_window)
+        return by_turns(kinds, {FULL: {"window": None}, SLIDING: {"window": window}})
+
+    return Conversion(read, write_windows)
+
+
+def write_windows(config: TransformerConfig) -> dict[str, Any]:
+    """Their values for the windows of layers."""
+    found = [layer.window for layer in config.layers]
     return {
-        "use_sliding_window": windowed,
-        "sliding_window": config.window,
-        "max_window_layers": 0 if windowed else config.num_layers,
-        "layer_types": [kind] * config.num_layers,
+        "sliding_window": next((window for window in found if window is not None), None),
+        "layer_types": [FULL if window is None else SLIDING for window in found],
     }
 
 
+_ROTARY = rotary()
+
+
+def rotary_of_kinds(values: Values, older: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
+    """Rotary positions by the kind of a layer; `older` is what a config without them says."""
+    given = values.get("rope_parameters") or {}
+    if not isinstance(given, dict) or not {*given} <= {FULL, SLIDING}:
+        raise ValueError(f"rope_parameters must have {FULL!r} and {SLIDING!r}, received {given!r}.")
+    plain = {"rotary_scaling": None, "rotary_factor": 1.0}
+    return {
+        kind: plain | _ROTARY.read({**own, "rope_parameters": given.get(kind)})
+        for kind, own in older.items()
+    }
+
+
+def write_kinds(config: TransformerConfig) -> dict[str, Any]:
+    """Their values for the windows and the rotary positions of layers."""
+    theirs = write_windows(config)
+    found = dict(zip(theirs["layer_types"], config.layers, strict=True))
+    rope = {kind: _ROTARY.write(layer)["rope_parameters"] for kind, layer in found.items()}
+    return {**theirs, "rope_parameters": rope}
+
+
+_QWEN = windows(32, 4096, lambda values, i: i >= number(values, "max_window_layers", 28))
+
+
+def _write_switched(config: TransformerConfig) -> dict[str, Any]:
+    theirs = write_windows(config)
+    kinds = theirs["layer_types"]
+    used = SLIDING in kinds
+    first = kinds.index(SLIDING) if used else len(kinds)
+    return {**theirs, "use_sliding_window": used, "max_window_layers": first}
+
+
 # Of Qwen, where the window is switched on by another value.
-SWITCHED_WINDOW = Conversion(_read_window, _write_window)
+SWITCHED_WINDOW = Conversion(
+    lambda values: _QWEN.read(values) if values.get("use_sliding_window") else {"window": None},
+    _write_switched,
+)
 
 
 def sides(**names: tuple[str, Any]) -> Conversion:

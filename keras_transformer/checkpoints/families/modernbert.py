@@ -1,0 +1,108 @@
+"""ModernBERT: Warner et al. 2024, https://arxiv.org/abs/2412.13663.
+
+A gated encoder with rotary positions, norms first and without biases, and a window in two of three
+layers, which have a rotary base of their own. The first attention has no norm in front.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.families.shared import (
+    FULL,
+    NO_PADDING,
+    SLIDING,
+    by_turns,
+    layer_kinds,
+    number,
+    rotary_of_kinds,
+    write_kinds,
+)
+from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
+from keras_transformer.config import TransformerConfig
+
+_ONCE = {
+    "token_embedding": "embeddings.tok_embeddings",
+    "encoder/embedding_norm": "embeddings.norm",
+    "encoder/final_norm": "final_norm",
+}
+_OURS, _THEIRS = "encoder/layer_{i}/", "layers.{i}."
+_QKV = [f"{_OURS}self_attention/{name}" for name in ("query", "key", "value")]
+_BRANCHES = [f"{_OURS}feed_forward/{name}" for name in ("gate", "intermediate")]
+_LAYER = {
+    "self_attention_norm": "attn_norm",
+    "self_attention/output": "attn.Wo",
+    "feed_forward_norm": "mlp_norm",
+    "feed_forward/output": "mlp.Wo",
+}
+
+
+def _read_layers(values: Values) -> dict[str, Any]:
+    every = number(values, "global_attn_every_n_layers", 3)
+    kinds = layer_kinds(values, 22, lambda i: i % max(every, 1) != 0)
+    bases = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
+    own = rotary_of_kinds(
+        values, {kind: {**values, "rope_theta": values.get(*base)} for kind, base in bases.items()}
+    )
+    # As many neighbours on each side as half of it.
+    own[FULL]["window"] = None
+    own[SLIDING]["window"] = number(values, "local_attention", 128) // 2 + 1
+    first = [(i > 0, kind) for i, kind in enumerate(kinds)]
+    variants = [(normed, kind) for normed in (True, False) for kind in (FULL, SLIDING)]
+    return by_turns(first, {v: {**own[v[1]], "attention_normalization": v[0]} for v in variants})
+
+
+def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+    theirs = write_kinds(config)
+    window = theirs.pop("sliding_window")
+    return {**theirs, "local_attention": 128 if window is None else 2 * (window - 1)}
+
+
+MODERNBERT = Family(
+    model_type="modernbert",
+    architecture="ModernBertModel",
+    fields={
+        "vocab_size": Field("vocabulary_size", 50368),
+        "hidden_size": Field("hidden_dim", 768),
+        "num_hidden_layers": Field("num_layers", 22),
+        "num_attention_heads": Field("num_heads", 12),
+        "intermediate_size": Field("intermediate_dim", 1152),
+        "hidden_activation": Field("activation", "gelu"),
+        "mlp_dropout": Field("dropout", 0.0),
+        "attention_dropout": Field("attention_dropout", 0.0),
+        "attention_bias": Field("attention_bias", False),
+        "mlp_bias": Field("use_bias", False),
+        "max_position_embeddings": Field("max_sequence_length", 8192),
+        "initializer_range": Field("initializer_range", 0.02),
+        "norm_eps": Field("normalization_epsilon", 1e-5),
+        "tie_word_embeddings": Field("tie_embeddings", True),
+    },
+    constants={
+        "kind": "encoder",
+        "position": "rotary",
+        "normalize_first": True,
+        "embedding_normalization": True,
+        "gated": True,
+    },
+    conversions=(
+        Conversion(_read_layers, _write_layers),
+        Conversion(
+            lambda values: {
+                "normalization": "layer_norm" if values.get("norm_bias") else "layer_norm_no_bias"
+            },
+            lambda config: {
+                "norm_bias": config.normalization == "layer_norm",
+                "embedding_dropout": config.dropout,
+            },
+        ),
+        NO_PADDING,
+    ),
+    weights=(
+        *layers(_ONCE),
+        *fused(_QKV, f"{_THEIRS}attn.Wqkv"),
+        *fused(_BRANCHES, f"{_THEIRS}mlp.Wi"),
+        *layers(_LAYER, _OURS, _THEIRS),
+        output_matrix("decoder.weight"),
+    ),
+    # Their heads have a normalization without bias, which those of the tasks have not.
+    names=Names(prefixes=("model.",), ignored=("head.*", "decoder.*", "classifier.*")),
+)
