@@ -340,7 +340,7 @@ def normalization(family: Family) -> str:
     parts = [f"{NORMALIZATIONS[config.normalization]} {place}"]
     if config.embedding_normalization:
         parts.append("on the embeddings")
-    if not all(layer.attention_normalization for side in config.sides for layer in side.layers):
+    if not all(config.attention_normalization for config in config.sides[0].layers):
         parts.append("none at some attentions")
     if config.query_key_norm:
         across = " across heads" if config.query_key_norm_across_heads else ""

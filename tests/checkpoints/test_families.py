@@ -96,7 +96,20 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
 
 
 @pytest.mark.parametrize(
-    "model_type", ["bert", "albert", "gpt2", "llama", "gemma2", "phi3", "olmo2", "t5", "bart"]
+    "model_type",
+    [
+        "bert",
+        "albert",
+        "mpnet",
+        "modernbert",
+        "gpt2",
+        "llama",
+        "gemma2",
+        "phi3",
+        "olmo2",
+        "t5",
+        "bart",
+    ],
 )
 def test_same_gradients(tmp_path, model_type):
     """The gradients of a sum of squares, of every weight, by the names of the weight table."""

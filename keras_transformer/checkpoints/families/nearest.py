@@ -19,14 +19,12 @@ _MOST = 8  # values that are shown
 
 def advice(values: Values, families: Iterable[Family]) -> str:
     """A sentence to stand behind an error: the nearest family, and the values that it lacks."""
-    given = [
-        name
-        for name, value in values.items()
-        if value not in (None, False, "", [], {})
-        and not any(fnmatch.fnmatchcase(str(name), pattern) for pattern in _ANY)
-    ]
+    given = _own(values)
     families = list(families)
-    known = {f.model_type: (f, _names(f)) for f in _of_class(values, families) or families}
+    known = {
+        f.model_type: (f, set(_own(f.published_config(f.config({})))))
+        for f in _of_class(values, families) or families
+    }
 
     def likeness(model_type: str) -> float:
         names = known[model_type][1]
@@ -37,7 +35,8 @@ def advice(values: Values, families: Iterable[Family]) -> str:
     if likeness(best) < _LEAST:
         return page
     family, names = known[best]
-    other = [name for name in given if name not in names]
+    used = [name for name in given if values[name] not in (None, False, "", [], {})]
+    other = [name for name in used if name not in names]
     other += [
         n for n, alone in family.required.items() if values.get(n, alone) not in (alone, None)
     ]
@@ -50,16 +49,13 @@ def advice(values: Values, families: Iterable[Family]) -> str:
 def _of_class(values: Values, families: Iterable[Family]) -> list[Family]:
     """The families with a head of the kind that the config names, such as a language model's."""
     named = values.get("architectures")
-    ends = tuple(n for n in named if isinstance(n, str)) if isinstance(named, list) else ()
-    heads = {f.model_type: [TASKS[t].published_as[:1] for t in f.heads] for f in families}
-    return [
-        f
-        for f in families
-        if any(name.endswith(end) for name in ends for head in heads[f.model_type] for end in head)
-    ]
+    classes = [n for n in named if isinstance(n, str)] if isinstance(named, list) else []
+    ends = {
+        f.model_type: tuple(e for t in f.heads for e in TASKS[t].published_as[:1]) for f in families
+    }
+    return [f for f in families if any(n.endswith(ends[f.model_type]) for n in classes)]
 
 
-def _names(family: Family) -> set[str]:
-    """The names that a family's configs have, but for those of all."""
-    published = family.published_config(family.config({}))
-    return {n for n in published if not any(fnmatch.fnmatchcase(n, each) for each in _ANY)}
+def _own(values: Values) -> list[str]:
+    """The names in a config, but for those that all have."""
+    return [n for n in values if not any(fnmatch.fnmatchcase(n, pattern) for pattern in _ANY)]
