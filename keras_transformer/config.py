@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_transformer.checking import nearest
 from keras_transformer.config_checks import check_agreement, check_overrides, check_values, option
+from keras_transformer.kerashub_names import check_options
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
@@ -236,12 +237,16 @@ class TransformerConfig:
     decoder: dict | None = option(
         '`"seq2seq"` only: the values that differ in the decoder, by name.', None, of="overrides"
     )
-    layer_pattern: tuple | None = option(
+    layer_pattern: tuple | list | None = option(
         "what differs from layer to layer: a dict of values for each layer, cycled over the "
-        'depth, such as `({"window": 512}, {"window": 512}, {})`.',
+        'depth, such as `[{"window": 512}, {"window": 512}, {}]`. Kept as a tuple.',
         None,
         of="overrides",
     )
+
+    def __new__(cls, *args, **kwargs):
+        check_options(cls.__name__, kwargs.keys() - cls.__dataclass_fields__.keys(), ())
+        return super().__new__(cls)
 
     def __post_init__(self):
         check_values(self)
@@ -346,6 +351,7 @@ class TransformerConfig:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         unknown = sorted(map(str, set(values) - set(fields)))
         if unknown:
+            check_options(cls.__name__, unknown, fields)
             raise ValueError(
                 f"Unknown config values: {', '.join(unknown)}. Known are: "
                 f"{', '.join(sorted(fields))}.{nearest(unknown[0], fields)}"

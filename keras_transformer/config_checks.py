@@ -61,12 +61,14 @@ def check_values(config: "TransformerConfig") -> None:
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
-    kind = next(k for k in (int, float, bool, str, dict, tuple) if field.type in (k, k | None))
+    kinds = (int, float, bool, str, dict, tuple | list)
+    kind = next(k for k in kinds if field.type in (k, k | None))
     wrong = not isinstance(value, (int, float) if kind is float else kind)
     if wrong or (isinstance(value, bool) and kind is not bool):
         hint = " Functions are for the layers, see `models.DecoderBase`." if callable(value) else ""
+        name = getattr(kind, "__name__", kind)
         raise ValueError(
-            f"`{field.name}` must be of type {kind.__name__}, received {describe(value)}.{hint}"
+            f"`{field.name}` must be of type {name}, received {describe(value)}.{hint}"
         )
 
 

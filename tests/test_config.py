@@ -81,6 +81,10 @@ def test_values_that_follow_from_others():
         ({"kind": "seq2seq", "encoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),
         ({"kind": "seq2seq", "decoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),
         ({"layer_pattern": [{}] * 3}, "`layer_pattern` has 3 layers, the model only 2"),
+        (
+            {"layer_pattern": "local"},
+            "`layer_pattern` must be of type tuple | list, received 'local'",
+        ),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
         ({"position": "learned", "position_padding_id": 1}, "`position_offset` of at least 1"),
         ({"position": "rotary", "rotary_dim": 5}, "rotary_dim=5"),

@@ -7,8 +7,10 @@ from keras import ops
 
 from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
+    NamesArguments,
     SavesArguments,
     check_positions,
+    check_shapes,
     deserialized,
     named_arguments,
     refuse_unused,
@@ -21,7 +23,7 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
+class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -221,8 +223,8 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         training: bool = False,
     ):
         self._check_used(
-            value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
-            cache_index,
+            query, value, key, mask, query_mask, value_mask, attention_mask, bias, positions,
+            key_positions, pack_ids, value_pack_ids, cache, cache_index,
         )  # fmt: skip
         self_attention = value is None and (cache is None or cache_index is not None)
         queries = self._split(self.query_dense(query), self.num_heads)
@@ -276,10 +278,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         return result if len(result) > 1 else output
 
     def _check_used(
-        self, value, key, value_mask, positions, key_positions, pack_ids, value_pack_ids, cache,
-        cache_index, **_,
+        self, query, value, key, mask, query_mask, value_mask, attention_mask, bias, positions,
+        key_positions, pack_ids, value_pack_ids, cache, cache_index, **_,
     ):  # fmt: skip
-        """ValueError for arguments that would change nothing."""
+        """ValueError for arguments that would change nothing, or do not fit."""
         if cache is None:
             refuse_unused("it is the slot of a `cache`.", cache_index=cache_index)
             check_positions(self, positions, key_positions, self_attention=value is None)
@@ -292,6 +294,12 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
             refuse_unused(reason, value_mask=value_mask)
         if pack_ids is None:
             refuse_unused("`pack_ids` are not given.", value_pack_ids=value_pack_ids)
+        check_shapes(
+            query, query if value is None and cache is None else value, mask=mask,
+            query_mask=query_mask, value_mask=value_mask, attention_mask=attention_mask, bias=bias,
+            positions=positions, key_positions=key_positions, pack_ids=pack_ids,
+            value_pack_ids=value_pack_ids,
+        )  # fmt: skip
 
     def _keys_and_values(self, query, value, key, positions):
         value = query if value is None else value

@@ -2,7 +2,12 @@
 
 import keras
 
-from keras_transformer.layers.arguments import check_positions, named_arguments, refuse_unused
+from keras_transformer.layers.arguments import (
+    check_positions,
+    check_shapes,
+    named_arguments,
+    refuse_unused,
+)
 from keras_transformer.layers.encoder import EncoderBlock
 
 
@@ -89,8 +94,8 @@ class DecoderBlock(EncoderBlock):
         training: bool = False,
     ):
         self._check_used(
-            encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
-            key_positions, pack_ids, cache, cache_index,
+            inputs, encoder_states, mask, inputs_mask, encoder_states_mask, attention_mask, bias,
+            positions, key_positions, pack_ids, encoder_states_pack_ids, cache, cache_index,
         )  # fmt: skip
         updated, scores = {"cross": None}, {}
 
@@ -140,10 +145,10 @@ class DecoderBlock(EncoderBlock):
         return result if len(result) > 1 else x
 
     def _check_used(
-        self, encoder_states, encoder_states_mask, encoder_states_pack_ids, positions,
-        key_positions, pack_ids, cache, cache_index, **_,
+        self, inputs, encoder_states, mask, inputs_mask, encoder_states_mask, attention_mask, bias,
+        positions, key_positions, pack_ids, encoder_states_pack_ids, cache, cache_index, **_,
     ):  # fmt: skip
-        """ValueError for arguments that are missing, or that would change nothing."""
+        """ValueError for arguments that are missing, would change nothing, or do not fit."""
         if not self.cross_attention_enabled:
             refuse_unused(
                 "this decoder block has no cross-attention. Make it with `cross_attention=True`.",
@@ -163,6 +168,15 @@ class DecoderBlock(EncoderBlock):
             refuse_unused(reason, encoder_states_pack_ids=encoder_states_pack_ids)
         if cache is None:
             check_positions(self, positions, key_positions, self_attention=True)
+        check_shapes(
+            inputs, inputs if cache is None else None, mask=mask, inputs_mask=inputs_mask,
+            attention_mask=attention_mask, bias=bias, positions=positions,
+            key_positions=key_positions, pack_ids=pack_ids,
+        )  # fmt: skip
+        check_shapes(
+            inputs, encoder_states, encoder_states_mask=encoder_states_mask,
+            encoder_states_pack_ids=encoder_states_pack_ids,
+        )  # fmt: skip
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask

@@ -6,8 +6,10 @@ from collections.abc import Callable
 import keras
 
 from keras_transformer.layers.arguments import (
+    NamesArguments,
     SavesArguments,
     check_positions,
+    check_shapes,
     named_arguments,
     options_of,
 )
@@ -23,7 +25,7 @@ _OF_ATTENTION = frozenset(options_of(MultiHeadAttention)) - {"output_dim", "outp
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
+class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
@@ -217,7 +219,7 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        check_positions(self, positions, None, self_attention=True)
+        self._check_used(inputs, mask, inputs_mask, bias, positions, pack_ids)
         mask = inputs_mask if mask is None else mask
         scores = {}
 
@@ -243,12 +245,20 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         x = self._sublayers(attend, inputs, training, first_only=first_only)
         return (x, scores) if return_attention_scores else x
 
+    def _check_used(self, inputs, mask, inputs_mask, bias, positions, pack_ids, **_):
+        """ValueError for arguments that would change nothing, or do not fit."""
+        check_positions(self, positions, None, self_attention=True)
+        check_shapes(
+            inputs, inputs, mask=mask, inputs_mask=inputs_mask, bias=bias, positions=positions,
+            pack_ids=pack_ids,
+        )  # fmt: skip
+
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
-        check_positions(self, given["positions"], None, self_attention=True)
+        self._check_used(**given)
         batch, length, dim = given["inputs"].shape
         queries = 1 if given["first_only"] else length
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
