@@ -12,7 +12,7 @@ import time
 from runs import start
 
 import keras_transformer as kt
-from datasets import sst2
+from example_data import sst2
 
 import keras
 import numpy as np

@@ -6,7 +6,7 @@ python examples/custom_model.py --epochs 5
 from runs import start
 
 import keras_transformer as kt
-from datasets import sst2
+from example_data import sst2
 
 import keras
 from absl import flags

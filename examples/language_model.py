@@ -15,7 +15,7 @@ import tempfile
 from runs import check_recipe, start, values
 
 import keras_transformer as kt
-from datasets import tiny_shakespeare
+from example_data import tiny_shakespeare
 
 import keras
 import numpy as np

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from runs import start
 
 import keras_transformer as kt
-from datasets import BEAGLE, shakespeare_speeches
+from example_data import BEAGLE, shakespeare_speeches
 
 import keras
 from absl import flags

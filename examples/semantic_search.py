@@ -14,7 +14,7 @@ import time
 from runs import read_text, start
 
 import keras_transformer as kt
-from datasets import image_descriptions
+from example_data import image_descriptions
 
 import keras
 import numpy as np

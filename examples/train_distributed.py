@@ -30,7 +30,7 @@ import time
 from runs import start
 
 import keras_transformer as kt
-from datasets import tiny_shakespeare
+from example_data import tiny_shakespeare
 
 import keras
 from absl import app, flags

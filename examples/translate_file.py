@@ -16,7 +16,7 @@ import time
 from runs import read_text, start
 
 import keras_transformer as kt
-from datasets import multi30k
+from example_data import multi30k
 from keras_transformer.checkpoints import load_config, resolve_preset
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 

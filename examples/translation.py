@@ -16,7 +16,7 @@ import time
 from runs import check_recipe, start, values
 
 import keras_transformer as kt
-from datasets import multi30k
+from example_data import multi30k
 
 import keras
 from absl import flags

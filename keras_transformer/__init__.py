@@ -32,10 +32,13 @@ A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or
 """
 
 from keras_transformer.backend import choose_backend
-from keras_transformer.cli import tell_errors_of_import
+from keras_transformer.cli import parse_before_keras, tell_errors_of_import
+
+__version__ = "0.1.0"
 
 tell_errors_of_import()
 choose_backend()  # Before the first import of Keras.
+parse_before_keras()
 
 from keras_transformer import (  # noqa: E402
     data,
@@ -73,9 +76,6 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 register_tasks(
     CausalLM, MaskedLM, QuestionAnswerer, Seq2SeqLM, TextClassifier, TextEmbedder, TokenClassifier
 )
-
-__version__ = "0.1.0"
-
 
 __all__ = [
     "Backbone",

@@ -216,6 +216,40 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
+def check_range(name: str, array: Any, least: int, most: int, known: str) -> None:
+    """Integers of an array of NumPy from `least` to `most`, which is what there is by `known`."""
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must hold integers, received {array.dtype}.")
+    if array.size and not (int(array.min()) >= least and int(array.max()) <= most):
+        raise ValueError(
+            f"`{name}` holds numbers from {int(array.min())} to {int(array.max())}, but {known} "
+            f"{least} to {most}."
+        )
+
+
+def known_shape(array: Any) -> tuple | None:
+    """The shape of an array or a tensor; None where it has none, or TensorFlow does not know it."""
+    try:
+        return tuple(array.shape)
+    except (AttributeError, ValueError):
+        return None
+
+
+def show_shape(shape: tuple) -> str:
+    """A shape as messages have it: names, and None, may stand for sizes."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def agree(shape: tuple, like: tuple, rows_may_be_one: bool = False) -> bool:
+    """Whether two shapes are one, as far as they are known."""
+    if len(shape) != len(like):
+        return False
+    pairs = list(zip(shape, like, strict=True))
+    if rows_may_be_one and shape[0] == 1:
+        del pairs[0]
+    return all(one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int))
+
+
 def _python_value(value: Any) -> Any:
     """The Python value of a number of NumPy, or of an array or a tensor without axes."""
     if isinstance(value, (int, float)):
@@ -234,7 +268,8 @@ def _is_bool(value: Any) -> bool:
 
 def _sequence(name: str, values: Any, expected: str) -> list:
     if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
-        raise _wrong(name, values, expected, False)
+        hint = "`tokenizer.encode(text, special_tokens=False)` gives those of a text."
+        raise _wrong(name, values, expected, False, hint if isinstance(values, str) else "")
     return list(values)
 
 

@@ -12,6 +12,7 @@ from keras_transformer.config_checks import (
     documented,
     option,
 )
+from keras_transformer.kerashub_names import check_options
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
@@ -270,12 +271,16 @@ class TransformerConfig:
     decoder: dict | None = option(
         '`"seq2seq"` only: the values that differ in the decoder, by name.', None, of="overrides"
     )
-    layer_pattern: tuple | None = option(
+    layer_pattern: tuple | list | None = option(
         "what differs from layer to layer: a dict of values for each layer, cycled over the "
-        'depth, such as `({"window": 512}, {"window": 512}, {})`.',
+        'depth, such as `[{"window": 512}, {"window": 512}, {}]`. Kept as a tuple.',
         None,
         of="overrides",
     )
+
+    def __new__(cls, *args, **kwargs):
+        check_options(cls.__name__, kwargs.keys() - cls.__dataclass_fields__.keys(), ())
+        return super().__new__(cls)
 
     def __post_init__(self):
         check_values(self)

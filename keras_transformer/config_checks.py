@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.kerashub_names import check_options
 
 if TYPE_CHECKING:
     from keras_transformer.config import TransformerConfig
@@ -62,6 +63,7 @@ def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
     known = {field.name: field for field in fields}
     unknown = sorted(map(str, set(values) - set(known)))
     if unknown:
+        check_options("TransformerConfig", unknown, known)
         raise ValueError(
             f"Unknown config values: {', '.join(unknown)}. Known are: "
             f"{', '.join(sorted(known))}.{nearest(unknown[0], known)}"
@@ -92,12 +94,14 @@ def check_values(config: "TransformerConfig") -> None:
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
-    kind = next(k for k in (int, float, bool, str, dict, tuple) if field.type in (k, k | None))
+    kinds = (int, float, bool, str, dict, tuple | list)
+    kind = next(k for k in kinds if field.type in (k, k | None))
     wrong = not isinstance(value, (int, float) if kind is float else kind)
     if wrong or (isinstance(value, bool) and kind is not bool):
         hint = " Functions are for the layers, see `models.DecoderBase`." if callable(value) else ""
+        name = getattr(kind, "__name__", kind)
         raise ValueError(
-            f"`{field.name}` must be of type {kind.__name__}, received {describe(value)}.{hint}"
+            f"`{field.name}` must be of type {name}, received {describe(value)}.{hint}"
         )
 
 

@@ -1,8 +1,14 @@
 """What users of KerasHub and Transformers type, and our names for it: values, and their errors."""
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from keras_transformer import transformers_names
+
+_Method = TypeVar("_Method", bound=Callable)
 
 # Their options that are none here.
 OPTIONS = {
@@ -21,41 +27,7 @@ OPTIONS = {
     "stop_token_ids": "It is `stop` here: strings and token ids.",
 }
 
-# The same of Transformers.
-_TRANSFORMERS_OPTIONS = {
-    "num_labels": "It is `num_classes` here, or `labels`, their names.",
-    "id2label": "It is `labels` here: the names of the classes in their order.",
-    "label2id": "It is `labels` here: the names of the classes in their order.",
-    "problem_type": "Several right classes are `multi_label=True` here, a regression "
-    "`num_classes=1`.",
-    "torch_dtype": 'It is `dtype` here, such as "bfloat16".',
-    "device_map": "Many devices are a `distribution` here: docs/scaling.md.",
-    "trust_remote_code": "No code of a checkpoint is run.",
-    "add_pooling_layer": "It is `pooler` of the config here.",
-    "do_sample": 'Which token comes next is said by `sampler`: "greedy", "top_p", '
-    "`kt.generation.Random(temperature=0.8, top_k=50)`.",
-    **{
-        name: f"It is of a sampler: `sampler=kt.generation.{sampler}({name}=...)`."
-        for sampler, names in {
-            "Random": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
-            "BeamSearch": ("num_beams", "length_penalty"),
-            "Contrastive": ("penalty_alpha",),
-        }.items()
-        for name in names
-    },
-    "num_return_sequences": "It is `num_samples` here.",
-    **{
-        name: f"It is of the rules: `rules=kt.generation.Rules({name}=...)`."
-        for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
-    },
-    "bad_words_ids": "It is of the rules: `rules=kt.generation.Rules(bad_words=...)`.",
-    "eos_token_id": "A text also ends at the ids and strings of `stop`.",
-    "output_hidden_states": 'It is `collect=("states",)` here.',
-    "output_attentions": 'It is `collect=("attention",)` here.',
-    "return_dict": "A call returns the last hidden states, an array.",
-    "streamer": "It is `stream=True` here.",
-    "assistant_model": "It is `sampler=kt.generation.Speculative(draft=...)` here.",
-}
+_LIBRARIES = {"KerasHub": OPTIONS, "Transformers": transformers_names.OPTIONS}
 
 # Their names, by our module, of what is called otherwise here.
 _NAMES = {
@@ -82,6 +54,14 @@ _NAMES = {
         "TokenAndPositionEmbedding": "`TokenEmbedding` and `LearnedPosition`, added",
     },
 }
+# Attributes of their samplers, and our options.
+_OF_SAMPLERS = {
+    "temperature": "temperature",
+    "k": "top_k",
+    "p": "top_p",
+    "alpha": "penalty_alpha",
+    "num_beams": "num_beams",
+}
 # Endings of their classes in `keras_hub.models`, one class for each architecture.
 _MODELS = {
     "Preprocessor": "no class here: a task has its `tokenizer`, and `make_dataset`",
@@ -91,22 +71,6 @@ _MODELS = {
         name: f"`kt.{name}`, one class for every architecture"
         for name in ("TextClassifier", "TextEmbedder", "MaskedLM", "CausalLM", "Seq2SeqLM")
     },
-}
-
-# Names of Transformers that `kt.` is asked for.
-_CLASSES = {
-    "AutoModel": "`kt.Backbone`",
-    "AutoConfig": "`kt.TransformerConfig`; of a loaded backbone, `backbone.config`",
-    "AutoTokenizer": "`kt.Tokenizer`",
-    "AutoModelForSequenceClassification": "`kt.TextClassifier`",
-    "AutoModelForTokenClassification": "`kt.TokenClassifier`",
-    "AutoModelForQuestionAnswering": "`kt.QuestionAnswerer`",
-    "AutoModelForMaskedLM": "`kt.MaskedLM`",
-    "AutoModelForCausalLM": "`kt.CausalLM`",
-    "AutoModelForSeq2SeqLM": "`kt.Seq2SeqLM`",
-    "SentenceTransformer": "`kt.TextEmbedder`",
-    "pipeline": "the verb of a task: `classify`, `recognize`, `answer`, `fill_mask`, `generate`",
-    "Trainer": "`fit` of a task",
 }
 
 
@@ -123,6 +87,14 @@ _OF_TOKENIZERS = {
     "vocab": "`get_vocabulary()`",
     "vocab_size": "`vocabulary_size`",
     "apply_chat_template": "`render_chat`",
+    "save_pretrained": "`save`, whose files Transformers reads too, or `save_to_preset`",
+    "pad": "not needed: tasks pad texts by themselves",
+    "padding_side": "not needed: rows of any lengths go together",
+    "model_max_length": "`max_sequence_length` of the config of a model",
+    **{f"{theirs}_token": f"`id_to_token(tokenizer.{ours}_id)`" for theirs, ours in {
+        "pad": "pad", "bos": "start", "cls": "start", "eos": "end", "sep": "end",
+        "mask": "mask", "unk": "unknown",
+    }.items()},
     **{f"{theirs}_token_id": f"`{ours}_id`" for theirs, ours in {
         "pad": "pad", "bos": "start", "cls": "start", "eos": "end", "sep": "end",
         "mask": "mask", "unk": "unknown",
@@ -136,14 +108,50 @@ _OF_MODELS = {
     "translate": "`generate`, of a `Seq2SeqLM`",
     "enable_lora": "`enable_lora` of a task",
     "num_labels": "`num_classes`",
-    "push_to_hub": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
+    "eval": "not needed: dropout is for `fit`, and for a call with `training=True`",
+    "train": "`fit`; a call has `training=True`",
+    **dict.fromkeys(
+        ("to", "cuda", "cpu", "device"),
+        "not needed: models are on the device that Keras takes, a GPU if there is one",
+    ),
+    "half": '`dtype="float16"` of `from_preset`',
+    "state_dict": "`weights`, of which each has a `path`; `save_to_preset` for a file",
+    "load_state_dict": "`load_weights`, or `keras_transformer.checkpoints.load_weights`",
+    "parameters": "`weights`, or `trainable_weights`",
+    "named_parameters": "`weights`, of which each has a `path`",
+    "num_parameters": "`count_params()`",
+    "requires_grad_": "`trainable`, an attribute; or `freeze` of a task",
+    "gradient_checkpointing_enable": '`with keras.RematScope(mode="full"):` around what makes it',
+    "get_input_embeddings": "`token_embedding` of a backbone",
+    "forward": "`call`: a model is called with a dict of arrays",
+    "config": "`backbone.config`, of a task",
+    "id2label": "`labels`, of a classifier",
+    "predict_proba": "`classify`, of a `TextClassifier`, with `top_k`",
+    "similarity": "the product of two rows of what `predict` gives: `a @ b.T`",
     "export_to_transformers": "`kt.export_to_huggingface(model, folder)`",
 }
 _OF_ALL = {
     "save_pretrained": "`save_to_preset`, or `kt.export_to_huggingface` for their format",
     "from_pretrained": "`from_preset`",
     "presets": "`kt.list_presets()`",
+    "push_to_hub": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
 }
+
+# Arguments of the calls of their attentions and blocks; of ours the first that a layer has.
+_ARGUMENTS = {
+    **dict.fromkeys(("padding_mask", "decoder_padding_mask", "key_padding_mask",
+                     "src_key_padding_mask", "tgt_key_padding_mask"), ("mask",)),
+    **dict.fromkeys(("encoder_padding_mask", "encoder_attention_mask",
+                     "memory_key_padding_mask"), ("encoder_states_mask",)),
+    **dict.fromkeys(("encoder_sequence", "encoder_hidden_states", "encoder_outputs", "memory"),
+                    ("encoder_states",)),
+    "key_mask": ("value_mask",),
+    # Of tokens in Transformers, of pairs of them in Keras.
+    "attention_mask": ("mask",),
+    **dict.fromkeys(("decoder_attention_mask", "attn_mask", "position_ids", "positions",
+                     "pack_ids"), ("visibility",)),
+    "output_attentions": ("return_attention_scores",),
+}  # fmt: skip
 
 
 class _Elsewhere:
@@ -172,7 +180,7 @@ class ForeignNames:
                 return super().__getattr__(name)  # PyTorch's modules have one.
             except AttributeError:
                 own = _OF_TOKENIZERS if hasattr(type(self), "encode_batch") else _OF_MODELS
-                ours = {**own, **_OF_ALL}.get(name)
+                ours = {**_OF_ALL, **own}.get(name)
                 hint = "" if ours is None else f". What other libraries call so is {ours}"
                 message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
             raise AttributeError(message, name=name, obj=self)
@@ -184,9 +192,18 @@ def check_options(owner: str, given: Iterable[str], known: Iterable[str]) -> Non
     They are `given` to a class or function `owner`, which takes those that are `known`.
     """
     for name in given:
-        for library, options in (("KerasHub", OPTIONS), ("Transformers", _TRANSFORMERS_OPTIONS)):
+        for library, options in _LIBRARIES.items():
             if name in options and name not in known:
                 raise ValueError(f"{owner} has no `{name}`, as {library} has it. {options[name]}")
+
+
+def refuse_argument(owner: str, name: str, known: Sequence[str]) -> None:
+    """TypeError, as Python's, for an argument of a call that is none of those `known`."""
+    ours = next((ours for ours in _ARGUMENTS.get(name, ()) if ours in known), None)
+    hint = "" if ours is None else f" It is `{ours}` here."
+    raise TypeError(
+        f"{owner} got an unexpected keyword argument {name!r}.{hint} It takes {', '.join(known)}."
+    )
 
 
 def refuse(owner: str, given: Iterable[str]) -> None:
@@ -194,6 +211,20 @@ def refuse(owner: str, given: Iterable[str]) -> None:
     check_options(owner, given, ())
     for name in given:
         raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")
+
+
+def answers_theirs(method: _Method) -> _Method:
+    """A decorator: what is no argument of the method is answered as `refuse` does."""
+    known = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def answering(self, *args, **kwargs):
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            refuse(f"{type(self).__name__}.{method.__name__}", unknown)
+        return method(self, *args, **kwargs)
+
+    return answering
 
 
 def offer(module: str, names: Sequence[str]) -> None:
@@ -210,12 +241,30 @@ def missing(module: str, name: str) -> AttributeError:
     """The error for a name that a module lacks, with ours if it is one of theirs."""
     ours = _NAMES.get(module, {}).get(name)
     library = "KerasHub"
-    if ours is None and module == "keras_transformer" and name in _CLASSES:
-        library, ours = "Transformers", _CLASSES[name]
+    if ours is None and module == "keras_transformer" and name in transformers_names.CLASSES:
+        library, ours = "Transformers", transformers_names.CLASSES[name]
     if ours is None and module in ("keras_transformer", "keras_transformer.models"):
         ours = next((ours for end, ours in _MODELS.items() if name.endswith(end)), None)
+    if ours is None and module == "keras_transformer":
+        library = "Transformers"
+        ours = next(
+            (ours for end, ours in transformers_names.ENDS.items() if name.endswith(end)), None
+        )
     hint = "" if ours is None else f". What {library} calls so is {ours}"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+def sampler_here(sampler: Any) -> str:
+    """A sentence with what a sampler of KerasHub is here, of its values; nothing for another."""
+    ours = _NAMES["keras_transformer.generation"].get(type(sampler).__name__)
+    if ours is None:
+        return ""
+    name = ours.strip("`").partition("(")[0]
+    values = {own: getattr(sampler, theirs, None) for theirs, own in _OF_SAMPLERS.items()}
+    if name != "Random" or values["temperature"] == 1:
+        del values["temperature"]
+    given = ", ".join(f"{n}={value!r}" for n, value in values.items() if value is not None)
+    return f" It is `kt.generation.{name}({given})` here, and a seed is one of `generate`."
 
 
 # Presets of KerasHub with the weights of ours, where the names differ.

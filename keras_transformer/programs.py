@@ -200,13 +200,21 @@ class TensorflowFunction(CompiledFunction):
     def _compile(self, static: dict) -> Compiled:
         import tensorflow as tf
 
-        function, lasting = self._function, self._options["loops"] and PROGRAMS.may_last()
+        lasting = self._options["loops"] and PROGRAMS.may_last()
         traced = tf.function(
-            lambda *args: function(*args, **static),
-            jit_compile=lasting or None,
-            autograph=False,
+            _Once(self._function, static), jit_compile=lasting or None, autograph=False
         )
         return Compiled(traced, lasting=lasting)
+
+
+class _Once:
+    """What is traced once. Of several of the same code TensorFlow warns, as of one traced often."""
+
+    def __init__(self, function: Callable, static: dict):
+        self.function, self.static = function, static
+
+    def __call__(self, *args):
+        return self.function(*args, **self.static)
 
 
 def compile_function(

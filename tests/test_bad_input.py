@@ -81,6 +81,7 @@ def test_inputs(task, verb, x, message):
 def test_one_string(task):
     check(r"Give a list of strings: predict\(\[text\]\)", task.predict, "a text")
     check("received one string: put it in", task.fit, "a text", [1])
+    check(r"received one string: a file is given as data\.read\('", task.fit, __file__, [1])
     check("received one string: put it in", task.evaluate, "a text", [1])
 
 

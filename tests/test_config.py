@@ -81,6 +81,10 @@ def test_values_that_follow_from_others():
         ({"kind": "seq2seq", "encoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),
         ({"kind": "seq2seq", "decoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),
         ({"layer_pattern": [{}] * 3}, "`layer_pattern` has 3 layers, the model only 2"),
+        (
+            {"layer_pattern": "local"},
+            "`layer_pattern` must be of type tuple | list, received 'local'",
+        ),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
         ({"query_key_norm_across_heads": True}, "needs `query_key_norm`"),
         ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),

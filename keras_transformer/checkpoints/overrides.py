@@ -4,8 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from keras_transformer.checking import nearest
 from keras_transformer.config import CHANGEABLE, TransformerConfig
-from keras_transformer.kerashub_names import OPTIONS
+from keras_transformer.kerashub_names import OPTIONS, check_options
 
 _ON_PURPOSE = (
     "Leave it out; or give `load_weights=False`, for fresh weights to train; or, to compute "
@@ -27,6 +28,13 @@ def changed_config(
     task: str | None = None,
 ) -> TransformerConfig:
     """The config of a preset with the values that the caller gives."""
+    fields = TransformerConfig.__dataclass_fields__
+    check_options("from_preset", values, fields)
+    for name in values.keys() - fields.keys():
+        raise ValueError(
+            f"`from_preset` has no option {name!r}, and the config no such value."
+            f"{nearest(name, fields)}"
+        )
     of_the_head = task is not None and "activation" in values
     if not load_weights:
         try:
@@ -59,6 +67,8 @@ def contradictions(
     for name, given in values.items():
         mine = getattr(config, name)
         wanted = getattr(plain, name) if name in left_out else given
+        if isinstance(wanted, list) and isinstance(mine, tuple):
+            wanted = tuple(wanted)
         # By type first: an array has no truth, and True is not one head.
         if name not in CHANGEABLE and not (_kind(wanted) is _kind(mine) and wanted == mine):
             found[name] = (mine, given)

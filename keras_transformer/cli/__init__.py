@@ -27,10 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ```
     """
     try:
-        from keras_transformer.cli.parser import make_parser
-
         try:
-            options = make_parser().parse_args(arguments)
+            options = _parsed(arguments)
             _keep_compiled_programs()
             if hasattr(sys.stdout, "reconfigure"):
                 sys.stdout.reconfigure(encoding="utf-8")  # As standard input, whatever the locale.
@@ -48,13 +46,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tell_errors_of_import() -> None:
     """Where the process is this command, errors in importing the package are one line too."""
-    name = pathlib.Path(*getattr(sys, "argv", [])[:1]).name
-    as_module = name == "-m" and "keras_transformer" in sys.orig_argv
-    if name.removesuffix(".exe").removesuffix("-script.py") == "keras-transformer" or as_module:
+    if _is_the_process():
         sys.excepthook = _hook
         # Before TensorFlow is imported, which reads it then: what it found on the machine need
         # not stand between the answers. Its errors do.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def parse_before_keras() -> None:
+    """Where the process is this command, its help and wrong options need no import of Keras."""
+    if _is_the_process():
+        try:
+            _parsed(None)
+        finally:
+            sys.stdout.flush()
+
+
+def _is_the_process() -> bool:
+    name = pathlib.Path(*getattr(sys, "argv", [])[:1]).name
+    as_module = name == "-m" and "keras_transformer" in sys.orig_argv
+    return as_module or name.removesuffix(".exe").removesuffix("-script.py") == "keras-transformer"
+
+
+def _parsed(arguments: Sequence[str] | None):
+    from keras_transformer.cli.parser import make_parser
+
+    return make_parser().parse_args(arguments)
 
 
 def _hook(kind, error, trace):

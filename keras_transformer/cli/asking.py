@@ -4,15 +4,8 @@ import argparse
 import pathlib
 
 from keras_transformer.cli.command import Option, option, positive
-from keras_transformer.cli.lines import Asking, asking, load, one_line, pairs, show_texts
+from keras_transformer.cli.lines import Asking, asking, decoded, load, one_line, pairs, show_texts
 from keras_transformer.files import read_file
-from keras_transformer.tasks import (
-    MaskedLM,
-    QuestionAnswerer,
-    TextClassifier,
-    TextEmbedder,
-    TokenClassifier,
-)
 
 
 def _top_k(default: int) -> Option:
@@ -43,7 +36,7 @@ examples:
     found="classes",
 )
 def _classify(options: argparse.Namespace) -> Asking:
-    task = load(TextClassifier, options.preset, trained=True)
+    task = load("TextClassifier", options.preset, trained=True)
     names = task.label_names
     width = max(map(len, names))
 
@@ -72,7 +65,7 @@ examples:
 """,
 )
 def _embed(options: argparse.Namespace) -> Asking:
-    task = load(TextEmbedder, options.preset)
+    task = load("TextEmbedder", options.preset)
 
     def find(texts):
         vectors = task.predict(texts, batch_size=options.batch_size, verbose=0)
@@ -100,7 +93,7 @@ examples:
     found="fillings",
 )
 def _fill_mask(options: argparse.Namespace) -> Asking:
-    task = load(MaskedLM, options.preset, trained=True)
+    task = load("MaskedLM", options.preset, trained=True)
 
     def find(texts):
         found = task.fill_mask(texts, top_k=options.top_k, batch_size=options.batch_size)
@@ -136,7 +129,7 @@ examples:
     found="entities",
 )
 def _recognize(options: argparse.Namespace) -> Asking:
-    task = load(TokenClassifier, options.preset, trained=True)
+    task = load("TokenClassifier", options.preset, trained=True)
 
     def find(texts):
         found = task.recognize(texts, batch_size=options.batch_size)
@@ -172,8 +165,9 @@ def _answer(options: argparse.Namespace) -> Asking:
     if options.context_file is not None:
         if context is not None:
             raise ValueError("Give either --context or --context-file.")
-        context = read_file(pathlib.Path(options.context_file), 2**24).decode("utf-8-sig")
-    task = load(QuestionAnswerer, options.preset, trained=True)
+        content = read_file(pathlib.Path(options.context_file), 2**24)
+        context = decoded(content, options.context_file)
+    task = load("QuestionAnswerer", options.preset, trained=True)
 
     def find(texts):
         questions, contexts = texts, [context] * len(texts)

@@ -56,6 +56,21 @@ def positive(text: str) -> int:
     return value
 
 
+def above_0(text: str, most: float = 1e30) -> float:
+    """A number above 0, by which tokens are drawn."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        bound = "" if most > 1 else f" and at most {most:g}"
+        raise argparse.ArgumentTypeError(
+            f"must be a number above 0{bound}, received {text!r}. Leave it out: without any of "
+            "--temperature, --top-k and --top-p the likeliest token is taken each time"
+        )
+    return value
+
+
 ABOUT_PRESET = """\
 PRESET is the name of a bundled preset (`keras-transformer presets` prints them), a folder (one
 that save_to_preset wrote, or in Hugging Face's format), or hf://org/name for a model on the hub.

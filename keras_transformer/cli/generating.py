@@ -1,27 +1,26 @@
 """The sub-commands of models that write: translate, generate, score."""
 
 import argparse
+import functools
 import json
 from collections.abc import Callable
 
 import numpy as np
 
-from keras_transformer.checkpoints import Preset, load_config, resolve_preset
-from keras_transformer.cli.command import option, positive
+import keras_transformer as kt
+from keras_transformer.cli.command import above_0, option, positive
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.files import read_file
-from keras_transformer.generation import BeamSearch, Greedy, Random, Rules
-from keras_transformer.tasks import CausalLM, Seq2SeqLM
-from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 
 _MAX_SCHEMA = 4 * 2**20  # bytes
 
 
-def _forms(preset: Preset) -> tuple[Callable, Callable]:
+def _forms(preset) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
-    if load_config(preset, load_weights=False)[2].get("text") != "moses":
+    if kt.checkpoints.load_config(preset, load_weights=False)[2].get("text") != "moses":
         return list, str
-    return lambda texts: [moses_tokenize(text) for text in texts], moses_detokenize
+    split = kt.tokenizers.moses_tokenize
+    return lambda texts: [split(text) for text in texts], kt.tokenizers.moses_detokenize
 
 
 def _drawing(options: argparse.Namespace) -> dict:
@@ -37,10 +36,15 @@ def _arguments(options: argparse.Namespace) -> dict:
         raise ValueError("--beams does not go with --temperature, --top-k and --top-p: choose one.")
     if not given and options.n_best > options.beams:
         raise ValueError(f"--n-best {options.n_best} needs as many --beams, or tokens drawn.")
-    beams = Greedy() if options.beams == 1 else BeamSearch(num_beams=options.beams)
+    if given:
+        sampler = kt.generation.Random(**given)
+    elif options.beams > 1:
+        sampler = kt.generation.BeamSearch(num_beams=options.beams)
+    else:
+        sampler = kt.generation.Greedy()
     return {
         "max_new_tokens": options.max_new_tokens,
-        "sampler": Random(**given) if given else beams,
+        "sampler": sampler,
         "batch_size": options.batch_size,
         "num_samples": options.n_best,
         # What is known of each token takes a pass of its own.
@@ -48,7 +52,7 @@ def _arguments(options: argparse.Namespace) -> dict:
     }
 
 
-def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rules | None:
+def _rules(task, options: argparse.Namespace, choices: list[str] | None):
     """What the text must and must not hold."""
     automaton = schema = None
     if options.json_schema is not None:
@@ -58,12 +62,12 @@ def _rules(task, options: argparse.Namespace, choices: list[str] | None) -> Rule
             raise ValueError(f"--json-schema {options.json_schema}: {error}") from None
     if options.regex is not None or choices or schema is not None:
         automaton = task.constraint(regex=options.regex, choices=choices, json_schema=schema)
-    rules = Rules(
+    rules = kt.generation.Rules(
         repetition_penalty=options.repetition_penalty,
         no_repeat_ngram_size=options.no_repeat_ngram,
         automaton=automaton,
     )
-    return None if rules == Rules() else rules
+    return None if rules == kt.generation.Rules() else rules
 
 
 def _rows(found) -> Rows:
@@ -135,9 +139,9 @@ examples:
 def _translate(options: argparse.Namespace) -> Asking:
     options.beams = options.beams or max(5, options.n_best)
     arguments = _arguments(options)
-    source = resolve_preset(options.preset)
+    source = kt.checkpoints.resolve_preset(options.preset)
     split, join = _forms(source)
-    task = load(Seq2SeqLM, source)
+    task = load("Seq2SeqLM", source)
     arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
     def find(texts):
@@ -167,13 +171,13 @@ examples:
     *_writing("default 1, with --n-best as many", 64),
     option("--stream", "print the text as it is made", action="store_true"),
     option(
-        "--temperature", "draw tokens, below 1 the likely ones more often", type=float,
+        "--temperature", "draw tokens, below 1 the likely ones more often", type=above_0,
         metavar="T",
     ),
     option("--top-k", "draw from the K likeliest tokens", type=positive, metavar="K"),
     option(
         "--top-p", "draw from the likeliest tokens that have the probability P together",
-        type=float, metavar="P",
+        type=functools.partial(above_0, most=1.0), metavar="P",
     ),
     option("--seed", "draw the same text again", type=int, metavar="N"),
     option("--stop", "end before this text; can be repeated", action="append", metavar="TEXT"),
@@ -186,7 +190,7 @@ def _generate(options: argparse.Namespace) -> Asking:
     arguments = _arguments(options) | {"stop": options.stop, "seed": options.seed}
     if options.stream and (options.n_best > 1 or options.format != "text"):
         raise ValueError("--stream prints one text as it is made: no --n-best and no --format.")
-    task = load(CausalLM, options.preset)
+    task = load("CausalLM", options.preset)
     arguments["rules"] = _rules(task, options, options.choice)
 
     def find(texts):
@@ -219,10 +223,10 @@ examples:
 """,
 )
 def _score(options: argparse.Namespace) -> Asking:
-    source = resolve_preset(options.preset)
-    paired = load_config(source, load_weights=False)[0].kind == "seq2seq"
+    source = kt.checkpoints.resolve_preset(options.preset)
+    paired = kt.checkpoints.load_config(source, load_weights=False)[0].kind == "seq2seq"
     split, _ = _forms(source)
-    task = load(Seq2SeqLM if paired else CausalLM, source)
+    task = load("Seq2SeqLM" if paired else "CausalLM", source)
 
     def find(texts):
         given = pairs(texts, "a source and its target") if paired else (texts,)

@@ -1,15 +1,17 @@
 """Texts in, what a model finds in them out: line by line, in three formats."""
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import keras_transformer as kt
 from keras_transformer.checking import shorten
-from keras_transformer.checkpoints import Preset, resolve_preset
 from keras_transformer.cli.command import ABOUT_PRESET, Command, Option, option, positive
 
 Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
@@ -53,11 +55,11 @@ def asking(name: str, text: str, *options: Option, found: str | None = None):
     return make
 
 
-def load(task_class: type, preset: str | Preset, trained: bool = False):
+def load(name: str, preset, trained: bool = False):
     """The task of a preset. That it is of the right kind is seen before its weights are fetched."""
-    opened = resolve_preset(preset)
+    task_class = getattr(kt, name)
+    opened = kt.checkpoints.resolve_preset(preset)
     saved = opened.description[1]
-    name = task_class.__name__
     if trained and (saved is None or saved["name"] != name):
         what = f"a {saved['name']}" if saved else "a backbone alone"
         raise ValueError(
@@ -87,14 +89,19 @@ def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
 def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
     """Lines of UTF-8 without their ends, and without the byte order mark of some editors."""
     for number, line in enumerate(stream, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"Line {number} of standard input is not UTF-8: {shorten(line)}. Convert it, for "
-                "example with `iconv -f UTF-16 -t UTF-8`."
-            ) from error
+        text = decoded(line, f"Line {number} of standard input", with_mark=number == 1)
         yield text.rstrip("\r\n")
+
+
+def decoded(content: bytes, name: str, with_mark: bool = True) -> str:
+    """A text in UTF-8; `with_mark`: it may begin with a byte order mark."""
+    try:
+        return content.decode("utf-8-sig" if with_mark else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8: {shorten(content)}. Convert it, for example with "
+            "`iconv -f UTF-16 -t UTF-8`."
+        ) from error
 
 
 def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str | None) -> None:
@@ -110,12 +117,30 @@ def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str 
             return "\t".join(_cells(row[key] for row in rows for key in row))
         return show(line, rows) if line.strip() else ""
 
+    before = 0
     for lines in chunks:
-        texts = [line for line in lines if line.strip()]
-        found = iter(find(texts) if texts else [])
+        places = [place for place, line in enumerate(lines) if line.strip()]
+        with _naming_lines([before + place + 1 for place in places]):
+            found = iter(find([lines[place] for place in places]) if places else [])
+        before += len(lines)
         for line in lines:
             print(written(line, next(found) if line.strip() else []))
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _naming_lines(numbers: list[int]) -> Iterator[None]:
+    """Errors about a text name its line, from 1, and not its place among those that are asked."""
+    try:
+        yield
+    except ValueError as error:
+        place = re.search(
+            r"`(texts|prompts|sources|targets|questions|contexts|x)\[(\d+)\]`", str(error)
+        )
+        if place is None or int(place[2]) >= len(numbers):
+            raise
+        said = f"line {numbers[int(place[2])]} (`{place[1]}`)"
+        raise ValueError(str(error).replace(place[0], said)) from error
 
 
 def one_line(text: str) -> str:

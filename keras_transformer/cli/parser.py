@@ -2,9 +2,7 @@
 
 import argparse
 
-import keras
-
-import keras_transformer
+import keras_transformer as kt
 from keras_transformer.checking import nearest
 from keras_transformer.cli import asking, generating, plan, presets
 from keras_transformer.cli.command import AS_WRITTEN
@@ -47,6 +45,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"keras-transformer: error: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """`--version`, for which alone Keras is imported."""
+
+    def __call__(self, parser, *_):
+        import keras
+
+        backend = keras.backend.backend()
+        release = f"keras_transformer {kt.__version__}, Keras {keras.__version__} on {backend}"
+        print(release)
+        parser.exit()
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all sub-commands."""
     parser = _Parser(
@@ -55,10 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=AS_WRITTEN,
     )
-    version = f"keras_transformer {keras_transformer.__version__}, Keras {keras.__version__}"
-    parser.add_argument(
-        "-V", "--version", action="version", version=f"{version} on {keras.backend.backend()}"
-    )
+    about = "show the release, Keras and the backend, and exit"
+    parser.add_argument("-V", "--version", action=_Version, nargs=0, help=about)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_to(commands)

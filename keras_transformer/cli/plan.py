@@ -4,22 +4,21 @@ import argparse
 import json
 import pathlib
 
-from keras_transformer.checkpoints import load_config, resolve_preset
+import keras_transformer as kt
 from keras_transformer.cli.command import command, option
-from keras_transformer.config import TransformerConfig
 from keras_transformer.files import read_file
-from keras_transformer.planning import make_plan
 
 
 def _config(preset: str):
     """The config of a preset, or of a JSON file."""
     path = pathlib.Path(preset)
     if path.suffix != ".json":
-        return load_config(resolve_preset(preset), load_weights=False)[0]
+        source = kt.checkpoints.resolve_preset(preset)
+        return kt.checkpoints.load_config(source, load_weights=False)[0]
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {preset!r} with the values of a config.")
     try:
-        return TransformerConfig.from_json(read_file(path, 2**22).decode("utf-8"))
+        return kt.TransformerConfig.from_json(read_file(path, 2**22).decode("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{preset!r} is not a JSON file: {error}") from error
     except ValueError as error:
@@ -116,7 +115,7 @@ examples:
 )  # fmt: skip
 def _plan(options: argparse.Namespace) -> None:
     config = _config(options.preset)
-    made = make_plan(
+    made = kt.planning.make_plan(
         config,
         batch_size=options.batch,
         length=config.max_sequence_length if options.length is None else options.length,

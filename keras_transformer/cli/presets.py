@@ -5,15 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from keras_transformer.checkpoints import (
-    list_presets,
-    load_config,
-    resolve_preset,
-    variable_shapes,
-)
-from keras_transformer.checkpoints.heads import TASKS
+import keras_transformer as kt
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
-from keras_transformer.generation import Cache
 
 
 @command(
@@ -35,9 +28,9 @@ examples:
 )
 def _presets(options: argparse.Namespace) -> None:
     rows = [("name", "family", "kind", "parameters", "task", "size on disk", "weights")]
-    for name in list_presets(options.task):
-        source = resolve_preset(name)
-        config, task, metadata = load_config(source, load_weights=False)
+    for name in kt.list_presets(options.task):
+        source = kt.checkpoints.resolve_preset(name)
+        config, task, metadata = kt.checkpoints.load_config(source, load_weights=False)
         files = source.local_weights
         rows.append(
             (
@@ -89,8 +82,8 @@ examples:
     ),
 )
 def _info(options: argparse.Namespace) -> None:
-    source = resolve_preset(options.preset)
-    config, task, metadata = load_config(source, load_weights=False)
+    source = kt.checkpoints.resolve_preset(options.preset)
+    config, task, metadata = kt.checkpoints.load_config(source, load_weights=False)
     files = source.local_weights
     print(options.preset)
     if "description" in metadata:
@@ -108,8 +101,12 @@ def _info(options: argparse.Namespace) -> None:
     print("\narchitecture")
     _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
 
-    head = TASKS[task["name"]].head_shapes(config, task) if task else {}
-    shapes = variable_shapes(config) | {f"head/{path}": shape for path, shape in head.items()}
+    head = {}
+    if task:
+        head = kt.checkpoints.heads.TASKS[task["name"]].head_shapes(config, task)
+    shapes = kt.checkpoints.variable_shapes(config) | {
+        f"head/{path}": shape for path, shape in head.items()
+    }
     parts: Counter = Counter()
     for path, shape in shapes.items():
         parts[_part(path)] += math.prod(shape)
@@ -125,7 +122,7 @@ def _info(options: argparse.Namespace) -> None:
         length = options.length or config.max_sequence_length
         source = length if config.kind == "seq2seq" else 0
         taken = [
-            Cache.count_bytes(config, options.batch, length, source, itemsize)
+            kt.generation.Cache.count_bytes(config, options.batch, length, source, itemsize)
             for itemsize in _ITEM_SIZES.values()
         ]
         tokens = f"{length:,} tokens" + (" of source and of target" if source else "")

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_transformer.checking import describe
+from keras_transformer.columns import is_frame, plain
 from keras_transformer.data.record_files import place_columns
 
 _BATCH = 1000  # rows that a `datasets.Dataset` gives at once
@@ -91,21 +90,6 @@ def column_names(data: Any) -> list | None:
     return None if names is None else list(names)
 
 
-def is_frame(data: Any) -> bool:
-    """Whether it is a data frame: of pandas, Polars or pyarrow."""
-    return hasattr(data, "columns") and hasattr(data, "shape") and hasattr(data, "__getitem__")
-
-
-def is_column(values: Any) -> bool:
-    """Whether it is one column: of a data frame or a `datasets.Dataset`; or a tensor of strings."""
-    known = (str, bytes, list, tuple, np.ndarray)
-    if isinstance(values, known) or is_frame(values) or hasattr(values, "column_names"):
-        return False
-    methods = ("to_list", "to_pylist", "to_numpy")
-    named = any(hasattr(values, name) for name in methods) or isinstance(values, Sequence)
-    return named or getattr(values, "dtype", None) == "string"
-
-
 def elements_of(data: Any) -> Iterator:
     """What a data set gives, from its beginning."""
     if hasattr(data, "as_numpy_iterator"):  # tf.data
@@ -123,22 +107,3 @@ def _pick(element, column, place):
     if alone or column not in there:
         place_columns(place, [column], ("text",) if alone else there)
     return element[column]
-
-
-def plain(value: Any, place: str) -> Any:
-    """A value of Python, or a list of them for a batch; `place` is what errors call it."""
-    if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # TensorFlow's
-        value = value.numpy()
-    # Arrays, their numbers, PyTorch's tensors, columns of pandas; of pyarrow; of Polars.
-    for method in ("tolist", "to_pylist", "to_list"):
-        if hasattr(value, method):
-            value = getattr(value, method)()
-            break
-    if isinstance(value, (list, tuple)):
-        return [plain(part, place) for part in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{place} is not UTF-8: {error}.") from None
-    return value

@@ -7,7 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int, nearest
+from keras_transformer.checking import (
+    MOST_TOKENS,
+    check_fields,
+    check_float,
+    check_int,
+    nearest,
+    shorten,
+)
 from keras_transformer.generation.logits import (
     NEVER,
     apply_temperature,
@@ -17,6 +24,7 @@ from keras_transformer.generation.logits import (
     keep,
     ordered,
 )
+from keras_transformer.kerashub_names import sampler_here
 
 
 class Limits(NamedTuple):
@@ -314,7 +322,8 @@ def get(sampler: str | Sampler) -> Sampler:
         return sampler
     if not isinstance(sampler, str) or sampler not in _NAMED:
         raise ValueError(
-            f"Unknown sampler {sampler!r}.{nearest(sampler, _NAMED)} "
+            f"Unknown sampler {shorten(sampler)}.{sampler_here(sampler)}"
+            f"{nearest(sampler, _NAMED)} "
             f"Known names are: {', '.join(map(repr, sorted(_NAMED)))}; or give a sampler object, "
             "such as keras_transformer.generation.BeamSearch(num_beams=5)."
         )

@@ -1,10 +1,24 @@
-"""The arguments of a layer's call: by name, and none that it would ignore."""
+"""The arguments of a layer's call: by name, of shapes that fit, and none that it would ignore."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from keras_transformer.checking import agree, known_shape, show_shape
+from keras_transformer.kerashub_names import refuse_argument
+
+# The axes of what an attention is given beside its states, behind that of the batch.
+_AXES = {
+    **dict.fromkeys(("mask", "query_mask", "inputs_mask"), ("tokens",)),
+    **dict.fromkeys(("query_positions", "query_pack"), ("queries",)),
+    **dict.fromkeys(("padding", "key_positions", "key_pack"), ("keys",)),
+    **dict.fromkeys(("value_mask", "encoder_states_mask"), ("keys",)),
+    "explicit": ("queries", "keys"),
+    "bias": ("heads", "queries", "keys"),
+}
 
 
 def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -15,6 +29,22 @@ def named_arguments(call: Callable, args: tuple, kwargs: dict[str, Any]) -> dict
     bound = inspect.signature(call).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+
+@functools.cache
+def _names_of(layer: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(layer.call).parameters)[1:]
+
+
+class NamesArguments:
+    """Mixin for a layer that answers arguments of other libraries' calls with its own."""
+
+    def __call__(self, *args, **kwargs):
+        known = _names_of(type(self))
+        for name in kwargs:
+            if name not in known:
+                refuse_argument(type(self).__name__, name, known)
+        return super().__call__(*args, **kwargs)
 
 
 def options_of(layer: type) -> tuple[str, ...]:
@@ -80,3 +110,32 @@ def with_further(output: Any, *further: Any) -> Any:
     """What a call returns: the output, in a tuple with those of `further` that are not None."""
     given = tuple(x for x in further if x is not None)
     return (output, *given) if given else output
+
+
+def check_shapes(queries: Any, keys: Any, **arrays: Any) -> None:
+    """ValueError for arrays that do not fit the states that they are given with.
+
+    One row may stand for all, and of pairs of tokens one on each axis.
+
+    Args:
+        queries: States `(batch, length, dim)`.
+        keys: Those that are attended to. None with a cache: masks are then of its slots.
+        **arrays: What is given with them, by name, or None.
+    """
+    batch, length, *_ = (*(known_shape(queries) or ()), None, None)
+    _, key_length, *_ = (*(known_shape(keys) or ()), None, None)
+    tokens = None if keys is None else length
+    sizes = {"batch": batch, "queries": length, "keys": key_length, "tokens": tokens}
+    for name, array in arrays.items():
+        shape, axes = known_shape(array), ("batch", *_AXES[name])
+        if shape is None:
+            continue
+        if name == "explicit" and len(shape) == 4:
+            axes = ("batch", "heads", "queries", "keys")
+        needed = tuple(axis if sizes.get(axis) is None else sizes[axis] for axis in axes)
+        ones = 1 if len(axes) == 2 else len(axes)  # axes whose size may be 1
+        given = [None if size == 1 and i < ones else size for i, size in enumerate(shape)]
+        if not agree(tuple(given), needed):
+            raise ValueError(
+                f"`{name}` must be of shape {show_shape(needed)}, received {show_shape(shape)}."
+            )

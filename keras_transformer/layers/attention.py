@@ -8,7 +8,9 @@ from keras import ops
 
 from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
+    NamesArguments,
     SavesArguments,
+    check_shapes,
     deserialized,
     named_arguments,
     refuse_unused,
@@ -23,7 +25,7 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
+class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -223,8 +225,8 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
     ):
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
+        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache)
         visibility = Visibility.given(visibility, mask if own_keys else value_mask)
-        self._check_used(value, key, value_mask, visibility, cache)
         first_slot = cache.next if own_keys and cache is not None else 0
         # Behind a cache's first tokens there are others to attend to than those of the call.
         from_cache = cache is not None and not is_zero(cache.next)
@@ -277,10 +279,13 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
         """Whether keys are made of the queries: self-attention."""
         return value is None and (cache is None or cache.next is not None)
 
-    def _check_used(self, value, key, value_mask, visibility, cache):
-        """ValueError for arguments that would change nothing."""
-        own_keys = self._has_own_keys(value, cache)
+    def _check_used(self, query, value, key, mask, value_mask, visibility, bias, cache):
+        """ValueError for arguments that would change nothing, or do not fit."""
+        own_keys, visibility = self._has_own_keys(value, cache), Visibility.given(visibility)
         visibility.check_used(self, own_keys, cached=cache is not None)
+        keys = query if value is None and cache is None else value
+        masks = {"mask": mask, "value_mask": value_mask}
+        check_shapes(query, keys, **masks, bias=bias, **visibility.tensors())
         if own_keys:
             reason = "there is no `value`. The `mask` of the queries is that of the keys."
             refuse_unused(reason, value_mask=value_mask)
@@ -352,8 +357,10 @@ class MultiHeadAttention(SavesArguments, Rematerializable, keras.layers.Layer):
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
         query, value, cache = given["query"], given["value"], given["cache"]
-        visibility = Visibility.given(given["visibility"])
-        self._check_used(value, given["key"], given["value_mask"], visibility, cache)
+        mask = given["query_mask"] if given["mask"] is None else given["mask"]
+        names = ("key", "value_mask", "visibility", "bias")
+        key, value_mask, visibility, bias = map(given.get, names)
+        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache)
         output_dim = self.output_dim or query.shape[-1]
         output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
         keys, weights = query if value is None else value, None

@@ -2,7 +2,12 @@
 
 import keras
 
-from keras_transformer.layers.arguments import named_arguments, refuse_unused, with_further
+from keras_transformer.layers.arguments import (
+    check_shapes,
+    named_arguments,
+    refuse_unused,
+    with_further,
+)
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.masking import Visibility
 
@@ -83,8 +88,10 @@ class DecoderBlock(EncoderBlock):
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        self._check_used(encoder_states, encoder_states_mask, visibility, cross_visibility, cache)
-        visibility = Visibility.given(visibility, inputs_mask if mask is None else mask)
+        mask = inputs_mask if mask is None else mask
+        self._check_used(inputs, mask, visibility, bias, cached=cache is not None)
+        self._check_source(inputs, encoder_states, encoder_states_mask, cross_visibility, cache)
+        visibility = Visibility.given(visibility, mask)
         cross_visibility = Visibility.given(cross_visibility, encoder_states_mask)
         options = {"return_attention_scores": return_attention_scores, "training": training}
         updated, scores = {"cross": None}, {}
@@ -117,11 +124,8 @@ class DecoderBlock(EncoderBlock):
         x = self._sublayers(attend, inputs, training, across)
         return with_further(x, scores or None, None if cache is None else updated)
 
-    def _check_used(
-        self, encoder_states, encoder_states_mask, visibility, cross_visibility, cache, **_
-    ):
-        """ValueError for arguments that are missing, or that would change nothing."""
-        Visibility.given(visibility).check_used(self, own_keys=True, cached=cache is not None)
+    def _check_source(self, inputs, encoder_states, encoder_states_mask, cross_visibility, cache):
+        """ValueError for states of an encoder that are missing, have no use, or do not fit."""
         if not self.cross_attention_enabled:
             refuse_unused(
                 "this decoder block has no cross-attention. Make it with `cross_attention=True`.",
@@ -135,16 +139,22 @@ class DecoderBlock(EncoderBlock):
                 "that holds their keys and values."
             )
         else:
-            Visibility.given(cross_visibility).check_used(
-                self.cross_attention, own_keys=False, cached=cache is not None
-            )
+            visibility = Visibility.given(cross_visibility)
+            visibility.check_used(self.cross_attention, own_keys=False, cached=cache is not None)
+            masks = {"encoder_states_mask": encoder_states_mask}
+            check_shapes(inputs, encoder_states, **masks, **visibility.tensors())
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
-        self._check_used(**given)
+        names = ("inputs", "mask", "inputs_mask", "visibility", "bias", "cache")
+        inputs, mask, inputs_mask, visibility, bias, cache = map(given.get, names)
+        mask = inputs_mask if mask is None else mask
+        self._check_used(inputs, mask, visibility, bias, cached=cache is not None)
+        names = ("encoder_states", "encoder_states_mask", "cross_visibility")
+        self._check_source(inputs, *map(given.get, names), cache)
         if given["return_attention_scores"]:
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         output = keras.KerasTensor(given["inputs"].shape, dtype=self.compute_dtype)

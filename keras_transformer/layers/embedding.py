@@ -3,8 +3,10 @@
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_range
 from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.remat import Rematerializable
 
@@ -28,8 +30,30 @@ class Embedding(keras.layers.Embedding):
         return ops.cast(look_up(self.embeddings, ops.cast(inputs, "int32")), self.compute_dtype)
 
 
+class _OfIds:
+    """Mixin for an embedding whose ids, where their values are known, must be among its own."""
+
+    def __call__(self, inputs, *args, **kwargs):
+        values = _in_memory(inputs)
+        if values is not None and values.dtype.kind in "iu":
+            known = f"the layer {self.name!r} has the ids"
+            check_range("inputs", values, 0, self.input_dim - 1, known)
+        return super().__call__(inputs, *args, **kwargs)
+
+
+def _in_memory(array) -> np.ndarray | None:
+    """An array of NumPy, or one of JAX on a CPU, which by itself takes any id, as NumPy's."""
+    if keras.backend.backend() == "jax" and not isinstance(array, np.ndarray):
+        import jax
+
+        known = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+        if known and array.is_fully_addressable and next(iter(array.devices())).platform == "cpu":
+            return np.asarray(array)
+    return array if isinstance(array, np.ndarray) else None
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding, Embedding):
+class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding, Embedding):
     """Token ids to vectors, and states back to vocabulary logits with the same matrix.
 
     Args:
@@ -46,6 +70,10 @@ class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding, Embeddi
 
     Returns:
         Float `(batch, length, hidden_dim)`, or `(batch, length, vocabulary_size)` for logits.
+
+    Raises:
+        ValueError: for ids that are not below `vocabulary_size`, of arrays of NumPy, and of JAX on
+            a CPU. Within a compiled function nothing is known of them.
 
     Example:
     ```python
@@ -110,7 +138,7 @@ class TokenEmbedding(Rematerializable, keras.layers.ReversibleEmbedding, Embeddi
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentEmbedding(Embedding):
+class SegmentEmbedding(_OfIds, Embedding):
     """A vector per token type, such as first and second sentence, to add to the token's vector.
 
     Args:
@@ -123,6 +151,9 @@ class SegmentEmbedding(Embedding):
 
     Returns:
         Float `(batch, length, hidden_dim)`.
+
+    Raises:
+        ValueError: for ids that are not below `num_segments`, as of `TokenEmbedding`.
 
     Example:
     ```python

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import keras
 
 from keras_transformer.layers.arguments import (
+    NamesArguments,
     SavesArguments,
+    check_shapes,
     named_arguments,
     options_of,
     with_further,
@@ -24,7 +26,7 @@ _OF_ATTENTION = frozenset(options_of(MultiHeadAttention)) - {"output_dim", "outp
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
+class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
@@ -234,8 +236,9 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool = False,
     ):
-        visibility = Visibility.given(visibility, inputs_mask if mask is None else mask)
-        visibility.check_used(self, own_keys=True)
+        mask = inputs_mask if mask is None else mask
+        self._check_used(inputs, mask, visibility, bias)
+        visibility = Visibility.given(visibility, mask)
         scores = {}
 
         def attend(x):
@@ -256,12 +259,20 @@ class EncoderBlock(SavesArguments, Rematerializable, keras.layers.Layer):
         x = self._sublayers(attend, inputs, training, first_only=first_only)
         return with_further(x, scores or None)
 
+    def _check_used(self, inputs, mask, visibility, bias, cached: bool = False):
+        """ValueError for arguments that would change nothing, or do not fit."""
+        visibility = Visibility.given(visibility)
+        visibility.check_used(self, own_keys=True, cached=cached)
+        keys = None if cached else inputs
+        check_shapes(inputs, keys, mask=mask, bias=bias, **visibility.tensors())
+
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
-        Visibility.given(given["visibility"]).check_used(self, own_keys=True)
+        mask = given["inputs_mask"] if given["mask"] is None else given["mask"]
+        self._check_used(given["inputs"], mask, given["visibility"], given["bias"])
         batch, length, dim = given["inputs"].shape
         queries = 1 if given["first_only"] else length
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)

@@ -85,6 +85,10 @@ class Visibility(NamedTuple):
             reason = "in self-attention they are for a cache. Give `query_positions`."
             refuse_unused(reason, key_positions=self.key_positions)
 
+    def tensors(self) -> dict[str, Any]:
+        """What a caller may give, by name."""
+        return dict(zip(self._fields[:6], self[:6], strict=True))
+
     def of_first_query(self) -> "Visibility":
         """What the first query sees, of keys that are those of the queries."""
 

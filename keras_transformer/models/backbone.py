@@ -114,7 +114,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 stem.build((None, None))
             stack.build((None, None, stack.config.hidden_dim))
 
-    def __call__(self, inputs, *args, **kwargs):
+    def __call__(self, inputs=None, *args, **kwargs):
         if "part" in kwargs:
             return super().__call__(inputs, *args, **kwargs)
         cache = kwargs.get("cache")

@@ -71,7 +71,7 @@ class DecoderBase(Backbone):
             ids = keras.KerasTensor((1, 2), "int32")
             keras.Model.compute_output_spec(self, {"token_ids": ids})
 
-    def __call__(self, inputs, *args, **kwargs):
+    def __call__(self, inputs=None, *args, **kwargs):
         name = type(self).__name__
         cached = kwargs.get("cache") is not None
         if cached and "cache" not in inspect.signature(self.call).parameters:

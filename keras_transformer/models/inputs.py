@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import describe, nearest, shorten
+from keras_transformer.checking import (
+    agree,
+    check_range,
+    describe,
+    known_shape,
+    nearest,
+    shorten,
+    show_shape,
+)
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.stems import Input
 
@@ -23,7 +31,7 @@ _PUBLISHED_NAMES = {
 
 _HINT_FOR_TEXTS = (
     " Texts are no part of a dict: they go as they are to the verbs of a task, such as "
-    "`fit(texts, labels)` and `predict(texts)`."
+    "`fit(texts, labels)`, `predict(texts)` and, of a task that writes, `generate(texts)`."
 )
 
 
@@ -40,7 +48,13 @@ def named_inputs(
 
     Raises:
         ValueError: for what is not a dict, a name that is not known, or one that is missing.
+        TypeError: for None.
     """
+    if inputs is None:
+        raise TypeError(
+            f"{taker} takes one dict of arrays, such as {' and '.join(map(repr, needed))}: give "
+            "`inputs`, and not `**inputs`."
+        )
     if not isinstance(inputs, Mapping):
         raise ValueError(
             f"{taker} takes a dict of arrays, such as {' and '.join(map(repr, needed))}, received "
@@ -99,10 +113,10 @@ def check_inputs(
             continue
         _check_shape(name, shape, known)
         rows_may_be_one = known.name == "position_ids"
-        if like is not None and not _agree(shape[:2], like[:2], rows_may_be_one):
+        if like is not None and not agree(shape[:2], like[:2], rows_may_be_one):
             raise ValueError(
-                f"`{name}` must have the shape of `{main}`, {_shown(like)}, received "
-                f"{_shown(shape)}."
+                f"`{name}` must have the shape of `{main}`, {show_shape(like)}, received "
+                f"{show_shape(shape)}."
             )
         if isinstance(array, np.ndarray):
             _check_values(name, known, array, config)
@@ -113,7 +127,7 @@ def check_states(name: str, states: Any, width: int) -> None:
     shape = _shape_of(name, states)
     fits = shape is None or (len(shape) == 3 and shape[2] in (None, width))
     if not fits or (isinstance(states, np.ndarray) and states.dtype.kind not in "fV"):
-        shown = "" if shape is None else f", shape {_shown(shape)}"
+        shown = "" if shape is None else f", shape {show_shape(shape)}"
         raise ValueError(
             f"`{name}` must be float (batch, length, {width}), received {states.dtype}{shown}."
         )
@@ -143,13 +157,13 @@ def check_ids(name: str, array: np.ndarray, config: TransformerConfig) -> None:
 def check_positions(name: str, positions: Any, ids: Any) -> None:
     """ValueError for `positions` that are not int `(batch, count)`, places in the rows of `ids`."""
     shape, like = _shape_of(name, positions), _shape_of("ids", ids)
-    if shape is not None and (len(shape) != 2 or (like and not _agree(shape[:1], like[:1], False))):
+    if shape is not None and (len(shape) != 2 or (like and not agree(shape[:1], like[:1]))):
         raise ValueError(
             f"`{name}` must be of shape (batch, count), with as many rows as the ids, received "
-            f"{_shown(shape)}."
+            f"{show_shape(shape)}."
         )
     if isinstance(positions, np.ndarray) and like and isinstance(like[1], int):
-        _check_range(name, positions, 0, like[1] - 1, "the rows have the places")
+        check_range(name, positions, 0, like[1] - 1, "the rows have the places")
 
 
 def _published(names: tuple[str, ...]) -> dict[str, str]:
@@ -166,8 +180,10 @@ def _check_shape(name: str, shape: tuple, known: Input) -> None:
     wanted = tuple(
         n if size is None else size for n, size in zip(sizes, (None, *known.shape), strict=True)
     )
-    if len(shape) != len(wanted) or not _agree(shape, wanted, False):
-        raise ValueError(f"`{name}` must be of shape {_shown(wanted)}, received {_shown(shape)}.")
+    if len(shape) != len(wanted) or not agree(shape, wanted):
+        raise ValueError(
+            f"`{name}` must be of shape {show_shape(wanted)}, received {show_shape(shape)}."
+        )
 
 
 def _shape_of(name: str, array: Any) -> tuple | None:
@@ -177,24 +193,7 @@ def _shape_of(name: str, array: Any) -> tuple | None:
             f"`{name}` must be an array, received a {type(array).__name__}. Pad the rows to one "
             "length and make them a NumPy array, or give strings."
         )
-    try:
-        return tuple(array.shape)
-    except ValueError:
-        return None
-
-
-def _shown(shape: tuple) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def _agree(shape: tuple, like: tuple, rows_may_be_one: bool) -> bool:
-    """Whether two shapes are one, as far as they are known."""
-    if len(shape) != len(like):
-        return False
-    pairs = list(zip(shape, like, strict=True))
-    if rows_may_be_one and shape[0] == 1:
-        del pairs[0]
-    return all(one == two for one, two in pairs if isinstance(one, int) and isinstance(two, int))
+    return known_shape(array)
 
 
 def _check_values(name: str, known: Input, array: np.ndarray, config: TransformerConfig) -> None:
@@ -213,13 +212,13 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
             )
     elif kind == "segment_ids":
         most = max(config.segment_vocabulary_size, 1) - 1
-        _check_range(name, array, 0, most, "the model has the segments")
+        check_range(name, array, 0, most, "the model has the segments")
     elif kind == "position_ids":
         # RoBERTa counts what is not padding from 0, and padding is one before that.
         least = 0 if config.position_padding_id is None else -1
         learned = config.position == "learned"
         most = config.max_sequence_length - 1 if learned else np.iinfo("int32").max
-        _check_range(name, array, least, most, "the model has the positions")
+        check_range(name, array, least, most, "the model has the positions")
     elif known.dtype.startswith("float"):
         if array.dtype.kind not in "fV" or not np.isfinite(array.astype("float32")).all():
             numbers = array.dtype.kind in "fV"
@@ -227,14 +226,4 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
             raise ValueError(f"`{name}` must hold finite floats, received {held}.")
     else:
         most = np.iinfo("int32").max
-        _check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")
-
-
-def _check_range(name: str, array: np.ndarray, least: int, most: int, known: str) -> None:
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"`{name}` must hold integers, received {array.dtype}.")
-    if array.size and not (int(array.min()) >= least and int(array.max()) <= most):
-        raise ValueError(
-            f"`{name}` holds numbers from {int(array.min())} to {int(array.max())}, but {known} "
-            f"{least} to {most}."
-        )
+        check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")

@@ -264,6 +264,7 @@ def _with_constraint(task, rules: Rules | None, constraint) -> Rules | None:
             raise ValueError(
                 "`constraint` must be a JSON Schema as a dict, or what the method `constraint` "
                 f"returns, received {shorten(constraint)}."
+                + (" Of a pattern it is `constraint(regex=...)`." * isinstance(constraint, str))
             )
         rules = (rules or Rules()).with_automaton(constraint)
     known = rules is not None and (rules.forced_end, rules.automaton) != (None, None)

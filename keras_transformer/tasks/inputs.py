@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import check_choice, check_int, check_number, describe, shorten
+from keras_transformer.columns import is_column, plain
 from keras_transformer.data import Records
-from keras_transformer.data.record_objects import is_column, plain
+from keras_transformer.kerashub_names import check_options
 from keras_transformer.tasks.labels import check_probabilities, check_weights, on_host
 
 # The least that counts among the options of Keras's verbs can be.
@@ -57,6 +58,7 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def check_known(processing: dict[str, Any], known: tuple[str, ...]) -> None:
     """ValueError for options of `fit` that are neither Keras's nor `known` to the processor."""
+    check_options("fit", processing, known)
     unknown = sorted(processing.keys() - set(known))
     if unknown:
         raise ValueError(

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data.buckets import array_of
-from keras_transformer.data.record_objects import is_column, is_frame, plain
 
 
 def on_host(array):

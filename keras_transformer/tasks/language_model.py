@@ -13,7 +13,7 @@ from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
 from keras_transformer.generation.scoring import score_continuations
-from keras_transformer.kerashub_names import refuse
+from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall
@@ -88,6 +88,7 @@ class LanguageModel(TokenPredictor):
     def compile_values(self) -> dict:
         return {"sampler": self.sampler, "pack_weights": self.pack_weights}
 
+    @answers_theirs
     @reads
     def generate(
         self,
@@ -107,7 +108,6 @@ class LanguageModel(TokenPredictor):
         return_details: bool = False,
         cache_dtype: str | None = None,
         verbose: bool = False,
-        **theirs,
     ):
         """Continuations of prompts, or translations of sources.
 
@@ -131,7 +131,6 @@ class LanguageModel(TokenPredictor):
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
             cache_dtype: the dtype of the cache, see `Cache.create`.
             verbose: bool, show a progress bar.
-            **theirs: none. Options of KerasHub and Transformers are answered by our names.
 
         Returns:
             A string for a string, ids for ids; with `num_samples` above 1 a list of them; for a
@@ -141,7 +140,6 @@ class LanguageModel(TokenPredictor):
             ValueError: for prompts, ids, lengths or options that the model cannot take.
             FloatingPointError: if logits are not numbers.
         """
-        refuse(f"{type(self).__name__}.generate", theirs)
         options = {
             "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
             "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
@@ -253,6 +251,8 @@ class LanguageModel(TokenPredictor):
             check_text(name, prompts)
             return self._encode_prompts([prompts]), True, True
         rows = listed(prompts, name)
+        if keras.ops.is_tensor(rows):
+            rows = keras.ops.convert_to_numpy(rows).tolist()
         if isinstance(rows, (list, tuple)) and not rows:
             raise ValueError(f"`{name}` is empty: there must be at least one prompt.")
         if not isinstance(rows, (list, tuple)):

@@ -11,14 +11,9 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import shorten
+from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data import BucketedDataset, Records, read
-from keras_transformer.data.record_objects import (
-    column_names,
-    elements_of,
-    is_column,
-    is_frame,
-    plain,
-)
+from keras_transformer.data.record_objects import column_names, elements_of
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.tasks.inputs import check_labels_given
 

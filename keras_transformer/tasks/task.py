@@ -165,8 +165,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     # Keras's verbs.
 
-    def __call__(self, inputs, *args, **kwargs):
-        return super().__call__(self._named(inputs), *args, **kwargs)
+    def __call__(self, inputs=None, *args, **kwargs):
+        named = self._named(inputs)
+        check_options(type(self).__name__, kwargs, ())
+        return super().__call__(named, *args, **kwargs)
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         """The outputs of the head, and with `collect` what it names: `"states"`, `"attention"`."""
@@ -232,8 +234,26 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         with one_piece():
             return Dropout(rate, dtype=self.dtype_policy)
 
-    def compile(self, *args, **kwargs):
-        super().compile(*args, **kwargs)
+    def compile(
+        self,
+        optimizer="auto",
+        loss="auto",
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        **kwargs,
+    ):
+        """As `keras.Model.compile`. What is not given, or is `"auto"`, stays as it is."""
+        if _is_auto(optimizer):
+            optimizer = getattr(self, "optimizer", None) or "rmsprop"
+        # None is what Keras keeps: a loss with its weights, and all metrics.
+        loss, metrics, weighted_metrics = (
+            None if _is_auto(given) else given for given in (loss, metrics, weighted_metrics)
+        )
+        metrics, weighted_metrics = keras.tree.map_structure(
+            self.metric_of, (metrics, weighted_metrics)
+        )
+        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **kwargs)
         if _takes_probabilities(self.loss):
             warnings.warn(
                 f"The loss {getattr(self.loss, 'name', self.loss)!r} takes probabilities, and "
@@ -267,6 +287,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
             raise ValueError(
                 f"{type(self).__name__} makes its targets from the texts: give `x` alone."
             )
+
+    def metric_of(self, given: Any) -> Any:
+        """The metric that is meant by one that `compile` is given, such as a name."""
+        return given
 
     # Presets.
 
@@ -327,6 +351,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     logits = logits.astype("float64")
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _is_auto(given: Any) -> bool:
+    return isinstance(given, str) and given == "auto"
 
 
 def _takes_probabilities(loss: Any) -> bool:

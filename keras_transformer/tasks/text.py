@@ -1,16 +1,17 @@
 """The processor of texts: from texts, in memory or in files, to batches of ids and windows."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 
-from keras_transformer.checking import check_int, check_text, describe
+from keras_transformer.checking import check_int, check_text, describe, shorten
+from keras_transformer.columns import is_column, is_frame
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records, TokenRows
 from keras_transformer.data.packing import packed_inputs
-from keras_transformer.data.record_objects import is_column, is_frame
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
 from keras_transformer.tasks import streams
 from keras_transformer.tasks.inputs import listed
@@ -107,7 +108,10 @@ def text_rows(texts, name: str = "x") -> list[str]:
     if is_frame(texts):
         raise streams.not_texts(name)
     if isinstance(texts, str):
-        raise ValueError(f"`{name}` must be a list of strings, received one string: put it in [].")
+        hint = "put it in []."
+        if os.path.isfile(texts):
+            hint = f"a file is given as data.read({shorten(texts)})."
+        raise ValueError(f"`{name}` must be a list of strings, received one string: {hint}")
     if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
         raise ValueError(f"`{name}` must be a list of strings, received {describe(texts)}.")
     rows = list(texts)

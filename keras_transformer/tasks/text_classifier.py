@@ -33,6 +33,7 @@ from keras_transformer.tasks.text import (
 )
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
+from keras_transformer.training.metrics import metric_of_logits
 
 # Losses that take rows of probabilities alone.
 _BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
@@ -138,6 +139,10 @@ class TextClassifier(Classifier):
             loss = keras.losses.MeanSquaredError()
             metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
         self.compile(FineTuningAdamW(), loss, metrics=[metric])
+
+    def metric_of(self, given):
+        """A metric by name is that of logits, and with `multi_label` of each class."""
+        return given if self.num_classes == 1 else metric_of_logits(given, self.multi_label)
 
     @property
     def number_of_targets(self) -> int | None:

@@ -84,17 +84,8 @@ class TokenPredictor(Task):
         logits = self.backbone.logits(states)
         return logits if self.vocabulary_bias is None else self.vocabulary_bias(logits)
 
-    def compile(
-        self,
-        optimizer="rmsprop",
-        loss=None,
-        loss_weights=None,
-        metrics=None,
-        weighted_metrics=None,
-        **kwargs,
-    ):
-        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **kwargs)
-        # Those that it is not told anew, Keras keeps: a loss with its weights, and all metrics.
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
         compiled = self._compile_metrics
         given = keras.tree.flatten((compiled and compiled._user_weighted_metrics) or [])
         suffices = (

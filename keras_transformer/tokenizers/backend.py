@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_text
+from keras_transformer.columns import is_column, plain
 
 # Chinese characters, for a class of a regular expression.
 CHINESE = (
@@ -59,10 +60,12 @@ def check_texts(texts, name: str) -> list[str]:
     """The texts as a list, refusing with its position what is not a text."""
     if isinstance(texts, np.ndarray):
         texts = texts.tolist()
+    elif is_column(texts):
+        texts = plain(texts, f"`{name}`")
     if not isinstance(texts, (list, tuple)):
         raise ValueError(
             f"`{name}` must be a list, tuple or 1-D NumPy array of strings. "
-            f"Received: {type(texts).__name__}"
+            f"Received: {type(texts).__name__}. A column of a data frame will do too."
         )
     for index, text in enumerate(texts):
         if not (isinstance(text, str) and text.isascii()):

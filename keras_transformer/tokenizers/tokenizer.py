@@ -8,7 +8,8 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_bool, check_path, is_int, shorten
-from keras_transformer.kerashub_names import ForeignNames
+from keras_transformer.columns import is_column
+from keras_transformer.kerashub_names import ForeignNames, answers_theirs
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
@@ -181,6 +182,7 @@ class Tokenizer(ForeignNames, Vocabulary):
 
     # Text to ids
 
+    @answers_theirs
     def encode(self, text: str, pair: str | None = None, special_tokens: bool = True) -> list[int]:
         """The ids of one text, or of a pair of texts.
 
@@ -192,11 +194,12 @@ class Tokenizer(ForeignNames, Vocabulary):
         Raises:
             ValueError: if a text is not a string.
         """
-        if isinstance(text, (list, tuple, np.ndarray)):
+        if isinstance(text, (list, tuple, np.ndarray)) or is_column(text):
             raise ValueError("`text` must be one string. Many are for `encode_batch`.")
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, special_tokens)[0]
 
+    @answers_theirs
     def encode_batch(
         self,
         texts: Sequence[str] | np.ndarray,
@@ -207,7 +210,7 @@ class Tokenizer(ForeignNames, Vocabulary):
         """The ids of many texts, or of many pairs, in parallel.
 
         Args:
-            texts: a list, tuple or 1-D NumPy array of strings.
+            texts: a list, tuple or 1-D NumPy array of strings, or a column of a data frame.
             pairs: as many second texts, or `None`.
             special_tokens: add the special tokens of the template.
             max_length: the largest number of ids of a row. The end of a longer text is cut

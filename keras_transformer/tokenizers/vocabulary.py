@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_int, check_text, describe, shorten
+from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.notebook import html_table
 from keras_transformer.tokenizers.backend import copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
@@ -60,6 +61,7 @@ class Vocabulary:
 
     # Ids to text
 
+    @answers_theirs
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids. Special tokens are left out.
 
@@ -77,6 +79,7 @@ class Vocabulary:
         with self._refusing("decode"):
             return self._backend.decode(ids)
 
+    @answers_theirs
     def decode_batch(self, ids: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
         """The texts of many rows of ids, in parallel; see `decode`.
 

@@ -1,5 +1,8 @@
 """Perplexity and accuracy of tokens, accuracy of classes, BLEU of texts."""
 
+import inspect
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -154,6 +157,20 @@ class ClassAccuracy(keras.metrics.MeanMetricWrapper):
 
     def get_config(self) -> dict:
         return {"multi_label": self.multi_label, "name": self.name, "dtype": self.dtype}
+
+
+def metric_of_logits(metric: Any, multi_label: bool) -> Any:
+    """A metric of Keras by its name as one of the logits of classes; what is no name, as it is."""
+    if not isinstance(metric, str):
+        return metric
+    if metric.lower() in ("accuracy", "acc", "binary_accuracy", "binaryaccuracy"):
+        return ClassAccuracy(multi_label, name=metric)
+    try:
+        kind = type(keras.metrics.get(metric))
+    except ValueError:  # Keras says so itself.
+        return metric
+    known = inspect.signature(kind).parameters
+    return kind(name=metric, from_logits=True) if "from_logits" in known else metric
 
 
 def check_translations(names: tuple[str, str], references, texts) -> None:

@@ -1,5 +1,7 @@
 """Models of KerasHub presets, against KerasHub itself."""
 
+import re
+
 import h5py
 import keras
 import numpy as np
@@ -35,6 +37,27 @@ UNEVEN = {
 @pytest.fixture(scope="session")
 def hub():
     return pytest.importorskip("keras_hub")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "ours"),
+    [
+        ("GreedySampler", {}, "Greedy()"),
+        ("BeamSampler", {"num_beams": 4}, "BeamSearch(num_beams=4)"),
+        ("RandomSampler", {"temperature": 0.5}, "Random(temperature=0.5)"),
+        ("TopKSampler", {"k": 7}, "Random(top_k=7)"),
+        ("TopPSampler", {"p": 0.8, "k": 20, "seed": 1}, "Random(top_k=20, top_p=0.8)"),
+        ("ContrastiveSampler", {"alpha": 0.2}, "Contrastive(top_k=5, penalty_alpha=0.2)"),
+    ],
+)
+@pytest.mark.backend_independent
+def test_a_sampler_is_answered_with_ours_of_its_values(kind, options, ours, hub):
+    lm = kt.CausalLM(kt.models.Decoder(kt.TransformerConfig("decoder", 9, 8, 1, 1, 8)))
+    theirs = getattr(hub.samplers, kind)(**options)
+    for take in (lambda: lm.compile(sampler=theirs), lambda: lm.generate([3], sampler=theirs)):
+        with pytest.raises(ValueError, match=re.escape(f"It is `kt.generation.{ours}` here, ")):
+            take()
+    assert eval(ours, dict(vars(kt.generation)))
 
 
 DRAWING = ("GlorotUniform", "RandomNormal", "RandomUniform", "TruncatedNormal")

@@ -157,6 +157,15 @@ def test_values_of_any_type_are_refused(tmp_path):
     assert (fresh.config.activation, fresh.config.head_dim) == ("gelu", 4)
 
 
+def test_a_pattern_is_the_same_as_a_list(tmp_path):
+    backbone = small_backbone("decoder", layer_pattern=[{"window": 2}])
+    backbone.save_to_preset(tmp_path)
+    again = kt.Backbone.from_preset(tmp_path, layer_pattern=[{"window": 2}])
+    assert again.config == backbone.config and again.config.layer_pattern == ({"window": 2},)
+    with pytest.raises(ValueError, match="were trained with layer_pattern="):
+        kt.Backbone.from_preset(tmp_path, layer_pattern=[{"window": 3}])
+
+
 def test_learned_positions_fit_one_length(tmp_path):
     small_backbone(position="learned", max_sequence_length=16).save_to_preset(tmp_path)
     with pytest.raises(ValueError, match="position_embedding"):

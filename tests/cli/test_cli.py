@@ -82,7 +82,7 @@ def program(*arguments, **options):
     """The command as a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "keras_transformer", *arguments],
-        capture_output=True, text=True, cwd=ROOT, timeout=300, **options,
+        capture_output=True, text=True, timeout=300, **{"cwd": ROOT, **options},
     )  # fmt: skip
 
 
@@ -186,11 +186,29 @@ def test_ctrl_c_is_one_line():
 
 
 @pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "usage: keras-transformer"),
+        (["translate", "--help"], 0, "examples:"),
+        (["translate", "--preset", "x", "--sing", "a"], 2, "unrecognized arguments: --sing"),
+        (["--version"], 1, "Keras is imported"),
+    ],
+)
+def test_help_and_wrong_options_need_no_keras(arguments, code, said, tmp_path):
+    (tmp_path / "keras.py").write_text("raise SystemExit('Keras is imported')\n")
+    paths = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = program(*arguments, env={**os.environ, "PYTHONPATH": paths}, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.backend_independent
 def test_ctrl_c_while_the_package_is_imported_is_one_line(tmp_path):
     """A package of Keras's name waits for the signal."""
     (tmp_path / "keras.py").write_text("print('in', flush=True)\nimport time\ntime.sleep(99)\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "keras_transformer", "--help"],
+        [sys.executable, "-m", "keras_transformer", "presets"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
@@ -390,6 +408,9 @@ def test_answer(run, folder, tmp_path):
     assert (code, out) == (0, task.answer(lines[0], flat).text + "\n")
     code, _, error = run("answer", "--preset", folder / "answerer", "who ?")
     assert code == 2 and "a question and its context" in error
+    (tmp_path / "wide.txt").write_bytes("a man".encode("utf-16"))
+    code, _, error = run("answer", "--preset", "x", "--context-file", tmp_path / "wide.txt", "?")
+    assert code == 2 and "wide.txt is not UTF-8" in error and "iconv" in error
     code, _, error = run("answer", "--preset", "x", "--context-file", "/no/file", "who ?")
     assert code == 2 and "/no/file" in error
 
@@ -574,6 +595,15 @@ def test_generate_draws(run, folder):
     assert code == 2 and "--beams does not go with --temperature" in error
 
 
+def test_an_error_names_the_line_of_the_text(run, folder, monkeypatch):
+    stdin = "a [MASK] man\n\nthe [MASK]\nno mask\n"
+    code, _, error = run("fill-mask", "--preset", folder / "masked", stdin=stdin)
+    assert code == 2 and "error: line 4 (`texts`) has no '[MASK]'" in error
+    monkeypatch.setattr("keras_transformer.cli.lines._CHUNK", 2)
+    code, out, error = run("fill-mask", "--preset", folder / "masked", stdin=stdin)
+    assert code == 2 and "error: line 4 (`texts`) has no" in error and out.count("\n") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -591,8 +621,14 @@ def test_generate_draws(run, folder):
         (["translate", "--preset", "minilm_l6_en", "a"], "Seq2SeqLM needs 'seq2seq'"),
         (["translate", "--preset", "x", "--beams", "0", "a"], "at least 1, received '0'"),
         (["translate", "--preset", "x", "--beams", "many", "a"], "received 'many'"),
+        (
+            ["generate", "--preset", "x", "--temperature", "0", "a"],
+            "--temperature: must be a number above 0, received '0'. Leave it out: without",
+        ),
+        (["generate", "--preset", "x", "--top-p", "none", "a"], "--top-p: must be a number above"),
         (["generate", "--preset", "{folder}/plain", "a"], "CausalLM needs 'decoder'"),
         (["generate", "--preset", "{folder}/lm", ""], "is empty"),
+        (["generate", "--preset", "x", "--top-p", "2", "a"], "above 0 and at most 1, received '2'"),
     ],
 )
 def test_a_mistake_is_one_line_and_the_code_2(run, folder, arguments, message):

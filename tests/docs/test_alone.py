@@ -17,7 +17,7 @@ pytestmark = pytest.mark.one_backend
 SECONDS = 1800
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
-HELPERS = ("datasets.py", "runs.py")  # what examples import
+HELPERS = ("example_data.py", "runs.py")  # what examples import
 
 
 def blocks_of_pages():
@@ -59,10 +59,10 @@ def test_the_package_is_imported_before_keras():
     for path in EXAMPLES:
         codes[path.name] = path.read_text(encoding="utf-8")
     assert len(codes) > 150
-    helper = "examples/datasets.py imports Keras in a function, when an example is running"
+    helper = "examples/example_data.py imports Keras in a function, when an example is running"
     wrong = [name for name, code in codes.items() if first_of_keras(code) == "keras"]
-    assert wrong == ["datasets.py"], helper
-    tree = ast.parse(codes["datasets.py"])
+    assert wrong == ["example_data.py"], helper
+    tree = ast.parse(codes["example_data.py"])
     assert not any(isinstance(node, ast.Import | ast.ImportFrom) and
                    "keras" in ast.unparse(node) for node in tree.body)  # fmt: skip
 

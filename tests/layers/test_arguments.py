@@ -125,6 +125,105 @@ def test_what_would_be_ignored_is_refused(name, symbolic):
         make()(x, **arguments)
 
 
+# A layer, an array that does not fit, and what the message says.
+MISFITS = {
+    "short mask": (
+        encoder,
+        {"mask": MASK[:, :4]},
+        r"`mask` must be .* \(2, 5\), received \(2, 4\)",
+    ),
+    "mask of one token": (encoder, {"mask": MASK[:, :1]}, r"`mask` .* received \(2, 1\)"),
+    "mask of pairs": (
+        decoder,
+        {"mask": np.ones((2, 5, 5), bool)},
+        r"`mask` must be of shape \(2, 5\), received \(2, 5, 5\)",
+    ),
+    "mask of other rows": (plain, {"mask": np.ones((3, 5), bool)}, r"\(2, 5\), received \(3, 5\)"),
+    "mask of the states": (
+        across,
+        {"encoder_states": SOURCE, "encoder_states_mask": MASK},
+        r"`encoder_states_mask` must be of shape \(2, 7\), received \(2, 5\)",
+    ),
+    "mask of the value": (
+        plain,
+        {"value": SOURCE, "value_mask": MASK},
+        r"`value_mask` must be of shape \(2, 7\), received \(2, 5\)",
+    ),
+    "pairs without rows": (
+        plain,
+        {"visibility": Visibility(explicit=np.ones((5, 5), bool))},
+        r"`explicit` must be of shape \(2, 5, 5\), received \(5, 5\)",
+    ),
+    "pairs with heads": (
+        decoder,
+        {"visibility": Visibility(explicit=np.ones((2, 2, 5, 4), bool))},
+        r"`explicit` must be of shape \(2, heads, 5, 5\), received \(2, 2, 5, 4\)",
+    ),
+    "bias": (encoder, {"bias": random(2, 5, 5)}, r"`bias` must .* \(2, heads, 5, 5\), received"),
+    "documents": (
+        encoder,
+        {"visibility": Visibility(query_pack=PACK[0])},
+        r"`query_pack` must .* \(2, 5\), received \(5,\)",
+    ),
+    "positions": (
+        rotary,
+        {"visibility": Visibility(query_positions=KEYS)},
+        r"`query_positions` .* \(2, 5\), received \(2, 7\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["called", "in a graph"])
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_the_states_is_refused(name, symbolic):
+    make, arguments, message = MISFITS[name]
+    x = X
+    if symbolic:
+        x, arguments = (
+            keras.tree.map_structure(
+                lambda a: keras.Input(batch_shape=a.shape, dtype=str(a.dtype)), part
+            )
+            for part in (x, arguments)
+        )
+    with pytest.raises(ValueError, match=message):
+        make()(x, **arguments)
+
+
+def test_one_row_or_pair_stands_for_all():
+    for make in (plain, encoder, decoder):
+        layer = make()
+        assert_close(layer(X, mask=MASK[1:]), layer(X, mask=MASK[[1, 1]]))
+        assert_close(layer(X, bias=random(1, 1, 5, 5)), layer(X, bias=random(1, 2, 5, 5)[:, :1]))
+    attention = plain()
+    of_keys = MASK[1:, None]
+    assert_close(
+        attention(X, visibility=Visibility(explicit=of_keys)), attention(X, mask=MASK[[1, 1]])
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "ours"),
+    [
+        (encoder, "padding_mask", "mask"),
+        (encoder, "attention_mask", "mask"),
+        (decoder, "decoder_padding_mask", "mask"),
+        (across, "encoder_sequence", "encoder_states"),
+        (across, "encoder_padding_mask", "encoder_states_mask"),
+        (across, "encoder_attention_mask", "encoder_states_mask"),
+        (plain, "key_mask", "value_mask"),
+        (plain, "attn_mask", "visibility"),
+        (encoder, "attn_mask", "visibility"),
+    ],
+)
+def test_an_argument_of_another_library_is_answered_with_ours(make, name, ours):
+    message = (
+        rf"got an unexpected keyword argument '{name}'\. It is `{ours}` here\. It takes .*bias"
+    )
+    for x in (X, keras.Input((5, 8))):
+        with pytest.raises(TypeError, match=message):
+            make()(x, **{name: MASK})
+
+
 def test_arguments_of_another_block():
     for name in ("encoder_states", "cache", "cross_visibility"):
         with pytest.raises(TypeError, match=name):

@@ -1,5 +1,6 @@
 """Token and segment embeddings."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -18,6 +19,24 @@ def test_looks_up_and_scales_by_the_root_of_the_width():
     table = numpy(plain.embeddings)
     assert_close(plain(IDS), table[IDS])
     assert_close(scaled(IDS), table[IDS] * 4)  # sqrt(16)
+
+
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_ids_that_are_not_there_are_refused(wrong):
+    ids = np.array([[3, wrong]])
+    low, high = sorted((3, wrong))
+    message = (
+        rf"`inputs` holds numbers from {low} to {high}, but the layer '\w+' has the ids 0 to 4"
+    )
+    for layer in (TokenEmbedding(5, 16), SegmentEmbedding(5, 16)):
+        with pytest.raises(ValueError, match=message):
+            layer(ids)
+        if keras.backend.backend() == "jax":  # which takes the nearest one for it
+            with pytest.raises(ValueError, match=message):
+                layer(ops.convert_to_tensor(ids))
+        if keras.backend.backend() != "torch":  # nothing is known of them in a program
+            model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
+            assert model.predict(np.array([[3, 4]]), verbose=0).shape == (1, 2, 16)
 
 
 def test_the_logits_use_the_same_matrix_transposed_and_are_not_scaled():
@@ -40,8 +59,6 @@ def test_untied_logits_use_a_matrix_of_their_own():
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_padding_makes_a_keras_mask(scale, quantized):
-    import keras
-
     embedding = TokenEmbedding(5, 16, scale=scale, mask_zero=True)
     embedding.build()
     if quantized:

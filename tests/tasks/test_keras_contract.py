@@ -227,6 +227,21 @@ def test_compile_keeps_what_it_is_not_told():
 
 
 @pytest.mark.parametrize("make", [classifier, language_model, masked])
+def test_compile_keeps_the_optimizer(make):
+    """Not Keras's default, which is not that of the task."""
+    task = make()
+    optimizer, loss, metrics = task.optimizer, task.loss, task.metrics_names
+    task.compile(jit_compile=False)
+    assert (task.optimizer, task.loss, task.metrics_names) == (optimizer, loss, metrics)
+    task.compile(optimizer="auto", loss="auto", weighted_metrics="auto")  # as in KerasHub
+    assert (task.optimizer, task.loss, task.metrics_names) == (optimizer, loss, metrics)
+    task.compile("sgd", task.loss)
+    assert isinstance(task.optimizer, keras.optimizers.SGD)
+    task.compile(loss=task.loss)
+    assert isinstance(task.optimizer, keras.optimizers.SGD)
+
+
+@pytest.mark.parametrize("make", [classifier, language_model, masked])
 def test_outputs_for_batches_are_in_the_order_of_the_texts(make):
     task = make(labels=["bad", "good"]) if make is classifier else make()
     options = {"masked": False} if make is masked else {}

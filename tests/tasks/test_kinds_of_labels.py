@@ -139,6 +139,31 @@ def test_labels_mean_the_same_in_files_and_lists(single, several, tmp_path):
     assert swapped.make_dataset(TEXTS[:2], ["1", "0"]).values["labels"].tolist() == [0, 1]
 
 
+@pytest.mark.each_backend
+def test_metrics_by_name_are_those_of_logits():
+    """They are what Keras makes of the probabilities."""
+    task = classifier(labels=CLASSES, multi_label=True)
+    probabilities = 1 / (1 + np.exp(-task.predict(TEXTS, verbose=0).astype("float64")))
+    names = ["accuracy", "binary_accuracy", "binary_crossentropy", "AUC"]
+    assert (probabilities > 0.5).any(axis=1).any() and (probabilities < 0.5).any()
+    task.compile("sgd", task.loss, metrics=names[:2], weighted_metrics=names[2:])
+    found = scores(task, ROWS)
+    right = ((probabilities > 0.5) == (ROWS == 1)).mean()
+    assert found["accuracy"] == found["binary_accuracy"] == pytest.approx(right)
+    by_probabilities = (keras.metrics.BinaryCrossentropy(), keras.metrics.AUC())
+    for name, metric in zip(names[2:], by_probabilities, strict=True):
+        metric.update_state(ROWS, probabilities.astype("float32"))
+        assert found[name] == pytest.approx(float(metric.result()), rel=1e-4)
+
+    task = classifier(labels=CLASSES)
+    numbers = [0, 2, 1, 1, 2, 0, 0, 1]
+    before = scores(task, numbers)
+    task.compile("sgd", task.loss, metrics=["accuracy", "sparse_categorical_crossentropy"])
+    found = scores(task, numbers)
+    assert found["accuracy"] == before["accuracy"]
+    assert found["sparse_categorical_crossentropy"] == pytest.approx(before["loss"], rel=1e-5)
+
+
 def test_the_loss_says_how_labels_come():
     task = classifier(labels=CLASSES)
     soft = [[0.5, 0.5, 0.0]] * 8

@@ -204,6 +204,14 @@ def test_numpy_in(trained):
     expected = tokenizer.encode_batch(["a man", "zwei"])
     assert tokenizer.encode_batch(np.array(["a man", "zwei"])) == expected
     assert tokenizer.encode_batch(np.array(["a man", "zwei"], dtype=object)) == expected
+    pd = pytest.importorskip("pandas")
+    column = pd.DataFrame({"text": ["-", "a man", "zwei"]}, index=[7, 8, 9])["text"][1:]
+    assert tokenizer.encode_batch(column) == expected
+    assert tokenizer.encode_batch(column, column) == tokenizer.encode_batch(*[list(column)] * 2)
+    with pytest.raises(ValueError, match=r"`texts\[1\]` must be a string, received nan"):
+        tokenizer.encode_batch(pd.Series(["a man", None]))
+    with pytest.raises(ValueError, match="Many are for `encode_batch`"):
+        tokenizer.encode(column)
     assert tokenizer.encode_batch(("a man", "zwei")) == expected
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.decode(np.array(expected[0], np.int32)) == "a man"

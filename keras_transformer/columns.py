@@ -1,0 +1,40 @@
+"""Columns and data frames of other libraries, known by what they can do and not by import."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a data frame: of pandas, Polars or pyarrow."""
+    return hasattr(data, "columns") and hasattr(data, "shape") and hasattr(data, "__getitem__")
+
+
+def is_column(values: Any) -> bool:
+    """Whether it is one column: of a data frame or a `datasets.Dataset`; or a tensor of strings."""
+    known = (str, bytes, list, tuple, np.ndarray)
+    if isinstance(values, known) or is_frame(values) or hasattr(values, "column_names"):
+        return False
+    methods = ("to_list", "to_pylist", "to_numpy")
+    named = any(hasattr(values, name) for name in methods) or isinstance(values, Sequence)
+    return named or getattr(values, "dtype", None) == "string"
+
+
+def plain(value: Any, place: str) -> Any:
+    """A value of Python, or a list of them for a batch; `place` is what errors call it."""
+    if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # TensorFlow's
+        value = value.numpy()
+    # Arrays, their numbers, PyTorch's tensors, columns of pandas; of pyarrow; of Polars.
+    for method in ("tolist", "to_pylist", "to_list"):
+        if hasattr(value, method):
+            value = getattr(value, method)()
+            break
+    if isinstance(value, (list, tuple)):
+        return [plain(part, place) for part in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{place} is not UTF-8: {error}.") from None
+    return value
