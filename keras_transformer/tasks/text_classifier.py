@@ -226,7 +226,7 @@ class TextClassifier(Classifier):
             warnings.warn(
                 f"The training data has no example of {len(missing)} of the {self.num_classes} "
                 f"classes: {shown}. The model will not learn to give them.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     @reads
