@@ -59,7 +59,8 @@ def parse_before_keras() -> None:
         try:
             _parsed(None)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
 
 
 def _is_the_process() -> bool:
