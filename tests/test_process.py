@@ -39,8 +39,9 @@ imported = dispatch()
 {before}
 print("RESULT", imported, dispatch())
 inputs = keras.Input((128,), dtype="int32")
-hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 256)(inputs))
-model = keras.Model(inputs, keras.layers.Dense(256)(hidden))
+# Products of a narrow side: a step takes much memory and little time.
+hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 8)(inputs))
+model = keras.Model(inputs, keras.layers.Dense(8)(hidden))
 model.compile("sgd", "mse")
 x, y = np.ones((64, 128), "int32"), np.ones((64, 1, 1), "float32")
 for _ in range(10):  # until the memory that is kept has found its pieces
