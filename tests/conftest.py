@@ -99,19 +99,6 @@ def backend() -> str:
     return keras.backend.backend()
 
 
-@pytest.fixture(scope="module")
-def untraced(backend):
-    """On TensorFlow functions run as they are: tracing takes longer than what is tested."""
-    if backend != "tensorflow":
-        yield
-        return
-    import tensorflow as tf
-
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
-
-
 @pytest.fixture(scope="session")
 def alone(backend, tmp_path_factory) -> Path:
     """The interpreter of an environment that has this backend and no other."""
