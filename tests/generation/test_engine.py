@@ -14,6 +14,7 @@ from keras import ops
 from keras_transformer import programs
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
+from keras_transformer.programs import PROGRAMS
 from keras_transformer.sizes import round_size, round_up
 from tests.generation.common import (
     END,
@@ -163,6 +164,20 @@ def test_similar_prompts_share_the_compiled_functions(decoder, monkeypatch):
     assert [round_up(size) for size in (1, 3, 8, 9, 17, 33, 65, 1025)] == [
         1, 4, 8, 16, 24, 48, 96, 1536,
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone is traced by make_fx")
+def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
+    """`make_fx` looks for one, and else makes it with a stack of Python each time."""
+    from torch._subclasses import FakeTensorMode
+
+    made, plain = [], FakeTensorMode.__init__
+    monkeypatch.setattr(
+        FakeTensorMode, "__init__", lambda self, **options: made.append(1) or plain(self, **options)
+    )
+    traced = PROGRAMS.made
+    generate(Engine(make_backbone("decoder")), make_prompts([4]), end_ids=())
+    assert 0 < len(made) <= PROGRAMS.made - traced
 
 
 def test_new_weights_count_at_once():
