@@ -75,7 +75,7 @@ def pytest_collection_finish():
     With all that is imported it takes a fifth of a second each time, a sixth of what tests take.
     """
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(5_000, 10, 10)
     gc.enable()
 
 
