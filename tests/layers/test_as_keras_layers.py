@@ -117,6 +117,7 @@ def functional(layer, inputs):
     return keras.Model(symbolic, layer(**symbolic, **options)), arrays
 
 
+@pytest.mark.one_backend
 @every
 def test_config_round_trip(name):
     layer, inputs, outputs = made(name)
