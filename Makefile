@@ -4,9 +4,9 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
-# All in one start, on TensorFlow in four: it gives back the memory of programs only when it ends.
+# All in one start, on TensorFlow in three: it gives back the memory of programs only when it ends.
 TESTS ?=
-STARTS_tensorflow := tests/generation tests/tasks "tests/models tests/layers tests/training" \
+STARTS_tensorflow := "tests/generation tests/tasks" "tests/models tests/layers tests/training" \
 	"tests --ignore=tests/generation --ignore=tests/tasks --ignore=tests/models \
 	--ignore=tests/layers --ignore=tests/training"
 # Files in two processes: most of the time goes into compiling, which takes one core.

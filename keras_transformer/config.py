@@ -284,12 +284,6 @@ class TransformerConfig:
 
     def __post_init__(self):
         check_values(self)
-        if self.head_dim is None and self.hidden_dim % self.num_heads:
-            raise ValueError(
-                f"`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
-                f"{self.hidden_dim} and num_heads={self.num_heads}. Change one of them, or give "
-                "`head_dim`."
-            )
         for name, value in self._derived().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

@@ -91,6 +91,12 @@ def check_values(config: "TransformerConfig") -> None:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
         _check_range(field.name, value, field.metadata)
+    if config.head_dim is None and config.hidden_dim % config.num_heads:
+        raise ValueError(
+            f"`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
+            f"{config.hidden_dim} and num_heads={config.num_heads}. Change one of them, or give "
+            "`head_dim`."
+        )
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:

@@ -39,14 +39,15 @@ imported = dispatch()
 {before}
 print("RESULT", imported, dispatch())
 inputs = keras.Input((128,), dtype="int32")
-hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 256)(inputs))
-model = keras.Model(inputs, keras.layers.Dense(256)(hidden))
+# Products of a narrow side: a step takes much memory and little time.
+hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 8)(inputs))
+model = keras.Model(inputs, keras.layers.Dense(8)(hidden))
 model.compile("sgd", "mse")
 x, y = np.ones((64, 128), "int32"), np.ones((64, 1, 1), "float32")
-for _ in range(10):  # until the memory that is kept has found its pieces
+for _ in range({first}):  # until the memory that is kept has found its pieces
     model.train_on_batch(x, y)
 taken = []
-for _ in range(4):  # the least, since threads may ask for new memory later where cores are busy
+for _ in range({more}):  # the least: threads may ask for new memory later where cores are busy
     before = faults()
     for _ in range(3):
         model.train_on_batch(x, y)
@@ -59,15 +60,16 @@ kept = pytest.mark.skipif(
 )
 
 
-def run(before, **environment):
+def run(before, first=2, more=1, **environment):
     """JAX's dispatch after the import and after `before`, faults of a step, lines of the log.
 
     A step needs over 100 MB: 25,000 page faults if they are new pages each time.
     """
     keep = ("PATH", "HOME", "KERAS_BACKEND", "JAX_COMPILATION_CACHE_DIR")
     found = {name: os.environ[name] for name in keep if name in os.environ}
+    code = STEPS.replace("{first}", str(first)).replace("{more}", str(more))
     done = subprocess.run(
-        [sys.executable, "-c", STEPS.replace("{before}", before)],
+        [sys.executable, "-c", code.replace("{before}", before)],
         env={**found, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -84,7 +86,9 @@ def test_the_first_model_tunes_the_process_and_says_so_once():
         "make(); make(); assert kt.tune_process()\n"
         "try:\n    kt.tune_process(False)\n"
         "except ValueError as error:\n    assert 'tuned already' in str(error)\n"
-        "else:\n    raise SystemExit('taken back')"
+        "else:\n    raise SystemExit('taken back')",
+        first=10,
+        more=4,
     )
     jax = keras.backend.backend() == "jax"
     assert (imported, dispatch) == (("True", "False") if jax else ("None", "None"))

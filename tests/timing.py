@@ -32,7 +32,7 @@ class Costs:
         self.before = None
         self.outside = self.processes = 0
         self.tests: dict[str, list] = {}
-        if backend == "jax":
+        if backend == "jax" and not getattr(config.option, "numprocesses", None):
             import jax
 
             jax.monitoring.register_event_duration_secs_listener(self._heard)

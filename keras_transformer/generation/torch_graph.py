@@ -15,6 +15,8 @@ import keras
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
@@ -74,8 +76,10 @@ class TracedFunction:
             found.append(result)
             return [keras.ops.convert_to_tensor(output) for output in outputs]
 
-        # Traced on copies: the function writes the cache in place.
-        graph = make_fx(flat)(*[leaf.clone() for leaf in leaves])
+        # Traced on copies: the function writes the cache in place. In a context with a mode: else
+        # `make_fx` makes a mode for each operation, which takes half of the time.
+        with tracing(TracingContext(FakeTensorMode())):
+            graph = make_fx(flat)(*[leaf.clone() for leaf in leaves])
         graph = _simplified(graph)
         self._use_onednn(graph)
         graph.graph.eliminate_dead_code()

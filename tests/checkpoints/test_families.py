@@ -76,7 +76,7 @@ def test_same_outputs(tmp_path, model_type, number):
     assert difference <= (2e-5 if kind_of(model_type) == "encoder" else 1e-4)
 
 
-@pytest.mark.backend_independent
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("model_type", "number"), families.cases())
 def test_export_is_the_way_back(tmp_path, model_type, number):
     """Transformers loads what we write, all of it, and so do we."""

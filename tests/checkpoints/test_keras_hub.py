@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.keras_hub import KerasHubCheckpoint
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 
 pytestmark = [
+    pytest.mark.one_backend,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Layer '(self|cross)_attention':UserWarning"),
 ]

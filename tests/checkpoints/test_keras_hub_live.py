@@ -23,6 +23,7 @@ from tests.checkpoints.test_keras_hub import (
 )
 
 pytestmark = [
+    pytest.mark.one_backend,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Layer '(self|cross)_attention':UserWarning"),
 ]

@@ -5,6 +5,7 @@ of standard output the backend that was taken, and what went wrong, by name.
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -71,8 +72,11 @@ def main():
     """Reads what to run, runs it, prints the results."""
     given = json.loads(sys.stdin.read())
     assert "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ
+    gc.disable()
     import keras_transformer  # noqa: F401  the pages import it first too: test_alone.py looks
 
+    gc.freeze()  # what is imported is no garbage: looking at it again and again takes long
+    gc.enable()
     results = {path: ask_for_help(path) for path in given["examples"]}
     results |= {name: run_code(name, code) for name, code in given["pages"]}
     slowest = sorted((result.get("seconds", 0), name) for name, result in results.items())[-8:]

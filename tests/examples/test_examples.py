@@ -1,4 +1,7 @@
-"""Each example runs as a user starts it, on real data and with small settings."""
+"""Each example runs as a user starts it, on real data and with small settings.
+
+The demo is a process of its own, the others are forks of one that has imported the package.
+"""
 
 import csv
 import json
@@ -12,36 +15,42 @@ import pytest
 
 import keras_transformer as kt
 from tests.environments import variables
+from tests.warm import Warm
 
 pytestmark = pytest.mark.one_backend
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 500
+
+
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling is most of the time here
+
+
+@pytest.fixture(scope="module")
+def warm(alone, tmp_path_factory):
+    """A process where one backend is installed and nothing names it, and that has the package."""
+    warm = Warm(alone, variables(tmp_path_factory.mktemp("warm"), **QUICK))
+    yield warm
+    warm.close()
 
 
 @pytest.fixture
-def start(alone, shared_data, tmp_path):
-    """Starts an example in an empty folder, where one backend is installed and nothing names it."""
+def flags_of(shared_data, tmp_path):
+    """The program of an example, and the flag that it is always given."""
+
+    def flags_of(name):
+        always = "--seed=0" if name in ("demo", "generate") else f"--data_dir={shared_data}"
+        return [str(ROOT / "examples" / f"{name}.py"), always]
+
+    return flags_of
+
+
+@pytest.fixture
+def start(warm, flags_of, tmp_path):
+    """Starts an example in an empty folder."""
 
     def start(name, *arguments):
-        return subprocess.Popen(
-            [
-                str(alone),
-                str(ROOT / "examples" / f"{name}.py"),
-                "--seed=0" if name in ("demo", "generate") else f"--data_dir={shared_data}",
-                *map(str, arguments),
-            ],
-            cwd=tmp_path,
-            env=variables(
-                tmp_path / "home",
-                PYTHONUNBUFFERED="1",
-                JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # compiling is most of the time here
-            ),
-            stdout=subprocess.PIPE,
-            # Apart: what a backend logs may come in the middle of a line of the example.
-            stderr=(tmp_path / "stderr.txt").open("a"),
-            text=True,
-        )
+        # Errors apart: what a backend logs may come in the middle of a line of the example.
+        return warm.start(*flags_of(name), *arguments, cwd=tmp_path, stderr=tmp_path / "stderr.txt")
 
     return start
 
@@ -52,7 +61,7 @@ def run(start, tmp_path):
 
     def run(name, *arguments, code=0):
         process = start(name, *arguments)
-        printed, _ = process.communicate(timeout=SECONDS)
+        printed, _ = process.communicate()
         said = (tmp_path / "stderr.txt").read_text()
         assert process.returncode == code, printed + said
         return printed + said if code else printed
@@ -82,11 +91,16 @@ def shares(text):
 
 
 @pytest.mark.each_backend
-def test_demo(run, presets):
+def test_demo(alone, flags_of, presets, tmp_path):
     reviews = ["I loved it.", "It was dull."]
     kinds = {"encoder": "encoder", "translator": "translator", "writer": "decoder"}
     models = [f"--{flag}={presets / kind}" for flag, kind in kinds.items()]
-    printed = run("demo", *models, "--epochs=1", *reviews)
+    done = subprocess.run(
+        [str(alone), *flags_of("demo"), *models, "--epochs=1", *reviews],
+        cwd=tmp_path, env=variables(tmp_path / "home", **QUICK), capture_output=True, text=True,
+    )  # fmt: skip
+    printed = done.stdout
+    assert done.returncode == 0, printed + done.stderr
     (reached,) = shares(re.search(r"right on (.*) of the 250 held-out sentences", printed)[1])
     assert 0.3 < reached < 0.9
     # One line an epoch, nothing written over where there is no terminal, and lines that fit one.
@@ -328,9 +342,9 @@ def test_translation_killed_and_started_again(start, run, tmp_path):
     process = start("translation", *flags)
     for line in process.stdout:
         if line.startswith("Epoch 2/3"):
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             break
-    process.communicate(timeout=SECONDS)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert [row["epoch"] for row in log(tmp_path)] == ["0"]
     assert not (tmp_path / "translator").exists()

@@ -5,7 +5,15 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import Contrastive, Engine, Greedy
-from tests.generation.common import END, PAD, START, compiled, make_backbone, make_prompts
+from tests.generation.common import (
+    END,
+    PAD,
+    START,
+    compiled,
+    make_backbone,
+    make_prompts,
+    on_one,
+)
 from tests.generation.test_speculative import decode, tokens_of
 
 LENGTH = 16  # of every pass, so that one shape is compiled
@@ -55,7 +63,7 @@ def by_definition(whole, kind, prompt, count, k, alpha, end_ids):
     return text
 
 
-@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("kind", ["decoder", on_one("seq2seq")])
 def test_tokens_are_those_of_the_definition(kind):
     backbone = make_backbone(kind, seed=5)
     whole, prompts = pass_over(backbone), make_prompts([4, 2, 6])
@@ -70,6 +78,7 @@ def test_tokens_are_those_of_the_definition(kind):
     assert tokens_of(greedy) != expected
 
 
+@pytest.mark.one_backend
 def test_without_a_penalty_it_is_greedy():
     engine, prompts = Engine(make_backbone("decoder", seed=3)), make_prompts([4, 2, 6])
     found = decode(engine, Contrastive(2, 0.0), prompts, [9, 1, 7], (END, 5))

@@ -17,7 +17,7 @@ from keras import ops
 from keras_transformer.generation import Random
 from keras_transformer.generation.logits import draw
 from keras_transformer.programs import compile_function
-from tests.generation.common import make_backbone, make_prompts
+from tests.generation.common import make_backbone, make_prompts, on_one
 from tests.generation.nuclei import chances, draws, logits_of, outside, sharper
 
 PROMPTS = make_prompts([3] * 24, 90)
@@ -27,9 +27,9 @@ PROMPTS = make_prompts([3] * 24, 90)
     "sampler, factor, batch_size",
     [
         (Random(temperature=0.7, top_p=0.9), 2.0, 24),
-        (Random(temperature=1.3, top_p=0.6), 0.5, 8),
+        on_one(Random(temperature=1.3, top_p=0.6), 0.5, 8),
         (Random(temperature=0.5, top_k=4, top_p=0.5, min_p=0.5, typical_p=0.9), 1.0, 24),
-        (Random(temperature=1e-3, top_p=0.1), 1.0, 24),
+        on_one(Random(temperature=1e-3, top_p=0.1), 1.0, 24),
     ],
     ids=["peaked", "flat", "all cuts", "cold"],
 )

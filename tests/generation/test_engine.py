@@ -14,6 +14,7 @@ from keras import ops
 from keras_transformer import programs
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
+from keras_transformer.programs import PROGRAMS
 from keras_transformer.sizes import round_size, round_up
 from tests.generation.common import (
     END,
@@ -165,6 +166,20 @@ def test_similar_prompts_share_the_compiled_functions(decoder, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone is traced by make_fx")
+def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
+    """`make_fx` looks for one, and else makes it with a stack of Python each time."""
+    from torch._subclasses import FakeTensorMode
+
+    made, plain = [], FakeTensorMode.__init__
+    monkeypatch.setattr(
+        FakeTensorMode, "__init__", lambda self, **options: made.append(1) or plain(self, **options)
+    )
+    traced = PROGRAMS.made
+    generate(Engine(make_backbone("decoder")), make_prompts([4]), end_ids=())
+    assert 0 < len(made) <= PROGRAMS.made - traced
+
+
 def test_new_weights_count_at_once():
     backbone = make_backbone("decoder")
     engine, prompts = Engine(backbone), make_prompts([4])
@@ -243,7 +258,7 @@ def test_padding_is_given_back_before_the_cache_grows():
     np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("kind", ["decoder", on_one("seq2seq")])
 def test_beams_are_the_same_past_compactions(kind):
     """In a cache for a few steps, and in one for all of them."""
     backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, seed=3)
@@ -260,8 +275,14 @@ def test_beams_are_the_same_past_compactions(kind):
 ERRORS = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2, "int8": 0.1}
 
 
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        *(("decoder", dtype) for dtype in CACHE_DTYPES),
+        ("seq2seq", "int8"),
+        *(on_one("seq2seq", dtype) for dtype in CACHE_DTYPES if dtype != "int8"),
+    ],
+)
 def test_a_cache_of_fewer_bytes(kind, dtype):
     backbone = make_backbone(kind, position="rotary", num_key_value_heads=2, num_layers=2)
     prompts = make_prompts([3, 7, 1])
@@ -304,7 +325,7 @@ def test_any_prompts_limits_and_ends(pool, rows, end_ids, steps):
         assert (tokens[count:] == PAD).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, on_one(2), 3, on_one(7)])
 def test_any_number_of_rows(pool, rows):
     engine, greedy = pool
     inputs = engine_inputs(engine.backbone, POOL[-rows:])

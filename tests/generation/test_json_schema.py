@@ -146,6 +146,7 @@ def lm():
     return kt.CausalLM(kt.models.Decoder(config), tokenizer)
 
 
+@pytest.mark.one_backend
 def test_generated_texts_validate(lm):
     assert len(SCHEMAS) >= 50
     for place, schema in enumerate(SCHEMAS):
@@ -155,6 +156,7 @@ def test_generated_texts_validate(lm):
             validator_of(schema).validate(json.loads(text))
 
 
+@pytest.mark.one_backend
 def test_a_text_is_complete_at_its_limit(lm):
     schema = {"type": "array", "items": {"type": "string"}, "minItems": 2}
     shortest = lm.constraint(json_schema=schema).shortest

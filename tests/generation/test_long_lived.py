@@ -23,7 +23,7 @@ from keras_transformer.generation import (
 from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.scheduler import Scheduler
 from keras_transformer.programs import PROGRAMS
-from tests.generation.common import PAD, make_backbone, make_prompts, uncached_greedy
+from tests.generation.common import PAD, make_backbone, make_prompts, on_one, uncached_greedy
 
 PROMPTS = make_prompts(np.random.default_rng(0).integers(1, 40, 12).tolist())
 
@@ -155,11 +155,11 @@ def test_steps_of_keras_are_bounded_and_right(monkeypatch):
 
 SAMPLERS = [
     (Greedy(), None),
-    (Random(temperature=0.8), None),
+    on_one(Random(temperature=0.8), None),
     (BeamSearch(3), None),
-    (Contrastive(2), None),
+    on_one(Contrastive(2), None),
     (Speculative(num_draft_tokens=2), None),
-    (Greedy(), Rules(no_repeat_ngram_size=2)),
+    on_one(Greedy(), Rules(no_repeat_ngram_size=2)),
 ]
 
 
@@ -188,6 +188,7 @@ def test_more_tokens_than_there_was_room_for(backbone):
     assert [row[0][:40] for row in grown] == [row[0] for row in short]
 
 
+@pytest.mark.one_backend
 def test_a_stream_without_a_limit_is_closed():
     lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
     whole = lm.generate("to be", max_new_tokens=12)
@@ -197,7 +198,7 @@ def test_a_stream_without_a_limit_is_closed():
     assert text and (whole.startswith(text) or text.startswith(whole))
 
 
-@pytest.mark.parametrize("sampler", [Greedy(), BeamSearch(2)], ids=["greedy", "beam"])
+@pytest.mark.parametrize("sampler", [Greedy(), on_one(BeamSearch(2))], ids=["greedy", "beam"])
 def test_threads_share_an_engine(backbone, sampler, monkeypatch):
     """Also where what one runs is dropped because another needs the place."""
     monkeypatch.setattr(PROGRAMS, "most", PROGRAMS.lasting + 3)

@@ -8,7 +8,7 @@ from keras_transformer.generation.banning import BANNED
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Limits, Prompt
 from tests.generation.automata import Automaton, follow, is_way_on, random_automaton
-from tests.generation.common import END, PAD
+from tests.generation.common import END, PAD, on_one
 
 VOCABULARY = 24
 
@@ -106,7 +106,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("branches", [on_one(1), 3])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_equals_transformers(name, branches):
     torch = pytest.importorskip("torch")
@@ -188,7 +188,7 @@ def test_an_infinite_ban_of_a_function_is_one_of_ours():
     np.testing.assert_array_equal(found, np.where(logits > 0, logits, np.float32(BANNED)))
 
 
-@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("branches", [on_one(1), 3])
 @pytest.mark.parametrize("end_ids", [(END,), (END, 5), ()])
 def test_an_automaton_allows_what_its_table_says(end_ids, branches):
     automaton = random_automaton(20)  # the model has 4 tokens more

@@ -8,7 +8,7 @@ import keras_transformer as kt
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
 from keras_transformer.generation.scheduler import Scheduler
 from tests.generation.automata import Automaton, follow, is_way_on, random_automaton
-from tests.generation.common import END, PAD, engine_inputs, make_backbone, make_prompts
+from tests.generation.common import END, PAD, engine_inputs, make_backbone, make_prompts, on_one
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,15 @@ def test_rows_that_join_a_batch_with_all_rules(decoder):
     assert [found[i] for i in range(4)] == [[x for x in row if x] for row in expected]
 
 
-@pytest.mark.parametrize("sampler", [Greedy(), BeamSearch(4)], ids=["greedy", "beam"])
-@pytest.mark.parametrize("end_ids", [(END,), ()])
+@pytest.mark.parametrize(
+    "sampler, end_ids",
+    [
+        (Greedy(), (END,)),
+        (BeamSearch(4), ()),
+        on_one(Greedy(), ()),
+        on_one(BeamSearch(4), (END,)),
+    ],
+)
 def test_constrained_texts_obey_the_automaton(decoder, sampler, end_ids):
     prompts = make_prompts([3, 1, 6, 2, 5, 4])
     automaton = random_automaton(20, seed=5)
@@ -154,6 +161,7 @@ def test_constrained_texts_obey_the_automaton(decoder, sampler, end_ids):
             assert obeys(tokens, automaton, end_ids)
 
 
+@pytest.mark.one_backend
 def test_a_beam_finds_the_only_text_there_is(decoder):
     """More beams than texts: the others hold nothing, and do not come out."""
     classes = np.full(20, 3)
@@ -178,6 +186,7 @@ def test_rows_of_steps_with_nothing_left_are_not_nan(decoder):
         assert generate(decoder, prompts, Settings(sampler, rules), 4)[0][0] == free[0][0]
 
 
+@pytest.mark.one_backend
 def test_prompts_are_read_whole_for_rules_about_them(decoder):
     """Also where they begin with the same tokens, which could be read once for all."""
     same = make_prompts([20])[0]

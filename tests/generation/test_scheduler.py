@@ -125,6 +125,7 @@ def test_a_translator(translator):
     assert run(scheduler(translator, batch_size=4), PROMPTS[:16], LIMITS[:16])[0] == expected
 
 
+@pytest.mark.one_backend
 def test_rows_are_filled_again_and_their_number_stays(engine):
     run(scheduler(engine, batch_size=4))
     assert set(engine.running) == {4}
@@ -133,6 +134,7 @@ def test_rows_are_filled_again_and_their_number_stays(engine):
     assert len(set(engine.read[1:])) > 0
 
 
+@pytest.mark.one_backend
 def test_the_longest_prompts_come_first(engine):
     first = []
     made = scheduler(engine, batch_size=4)
@@ -144,7 +146,7 @@ def test_the_longest_prompts_come_first(engine):
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), BeamSearch(2)], ids=["greedy", "beam"])
-@pytest.mark.parametrize("common", [5, on_one(20), 33])
+@pytest.mark.parametrize("common", [on_one(5), on_one(20), 33])
 def test_a_shared_prefix_changes_nothing(engine, sampler, common):
     prefix = make_prompts([common], seed=7)[0]
     prompts, limits = [prefix + prompt for prompt in PROMPTS[:9]], LIMITS[:9]
@@ -164,6 +166,7 @@ def test_a_shared_prefix_changes_nothing(engine, sampler, common):
     assert max(widths) <= max(16, common + 8 - shared + 3)
 
 
+@pytest.mark.one_backend
 def test_a_prompt_that_is_the_prefix_keeps_a_token(engine):
     prefix = make_prompts([16], seed=7)[0]
     prompts = [prefix, [*prefix, 4], [*prefix, 4, 6]]
@@ -172,6 +175,7 @@ def test_a_prompt_that_is_the_prefix_keeps_a_token(engine):
     assert run(made, prompts, [8] * 3)[0] == [[row] for row in expected]
 
 
+@pytest.mark.one_backend
 def test_samples_of_a_greedy_sampler_are_equal(engine, greedy):
     found, _ = run(scheduler(engine, batch_size=4, copies=3), PROMPTS[:7], LIMITS[:7], copies=3)
     expected = [[until(*row, ENDS)] for row in zip(greedy[:7], LIMITS, strict=False)]

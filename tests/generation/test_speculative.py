@@ -133,6 +133,7 @@ def test_rejected_tokens_give_back_their_slots(engine):
     assert len({done.passes / len(done.tokens[0]) for done in found}) > 1
 
 
+@pytest.mark.one_backend
 def test_a_shared_prefix_is_read_by_the_draft_too(engine):
     prefix = make_prompts([20], seed=4)[0]
     prompts = [prefix + rest for rest in make_prompts([3, 1, 5])]
@@ -227,7 +228,13 @@ def test_the_distribution_is_that_of_sampling(lookup):
     assert {done.passes for done in found} == {2, 3}
 
 
-@pytest.mark.parametrize("lookup", [True, False], ids=["lookup", "draft"])
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        pytest.param(True, marks=pytest.mark.one_backend, id="lookup"),
+        pytest.param(False, id="draft"),
+    ],
+)
 def test_a_batch_gives_what_each_prompt_gives_alone(engine, lookup):
     draft = None if lookup else nearly(engine.backbone)
     sampler = Speculative(draft, 3, temperature=0.8)
@@ -239,6 +246,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(engine, lookup):
     assert tokens_of(together) != tokens_of(others)
 
 
+@pytest.mark.one_backend
 def test_a_draft_with_too_few_positions_is_only_wrong(engine):
     draft = make_backbone("decoder", position="learned", max_sequence_length=10)
     prompts = make_prompts([3, 7])
@@ -246,6 +254,7 @@ def test_a_draft_with_too_few_positions_is_only_wrong(engine):
     assert tokens_of(found) == tokens_of(decode(engine, Greedy(), prompts, [20, 20]))
 
 
+@pytest.mark.one_backend
 def test_a_row_that_is_done_may_run_beyond_the_last_position():
     """It stays in the batch until the others are done, and is not read any more."""
     backbone = make_backbone("decoder", position="learned", max_sequence_length=15, seed=3)
@@ -258,6 +267,7 @@ def test_a_row_that_is_done_may_run_beyond_the_last_position():
         assert list(map(len, tokens_of(found))) == [2, 12]
 
 
+@pytest.mark.one_backend
 def test_it_is_a_sampler_of_generate(engine):
     lm = CausalLM(engine.backbone)
     prompts = make_prompts([4, 2])

@@ -110,6 +110,7 @@ def test_greedy(pair):
     assert len({token for tokens in expected for token in tokens[0]}) > 5
 
 
+@pytest.mark.one_backend
 def test_one_end(pair):
     expected = [tokens for tokens, _ in pair.expected(num_beams=1, eos_token_id=[END])]
     assert found_tokens(pair.found(Greedy(), (END,))) == expected
@@ -120,7 +121,7 @@ def test_one_end(pair):
     [
         (0.6, False),
         (1.0, True),
-        (2.0, "never"),
+        on_one(2.0, "never"),
         on_one(1.0, "never"),
         on_one(2.0, False),
         on_one(0.6, True),

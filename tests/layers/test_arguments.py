@@ -181,7 +181,12 @@ def test_what_does_not_fit_the_states_is_refused(name, symbolic):
     if symbolic:
         x, arguments = (
             keras.tree.map_structure(
-                lambda a: keras.Input(batch_shape=a.shape, dtype=str(a.dtype)), part
+                lambda a: (
+                    keras.Input(batch_shape=a.shape, dtype=str(a.dtype))
+                    if isinstance(a, np.ndarray)
+                    else a
+                ),
+                part,
             )
             for part in (x, arguments)
         )

@@ -123,6 +123,7 @@ def functional(layer, inputs):
     return keras.Model(symbolic, layer(**keras.tree.pack_sequence_as(inputs, given))), arrays
 
 
+@pytest.mark.one_backend
 @every
 def test_config_round_trip(name):
     layer, inputs, outputs = made(name)

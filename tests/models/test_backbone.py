@@ -8,6 +8,7 @@ from keras import ops
 from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.models import Decoder, Encoder, Seq2Seq, build_backbone
 from keras_transformer.structure import variable_shapes
+from tests.generation.common import on_one
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, to_int8
 from tests.models.conftest import IDS, PADDING, small_backbone, small_config, small_inputs
 
@@ -16,6 +17,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -41,8 +43,19 @@ def test_the_variables_are_those_computed_from_the_config(kind, values):
         assert len(real) == len(backbone.weights)
 
 
-@kinds
-@pytest.mark.parametrize("position", POSITIONS)
+# On each backend each kind, and all positions.
+EACH_BACKEND = {"encoder": ("none", "learned"), "decoder": ("rotary", "alibi")}
+EACH_BACKEND |= {"seq2seq": ("sinusoidal", "relative")}
+
+
+@pytest.mark.parametrize(
+    "kind, position",
+    [
+        (kind, position) if position in EACH_BACKEND[kind] else on_one(kind, position)
+        for kind in KINDS
+        for position in POSITIONS
+    ],
+)
 def test_masked_positions_change_nothing(kind, position):
     backbone = small_backbone(kind, position=position, num_layers=1, embedding_normalization=True)
     inputs = small_inputs(kind)
@@ -115,7 +128,9 @@ def test_logits_are_those_of_the_embedding(kind):
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [
-        *((kind, policy) for kind in KINDS for policy in ("mixed_bfloat16", "mixed_float16")),
+        *((kind, policy) for kind in KINDS[:2] for policy in ("mixed_bfloat16", "mixed_float16")),
+        on_one("seq2seq", "mixed_bfloat16"),
+        on_one("seq2seq", "mixed_float16"),
         ("decoder", "bfloat16"),
     ],
 )
@@ -145,6 +160,7 @@ def test_functional_use(kind):
     assert_close(model.predict_on_batch(inputs), numpy(expected))
 
 
+@pytest.mark.one_backend
 @kinds
 def test_config_round_trip(kind):
     backbone = small_backbone(kind, dtype="mixed_bfloat16", position="rotary")
@@ -157,6 +173,7 @@ def test_config_round_trip(kind):
     assert_close(again(small_inputs(kind)), backbone(small_inputs(kind)))
 
 
+@pytest.mark.one_backend
 @kinds
 def test_keras_file(kind, tmp_path):
     backbone = small_backbone(kind, position="learned", segment_vocabulary_size=2)
@@ -221,7 +238,7 @@ def test_int8_is_close(kind):
     assert 0 < error < 0.1 * np.abs(before).max()
 
 
-@kinds
+@pytest.mark.parametrize("kind", ["encoder", on_one("decoder"), on_one("seq2seq")])
 def test_remat_scope(kind):
     plain = small_backbone(kind, num_layers=1)
     with keras.RematScope(mode="full"):

@@ -72,6 +72,7 @@ def test_generating_with_the_cache_is_generating_without():
     assert found.score == pytest.approx(float(found.log_probabilities.sum()) / 3, rel=1e-4)
 
 
+@pytest.mark.one_backend
 def test_it_trains_packs_and_is_copied():
     task = make()
     task.optimizer.learning_rate = 1e-2

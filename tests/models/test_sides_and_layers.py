@@ -122,6 +122,7 @@ def test_unequal_sides(sides):
     assert best[0, : len(tokens)].tolist() == tokens
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("sides", [*UNEQUAL, {"kind": "decoder", "layer_pattern": PATTERN}])
 def test_a_preset_keeps_them(sides, tmp_path):
     """And the weights are those that are computed from the config."""

@@ -1,4 +1,4 @@
-"""Plans against real steps of training, compiled by XLA with its default flags."""
+"""Plans against real steps of training, compiled by XLA."""
 
 import json
 import os

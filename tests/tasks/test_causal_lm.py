@@ -25,6 +25,7 @@ def test_the_target_is_the_next_token(task):
     assert (inputs["padding_mask"] == (weights > 0)).all()
 
 
+@pytest.mark.one_backend
 def test_a_continuation_keeps_its_first_space():
     """The tokenizer takes away the space before a text's first word: not here."""
     task = language_model(template="start_end", normalize_first=True, hidden_dim=32)
@@ -62,6 +63,7 @@ def test_predict_and_evaluate(task):
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-4)
 
 
+@pytest.mark.one_backend
 def test_preset_round_trip(tmp_path, task):
     task.save_to_preset(tmp_path)
     loaded = kt.Task.from_preset(tmp_path)

@@ -65,6 +65,7 @@ def test_fit_takes_a_dataset():
         np.testing.assert_allclose(task.predict(data, verbose=0), outputs, atol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_a_run_on_a_dataset_goes_on_within_an_epoch(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -11,6 +11,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.training import lora
+from tests.generation.common import on_one
 from tests.tasks.common import (
     ENGLISH,
     GERMAN,
@@ -117,6 +118,7 @@ def test_what_is_exported_gives_the_same(make, tmp_path):
     np.testing.assert_allclose(numpy(exported.serve(inputs)), numpy(task(inputs)), atol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_arguments_by_place_and_a_split():
     task = classifier(labels=["bad", "good"])
     history = task.fit(TEXTS, LABELS, 4, 2, 0, None, 1 / 3)
@@ -162,6 +164,7 @@ def test_copies_do_not_share_weights():
     assert np.abs(fresh.predict(TEXTS, verbose=0) - expected).max() > 1e-3
 
 
+@pytest.mark.one_backend
 def test_what_is_frozen_and_adapted_in_a_copy():
     task = classifier(labels=["bad", "good"])
     task.freeze(layers=1)
@@ -178,6 +181,7 @@ def test_what_is_frozen_and_adapted_in_a_copy():
     assert [v.path for v in again.trainable_variables] == [v.path for v in task.trainable_variables]
 
 
+@pytest.mark.one_backend
 def test_a_generating_task_and_its_sampler_in_a_copy():
     task = language_model()
     sampler = kt.generation.BeamSearch(num_beams=2, length_penalty=0.5)
@@ -211,6 +215,7 @@ def test_a_hostile_config_writes_no_file_elsewhere():
         kt.TextClassifier.from_config(values)
 
 
+@pytest.mark.one_backend
 def test_compile_keeps_what_it_is_not_told():
     task = classifier(labels=["bad", "good"])
     task.compile("adam", task.loss, adversarial_norm=0.2)
@@ -241,7 +246,7 @@ def test_compile_keeps_the_optimizer(make):
     assert isinstance(task.optimizer, keras.optimizers.SGD)
 
 
-@pytest.mark.parametrize("make", [classifier, language_model, masked])
+@pytest.mark.parametrize("make", [classifier, language_model, on_one(masked)])
 def test_outputs_for_batches_are_in_the_order_of_the_texts(make):
     task = make(labels=["bad", "good"]) if make is classifier else make()
     options = {"masked": False} if make is masked else {}
@@ -257,7 +262,7 @@ def test_outputs_for_batches_are_in_the_order_of_the_texts(make):
     )
 
 
-@pytest.mark.parametrize("make", [classifier, language_model, translator, masked])
+@pytest.mark.parametrize("make", [classifier, language_model, on_one(translator), on_one(masked)])
 def test_steps_on_one_batch_of_strings(make):
     keras.utils.set_random_seed(0)
     task = make(labels=["bad", "good"]) if make is classifier else make()
@@ -293,6 +298,7 @@ def test_a_frozen_backbone_after_a_fit(backend):
     assert not again.backbone.trainable and len(again.trainable_variables) == 2
 
 
+@pytest.mark.one_backend
 def test_a_loss_of_ones_own_gets_logits():
     shapes = []
 

@@ -98,6 +98,7 @@ def test_what_is_no_processor():
         tune_classifier().fit(TUNES, LABELS)
 
 
+@pytest.mark.one_backend
 def test_options_of_the_tokenizer_in_fit():
     long = [text * 3 for text in ENGLISH]
     found = []
@@ -117,6 +118,7 @@ def test_options_of_the_tokenizer_in_fit():
     assert found[0] == pytest.approx([found[1][0]], rel=1e-5)
 
 
+@pytest.mark.one_backend
 def test_packed_texts_in_fit():
     losses = []
     for options in ({"pack_length": 64}, {}):
@@ -162,6 +164,7 @@ def test_a_task_declares_its_head():
         assert task.generates == hasattr(task, "generate")
 
 
+@pytest.mark.one_backend
 def test_an_end_at_the_limit():
     """As BART and Marian have it: the last token of a text that comes to its limit."""
     task = translator()

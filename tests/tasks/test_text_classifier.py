@@ -102,7 +102,6 @@ def test_arrays_and_datasets(task):
     np.testing.assert_allclose(task.evaluate(dataset, verbose=0), expected, rtol=1e-5)
 
 
-@pytest.mark.each_backend
 def test_fit_of_arrays_and_datasets():
     task = classifier(num_classes=2)
     inputs, labels = arrays(task), np.array(LABELS[:6])

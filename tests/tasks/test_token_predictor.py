@@ -10,6 +10,7 @@ from keras import ops
 import keras_transformer as kt
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
+from tests.generation.common import on_one
 
 TEXTS = ["a man rides a bike .", "two dogs run on the grass .", "nobody is here ."] * 32
 SIZES = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
@@ -62,8 +63,8 @@ def compile_(task):
     "name, values",
     [
         ("causal", {"tie_embeddings": False, "output_bias": True}),
-        ("seq2seq", {"scale_logits": True, "dropout": 0.1}),
-        ("masked", {}),
+        on_one("seq2seq", {"scale_logits": True, "dropout": 0.1}),
+        on_one("masked", {}),
     ],
 )
 def test_training_is_that_from_logits(name, values, monkeypatch):
@@ -90,6 +91,7 @@ def test_outside_of_training_the_outputs_are_logits():
     assert task(batch, training=True).shape == task.predict_on_batch(batch).shape == shape
 
 
+@pytest.mark.one_backend
 def test_other_metrics_losses_and_calls_get_logits():
     def check(**compiled):
         task = make("causal")
@@ -117,6 +119,7 @@ def test_a_loss_without_metrics_needs_no_logits():
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.one_backend
 def test_metrics_of_before_are_kept_as_keras_keeps_them():
     task = make("causal")
     task.evaluate(TEXTS[:3], verbose=0)

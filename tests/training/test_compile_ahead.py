@@ -15,6 +15,7 @@ if ON_JAX:
     ON_JAX = jax.default_backend() == "cpu"
 TEXTS = [" ".join(["never dull"] * count) for count in (1, 2, 3, 8, 9, 10, 20, 21, 22, 30, 31)]
 LABELS = [0, 1] * 5 + [0]
+pytestmark = pytest.mark.one_backend("jax")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,7 @@ def test_each_shape_is_compiled_once_and_ahead(tokenizer, compiled_by, monkeypat
     assert len(set(ahead)) == len(ahead) == len(PROGRAMS.keys(step)) > len(shapes)
 
 
+@pytest.mark.each_backend
 def test_what_is_no_such_dataset_is_compiled_when_it_comes(tokenizer, compiled_by):
     task = classifier(tokenizer)
     x, y = data_of(task)[0]
@@ -109,6 +111,7 @@ def test_what_is_no_such_dataset_is_compiled_when_it_comes(tokenizer, compiled_b
         assert 1 <= len(PROGRAMS.keys(step)) <= 2 and step._threads is None
 
 
+@pytest.mark.each_backend
 def test_an_error_while_tracing_comes_out_of_fit(tokenizer):
     task = classifier(tokenizer)
     task.compile("adam", lambda y, logits: logits.no_such_attribute)

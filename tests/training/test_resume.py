@@ -19,8 +19,11 @@ import keras_transformer as kt
 from keras_transformer.files import SafetensorsFile, write_safetensors
 from keras_transformer.training import LastCheckpoints, ResumableRun
 from tests.thorough import seeds
+from tests.warm import Warm
 
 pytestmark = pytest.mark.one_backend
+
+ROOT = Path(__file__).parents[2]
 
 # A translator with dropout, Adam with a schedule, shuffled buckets, saved after every second
 # step; appends the loss after each step to a file.
@@ -79,25 +82,24 @@ def make_model(peak=0.05, **config):
     return model
 
 
-def start(folder, losses):
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), str(losses)],
-        env={**os.environ, "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Starts the script with a folder of the run and a file for its losses."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    warm = Warm(sys.executable, {**os.environ, "PYTHONPATH": path})
+    errors = tmp_path / "stderr.txt"
+    yield lambda *paths: warm.start("-c", SCRIPT, *paths, cwd=ROOT, stderr=errors)
+    warm.close()
 
 
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_run_killed_at_random_repeats_the_unbroken_one(tmp_path):
+def test_a_run_killed_at_random_repeats_the_unbroken_one(start, tmp_path):
     unbroken, killed = tmp_path / "unbroken.jsonl", tmp_path / "killed.jsonl"
     process = start(tmp_path / "unbroken", unbroken)
-    assert process.wait() == 0, process.stderr.read()
+    assert process.wait() == 0, (tmp_path / "stderr.txt").read_text()
     *expected, files = lines_of(unbroken)
     steps = make_dataset().batches_per_epoch
     assert [(e, b) for e, b, _ in expected] == [(e, b) for e in range(3) for b in range(steps)]
@@ -112,7 +114,7 @@ def test_a_run_killed_at_random_repeats_the_unbroken_one(tmp_path):
         process.kill()
         process.wait()
     process = start(tmp_path / "killed", killed)
-    assert process.wait() == 0, process.stderr.read()
+    assert process.wait() == 0, (tmp_path / "stderr.txt").read_text()
     *found, files_found = lines_of(killed)
     assert files_found == files
     # Steps that were done twice, because the kill came before they were saved, count both times.
@@ -269,7 +271,7 @@ time.sleep(600)
 
 
 def test_one_run_in_a_directory(tmp_path):
-    data, environment = make_dataset(), {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    data, environment = make_dataset(), {**os.environ, "PYTHONPATH": str(ROOT)}
     state = tmp_path / "state.safetensors"
     other = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(state)], stdout=subprocess.PIPE, env=environment
