@@ -78,7 +78,15 @@ def build() -> None:
         decoder={"layer_pattern": [{"window": 8}, {}]},
     )
     config.side("encoder").replace(layer_pattern=({"window": 8}, {}))
-    kt.TransformerConfig("decoder", 9, 8, 2, 2, 8, layer_pattern=[{"window": 8}, {}])
+    kt.TransformerConfig(
+        kind="encoder",
+        vocabulary_size=9,
+        hidden_dim=8,
+        num_layers=2,
+        num_heads=2,
+        intermediate_dim=8,
+        layer_pattern=[{"window": 8}, {}],
+    )
     assert_type(config.hidden_dim, int)
     backbone = kt.models.Seq2Seq(config)
     backbone({"encoder_token_ids": np.ones((1, 3)), "decoder_token_ids": np.ones((1, 2))})
