@@ -98,7 +98,16 @@ def _with_gradients(forward, arguments):
 
         return ops.stack(sums), backward  # one tensor: on PyTorch there can be no more
 
-    return differentiated(*arguments)
+    return differentiated(*map(_read, arguments))
+
+
+def _read(tensor):
+    """What a variable holds: TensorFlow's custom gradients refuse variables where run eagerly."""
+    if keras.backend.backend() != "tensorflow":
+        return tensor
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(tensor)
 
 
 def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradient):

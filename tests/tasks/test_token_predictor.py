@@ -189,3 +189,16 @@ def test_the_memory_of_a_step_is_less_than_half():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert bytes_of(kt.CausalLM) < 0.5 * bytes_of(FromLogits)
+
+
+@pytest.mark.one_backend("tensorflow")
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_run_eagerly_learns_the_same(name):
+    """Also of a bias of the vocabulary, which TensorFlow then hands on as a variable."""
+    losses = []
+    for eager in (False, True):
+        task = make(name, **({"output_bias": True} if name == "causal" else {}))
+        task.compile(keras.optimizers.Adam(0.01), run_eagerly=eager)
+        history = task.fit(TEXTS[:8], epochs=2, seed=1, verbose=0).history
+        losses.append(history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
