@@ -77,8 +77,15 @@ def build() -> None:
         intermediate_dim=128,
         decoder={"layer_pattern": [{"window": 8}, {}]},
     )
-    config.side("encoder").replace(layer_pattern=({"window": 8}, {}))
-    kt.TransformerConfig("decoder", 9, 8, 2, 2, 8, layer_pattern=[{"window": 8}, {}])
+    kt.TransformerConfig(
+        kind="decoder",
+        vocabulary_size=1000,
+        hidden_dim=64,
+        num_layers=2,
+        num_heads=4,
+        intermediate_dim=128,
+        layer_pattern=[{"window": 8}, {}],
+    )
     assert_type(config.hidden_dim, int)
     backbone = kt.models.Seq2Seq(config)
     backbone({"encoder_token_ids": np.ones((1, 3)), "decoder_token_ids": np.ones((1, 2))})

@@ -52,7 +52,9 @@ def hub():
 )
 @pytest.mark.backend_independent
 def test_a_sampler_is_answered_with_ours_of_its_values(kind, options, ours, hub):
-    lm = kt.CausalLM(kt.models.Decoder(kt.TransformerConfig("decoder", 9, 8, 1, 1, 8)))
+    sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 1, "intermediate_dim": 8}
+    config = kt.TransformerConfig(kind="decoder", vocabulary_size=9, **sizes)
+    lm = kt.CausalLM(kt.models.Decoder(config))
     theirs = getattr(hub.samplers, kind)(**options)
     for take in (lambda: lm.compile(sampler=theirs), lambda: lm.generate([3], sampler=theirs)):
         with pytest.raises(ValueError, match=re.escape(f"It is `kt.generation.{ours}` here, ")):
