@@ -53,10 +53,8 @@ def hub():
 )
 @pytest.mark.backend_independent
 def test_a_sampler_is_answered_with_ours_of_its_values(kind, options, ours, hub):
-    config = kt.TransformerConfig(
-        kind="decoder", vocabulary_size=9, hidden_dim=8, num_layers=1, num_heads=1,
-        intermediate_dim=8,
-    )  # fmt: skip
+    sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 1, "intermediate_dim": 8}
+    config = kt.TransformerConfig(kind="decoder", vocabulary_size=9, **sizes)
     lm = kt.CausalLM(kt.models.Decoder(config))
     theirs = getattr(hub.samplers, kind)(**options)
     for take in (lambda: lm.compile(sampler=theirs), lambda: lm.generate([3], sampler=theirs)):
