@@ -5,7 +5,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.slots import Slots, put
 from keras_transformer.planning.memory import cache_bytes
 
@@ -152,6 +152,8 @@ class Cache(NamedTuple):
             positions = keys[:, self.start :]
         else:
             positions = ops.take(keys, self.start + places, axis=1)
+        if self.branches == 1 and is_zero(self.start):  # as without a cache
+            return Visibility(filled[:, 0], query_positions=positions, key_positions=keys)
         if self.branches == 1:
             slots = ops.arange(filled.shape[2], dtype="int32")
             own = (self.start + places)[None, :, None]

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
+from keras_transformer.layers.slots import Slots
 from tests.layers.conftest import assert_close, numpy, random, randomize
 from tests.training.gradients import value_and_gradients
 
@@ -136,6 +137,20 @@ def test_no_tensor_of_length_by_length(dropout):
     whole = made(length, dropout=dropout, window=length)
     dense = largest(lambda x, real: whole(x, mask=real, training=True), x, real)
     assert dense >= length**2 > found
+
+
+def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
+    length, window = 2048, 65
+    layer = made(length, window=window, causal=True)
+    x = random(1, length, DIM)
+    visibility = Visibility(np.ones((1, length), bool), query_positions=np.arange(length)[None])
+
+    def attend(x):
+        slots = Slots.make(1, 4, length, 6, "float32")
+        return layer(x, visibility=visibility, cache=slots)[0]
+
+    assert largest(attend, x) <= length * 4 * 2 * window
+    assert_close(attend(x), layer(x), atol=2e-5)
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"rotary": {"base": 100.0}}], ids=str)
