@@ -126,7 +126,7 @@ def _averaged_step(task: keras.Model, options: dict):
                     x=x, y=y, y_pred=states, sample_weight=weights, training=True
                 )
             else:
-                states = own.states(x, training=True)
+                states = own.states(x, weights, training=True)
                 loss = own.loss(states, x, y, weights, training=True)
             return loss, states
 
