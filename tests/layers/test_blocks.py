@@ -177,3 +177,17 @@ def test_queries_in_turns_need_little_memory(monkeypatch):
     monkeypatch.setattr(blocks, "_LONG", 1024)
     layer = made(2048, causal=True)
     assert largest(layer, random(1, 2048, DIM)) <= 4 * 512 * 2048
+
+
+@pytest.mark.one_backend("tensorflow")
+def test_a_length_that_is_not_known_yet():
+    import tensorflow as tf
+
+    layer, dense = made(300, window=65, rotary={}), made(300, rotary={})
+    shapes = tf.TensorSpec([None, None, DIM]), tf.TensorSpec([None, None], "bool")
+    function = tf.function(lambda x, mask: layer(x, mask=mask), input_signature=shapes)
+    for length in (10, 300):
+        x, real = random(BATCH, length, DIM), masks(length)[0]
+        pattern = Visibility(explicit=near(length, 65))
+        expected = numpy(dense(x, mask=real, visibility=pattern))
+        assert_close(numpy(function(x, real))[real], expected[real], atol=2e-5)
