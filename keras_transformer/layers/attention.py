@@ -253,7 +253,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         causal = self.causal and (cache is None or (own_keys and visibility.explicit is None))
         visibility = visibility._replace(causal=causal, window=self.window, first_slot=first_slot)
         blocks = None
-        if own_keys and not (from_cache or return_attention_scores) and bias is None:
+        whole = from_cache or return_attention_scores or bias is not None
+        if own_keys and self.score_function.of_contents and not whole:
             blocks = Blocks.of(visibility, ops.shape(query)[1])
         if blocks is not None:
             visibility = blocks.visibility(visibility, ops.shape(query)[0])

@@ -77,7 +77,7 @@ class Blocks(NamedTuple):
         before: int, how many blocks of keys a block sees before its own.
         behind: int, how many behind it.
 
-    Source: Beltagy et al. 2020, "Longformer", section 3.1; in one piece of memory.
+    Source: Beltagy et al. 2020, "Longformer", section 3.1.
     """
 
     length: int
@@ -112,17 +112,18 @@ class Blocks(NamedTuple):
 
     def visibility(self, whole: Visibility, batch) -> Visibility:
         """Who attends to whom within the blocks."""
-        padding = whole.padding
-        if padding is None:
-            padding = ops.ones((batch, self.length), "bool")
-        packs = whole.query_pack
+        shape = (batch, self.length)
+        padding = True if whole.padding is None else ops.cast(whole.padding, "bool")
+        packs = whole.query_pack, whole.query_pack if whole.key_pack is None else whole.key_pack
+        # One row may stand for all.
+        query_pack, key_pack = (x if x is None else ops.broadcast_to(x, shape) for x in packs)
         return Visibility(
             causal=whole.causal,
             first_slot=self.before * self.size,
-            padding=self.keys(ops.cast(padding, "bool")),
+            padding=self.keys(ops.broadcast_to(padding, shape)),
             window=whole.window,
-            query_pack=None if packs is None else self.queries(packs),
-            key_pack=None if packs is None else self.keys(packs),
+            query_pack=None if query_pack is None else self.queries(query_pack),
+            key_pack=None if key_pack is None else self.keys(key_pack),
         )
 
     def whole(self, x):

@@ -28,6 +28,8 @@ class Score(keras.layers.Layer):
 
     # The factor of a plain dot product, which the fused kernels compute. None: not one.
     scale: float | None = None
+    # Whether a score is the same wherever its query and key stand.
+    of_contents = True
 
     def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
         super().__init__(name="score", **kwargs)
@@ -106,6 +108,8 @@ class Cosine(Score):
 class Location(Score):
     """A score a slot from the query alone (Luong et al. 2015, equation 9)."""
 
+    of_contents = False
+
     def __init__(self, num_heads: int, head_dim: int, max_sequence_length=None, **kwargs):
         super().__init__(num_heads, head_dim, max_sequence_length, **kwargs)
         if not max_sequence_length:
@@ -127,6 +131,8 @@ class Location(Score):
 
 class Own(Score):
     """A function or layer of the user's, of queries and of as many heads of keys."""
+
+    of_contents = False
 
     def __init__(self, function: Callable, *args, **kwargs):
         super().__init__(*args, **kwargs)

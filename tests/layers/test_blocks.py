@@ -65,6 +65,34 @@ def test_equals_a_dense_mask(number):
     assert_close(found[real], expected[real], atol=2e-5)
 
 
+def test_scores_of_places_and_of_ones_own_are_not_cut():
+    """A score of location depends on the slot; a function may depend on what it likes."""
+    length, pattern = 300, Visibility(explicit=near(300, 65))
+
+    def of_places(queries, keys):
+        places = ops.arange(keys.shape[2], dtype="float32")
+        return ops.matmul(queries, ops.swapaxes(keys, 2, 3)) + places / 50
+
+    for options in ({"score": "location", "max_sequence_length": length}, {"score": of_places}):
+        layer, dense = made(length, window=65, **options), made(length, **options)
+        x = random(BATCH, length, DIM)
+        assert_close(layer(x), dense(x, visibility=pattern), atol=2e-5)
+
+
+def test_one_row_stands_for_all_and_keys_have_documents_of_their_own():
+    length = 300
+    layer, dense, pattern = made(length, window=65), made(length), near(length, 65)
+    x, (real, packs) = random(BATCH, length, DIM), masks(length)
+    one = layer(x, mask=real[:1], visibility=Visibility(query_pack=packs[:1]))
+    both = layer(x, mask=real[[0, 0]], visibility=Visibility(query_pack=packs[[0, 0]]))
+    assert_close(one, both)
+    own = Visibility(query_pack=packs, key_pack=packs[::-1])
+    expected = dense(x, visibility=own._replace(explicit=pattern))
+    seen = (packs[:, :, None] == packs[::-1][:, None]) & pattern
+    rows = seen.any(axis=2)
+    assert_close(numpy(layer(x, visibility=own))[rows], numpy(expected)[rows], atol=2e-5)
+
+
 def test_the_gradient_equals_that_of_a_dense_mask():
     length, case = CASES[2]
     layer, dense = made(length, **case), made(length)
