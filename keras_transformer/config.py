@@ -209,6 +209,24 @@ class TransformerConfig:
     window: int | None = option(
         "attend at most to this many neighbouring tokens. None for all.", None, least=1
     )
+    window_dilation: int = option(
+        "of these only every so manieth, as many of them on each side.", 1, least=1
+    )
+    global_tokens: int = option(
+        "so many first tokens see all others and are seen by all, whatever the `window`.",
+        0,
+        least=0,
+    )
+    global_projection: bool = option(
+        "tokens that see all have queries, keys and values of their own (Longformer).", False
+    )
+    block_size: int | None = option(
+        '`"encoder"` only, in place of a `window`: attend to the own block of so many tokens, to its '
+        "neighbours, and to the first and the last, which attend to all (BigBird).",
+        None,
+        least=1,
+    )
+    random_blocks: int = option("as many further blocks, at random. With `block_size`.", 0, least=0)
     tie_embeddings: bool = option(
         "the output projection is the token embedding, transposed.", True, of="model"
     )

@@ -129,6 +129,35 @@ def _check_range(name: str, value: Any, known: Any) -> None:
         )
 
 
+PATTERN = (
+    "window", "window_dilation", "global_tokens", "global_projection", "block_size",
+    "random_blocks",
+)  # fmt: skip
+
+
+def check_pattern(options: Any, causal: bool, rotary: bool) -> None:
+    """ValueError for options of these names that say of no attention which places are seen."""
+    given = {name: getattr(options, name) for name in PATTERN}
+    needed = {"random_blocks": "block_size", "window_dilation": "window"}
+    needed |= dict.fromkeys(("global_tokens", "global_projection"), "window")
+    for name, other in needed.items():
+        if given[name] > (name == "window_dilation") and given[other] is None:
+            raise ValueError(f"`{name}`={given[name]} needs a `{other}`.")
+    if given["window"] is not None and given["block_size"] is not None:
+        raise ValueError(
+            f"window={given['window']} and block_size={given['block_size']} are two patterns. Give "
+            "one of them."
+        )
+    for name, is_given in (
+        ("block_size", given["block_size"] is not None),
+        ("global_projection", given["global_projection"]),
+    ):
+        if is_given and causal:
+            raise ValueError(f"`{name}` is of encoders, whose tokens see what is behind them.")
+    if given["global_projection"] and rotary:
+        raise ValueError("`global_projection` and rotary positions do not go together.")
+
+
 def check_overrides(config: "TransformerConfig") -> None:
     """ValueError for sides and layers that differ in what they cannot differ in."""
     fields = {field.name: field.metadata["of"] for field in dataclasses.fields(config)}
@@ -230,6 +259,7 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
+    check_pattern(config, config.kind == "decoder", config.position == "rotary")
     if config.score_scale is not None and config.score != "scaled_dot":
         raise ValueError(
             f"`score_scale` is of score='scaled_dot', received score={config.score!r}."

@@ -104,6 +104,17 @@ def _norms(sublayer: str, **when) -> tuple[Weight, ...]:
     )
 
 
+# The projections of the tokens that see all.
+_GLOBAL = tuple(
+    weight
+    for part, outputs in (("query", "query_heads"), ("key", "key_heads"), ("value", "key_heads"))
+    for weight in _dense(
+        f"self_attention/{part}_global", "hidden_dim", outputs, "attention_bias",
+        global_projection=True,
+    )
+)  # fmt: skip
+
+
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
     """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norms."""
     of_heads = {"query_key_norm": True, "query_key_norm_across_heads": False}
@@ -113,6 +124,7 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
         *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
+        *(_GLOBAL if name == "self_attention" else ()),
         *_norm(f"{name}/query_norm", "head_dim", **of_heads),
         *_norm(f"{name}/key_norm", "head_dim", **of_heads),
         *_norm(f"{name}/query_norm", "all_queries", **across),

@@ -80,6 +80,18 @@ def _write_start(task: Values) -> dict[str, Any]:
     return {} if start is None else {"decoder_start_token_id": start}
 
 
+def _read_separator(values: Values) -> dict[str, Any]:
+    separator = values.get("sep_token_id")
+    if separator is None or "attention_window" not in values:
+        return {}
+    return {"separator_id": _token_ids("sep_token_id", [separator])[0]}
+
+
+def _write_separator(task: Values) -> dict[str, Any]:
+    separator = task.get("separator_id")
+    return {} if separator is None else {"sep_token_id": separator}
+
+
 def _token_ids(name: str, ids: list) -> list[int]:
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise ValueError(f"{name} must be a token id. Received: {ids!r}.")
@@ -95,4 +107,6 @@ PROBLEM = Conversion(
 )
 # What they say of a task whether or not its head is there.
 END_IDS = Conversion(_read_ends, _write_ends)
+# Between a question and its context, of models whose questions see all (Longformer).
+SEPARATOR = Conversion(_read_separator, _write_separator)
 START_ID = Conversion(_read_start, _write_start)

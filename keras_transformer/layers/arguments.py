@@ -17,6 +17,7 @@ _AXES = {
     **dict.fromkeys(("padding", "key_positions", "key_pack"), ("keys",)),
     **dict.fromkeys(("value_mask", "encoder_states_mask"), ("keys",)),
     "explicit": ("queries", "keys"),
+    "global_positions": ("count",),
     "bias": ("heads", "queries", "keys"),
 }
 

@@ -1,12 +1,14 @@
 """Multi-head attention: self, cross, causal, grouped, cached, with any score function."""
 
 import functools
+import zlib
 from collections.abc import Callable
 
 import keras
 from keras import ops
 
-from keras_transformer.layers import scores
+from keras_transformer.config_checks import check_pattern
+from keras_transformer.layers import scores, sparse
 from keras_transformer.layers.arguments import (
     NamesArguments,
     SavesArguments,
@@ -16,11 +18,12 @@ from keras_transformer.layers.arguments import (
     refuse_unused,
     with_further,
 )
-from keras_transformer.layers.blocks import Blocks, goes_in_turns, in_turns
+from keras_transformer.layers.blocks import goes_in_turns, in_turns
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import RotaryEmbedding, sequence_positions
+from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
@@ -50,6 +53,16 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         causal: bool, a query sees only the keys up to its own position.
         window: int, a query sees only keys less than this many places away. Long sequences are
             attended to in blocks, at a cost that grows with the length and not with its square.
+        window_dilation: int, of a window only every so manieth place, `window - 1` on each side.
+        global_tokens: int, so many first tokens of a row see all and are seen by all, whatever the
+            `window`. Others are given as `visibility.global_positions`.
+        global_projection: bool, global tokens attend by projections of their own (Longformer).
+        block_size: int, in place of a window: a query sees the keys of its own block of so many
+            places, of the one before and the one behind, of the first and of the last. These two
+            see all (BigBird).
+        random_blocks: int, so many blocks further, drawn for each block and head. They are used in
+            training; otherwise the first block counts for them, as in Transformers. Sequences of
+            no more than `(5 + 2 * random_blocks) * block_size` tokens see all.
         rotary: dict, the options of the `RotaryEmbedding` of queries and keys, `{}` for its
             defaults. Defaults to no rotation.
         max_sequence_length: int, number of slots of `"location"`.
@@ -116,6 +129,11 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         score: str | Callable = "scaled_dot",
         causal: bool = False,
         window: int | None = None,
+        window_dilation: int = 1,
+        global_tokens: int = 0,
+        global_projection: bool = False,
+        block_size: int | None = None,
+        random_blocks: int = 0,
         rotary: dict | None = None,
         max_sequence_length: int | None = None,
         use_bias: bool = True,
@@ -142,7 +160,10 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.output_dim = output_dim
         self.score = score = deserialized(score)
         self.causal = causal
-        self.window = window
+        self.window, self.window_dilation = window, window_dilation
+        self.global_tokens, self.global_projection = global_tokens, global_projection
+        self.block_size, self.random_blocks = block_size, random_blocks
+        check_pattern(self, causal, rotary is not None)
         self.rotary = rotary
         self.max_sequence_length = max_sequence_length
         self.use_bias = use_bias
@@ -160,6 +181,11 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         shared_dim = self.num_key_value_heads * head_dim
         self.key_dense = self._projection(shared_dim, "key", use_bias)
         self.value_dense = self._projection(shared_dim, "value", use_bias)
+        self.global_denses = [
+            self._projection(dense.units, f"{dense.name}_global", use_bias)
+            for dense in (self.query_dense, self.key_dense, self.value_dense)
+            if global_projection
+        ]
         with one_piece():
             self.score_function = scores.get(
                 score,
@@ -199,6 +225,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.query_dense.build(query_shape)
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
+        for dense in self.global_denses:
+            dense.build(query_shape)
         self.score_function.build(None)
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
@@ -251,30 +279,18 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             visibility = visibility._replace(query_positions=None, key_positions=None)
         # With a cache an explicit mask says it, if there is one.
         causal = self.causal and (cache is None or (own_keys and visibility.explicit is None))
-        visibility = visibility._replace(causal=causal, window=self.window, first_slot=first_slot)
-        blocks = None
-        whole = from_cache or return_attention_scores or bias is not None
-        if own_keys and self.score_function.of_contents and not whole:
-            blocks = Blocks.of(visibility, ops.shape(query)[1])
-        if blocks is not None:
-            visibility = blocks.visibility(visibility, ops.shape(query)[0])
-            queries, keys, values = blocks.queries(queries), blocks.keys(keys), blocks.keys(values)
-        weights = None
-        dropped = training and self.dropout > 0
-        plain = self.score_function.scale is not None and self.attention_soft_cap is None
-        kernel = plain and not (dropped or return_attention_scores)
-        if kernel and not from_cache and scores.has_kernel(queries.dtype):
-            attended = self._attend_fused(queries, keys, values, visibility, bias)
-        else:
-            if not from_cache:
-                keys, values = _heads_first(keys), _heads_first(values)
-            attended, weights = self._attend(queries, keys, values, visibility, bias, training)
-        attended = attended if blocks is None else blocks.whole(attended)
+        visibility = visibility._replace(causal=causal, first_slot=first_slot, **self._pattern)
+        if not from_cache:
+            visibility = visibility.with_global_positions()
+        given = (query, queries, keys, values, visibility, bias)
+        may_cut = own_keys and not (from_cache or return_attention_scores)
+        attend = functools.partial(self._attend, from_cache, return_attention_scores, training)
+        attended, weights = self._attend_to_pattern(attend, *given, may_cut, training)
         shape = ops.shape(attended)
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
         )
-        return with_further(output, weights if return_attention_scores else None, cache)
+        return with_further(output, weights, cache)
 
     def _has_own_keys(self, value, cache) -> bool:
         """Whether keys are made of the queries: self-attention."""
@@ -286,7 +302,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         visibility.check_used(self, own_keys, cached=cache is not None)
         keys = query if value is None and cache is None else value
         masks = {"mask": mask, "value_mask": value_mask}
-        check_shapes(query, keys, **masks, bias=bias, **visibility.tensors())
+        shown = None if isinstance(bias, PairBias) else bias
+        check_shapes(query, keys, **masks, bias=shown, **visibility.tensors())
         if own_keys:
             reason = "there is no `value`. The `mask` of the queries is that of the keys."
             refuse_unused(reason, value_mask=value_mask)
@@ -310,6 +327,69 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             return states
         return self.rotary_embedding(states, positions=positions)
 
+    @property
+    def _pattern(self) -> dict[str, int | None]:
+        """What the layer says of the places that are seen, as fields of `Visibility`."""
+        return {
+            "window": self.window,
+            "dilation": self.window_dilation,
+            "global_tokens": self.global_tokens,
+            "block_size": self.block_size,
+            "random_blocks": self.random_blocks,
+        }
+
+    def _attend_to_pattern(
+        self, attend, query, queries, keys, values, visibility, bias, may_cut, training
+    ):
+        """The weighted sum, and the weights; of the pairs of the pattern alone where that saves."""
+        own = visibility.global_positions is not None and self.global_projection
+        of_global = functools.partial(self._of_global, query) if own else None
+        cut = None
+        if may_cut and self.score_function.of_contents and isinstance(bias, PairBias | None):
+            cut = sparse.Sparse.of(visibility, *ops.shape(query)[:2])
+        if cut is not None:
+            # Other blocks in each layer, the same in each call.
+            seed = zlib.crc32(self.path.encode()) if training else None
+            given = (queries, keys, values, visibility, bias, cut, of_global, seed)
+            return sparse.attend_in_blocks(lambda *x: attend(*x)[0], *given), None
+        bias = bias.whole(query) if isinstance(bias, PairBias) else bias
+        bias = sparse.bias_of_pairs(bias, visibility, queries, keys)
+        attended, weights = attend(queries, keys, values, visibility, bias)
+        if own:
+            places = visibility.global_positions
+            rows, seen = sparse.attend_from_global(attend, *of_global(places), visibility, None)
+            attended = sparse.put_at(places, rows, attended)
+            if weights is not None:
+                first = (ops.swapaxes(x, 1, 2) for x in (seen, weights))
+                weights = ops.swapaxes(sparse.put_at(places, *first), 1, 2)
+        return attended, weights
+
+    def _of_global(self, query, places):
+        """Queries of the global tokens, and keys and values of all, by their own projections."""
+        given = (sparse.gathered(query, places), query, query)
+        heads = (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
+        norms = (self.query_norm, self.key_norm, None)
+        parts = zip(self.global_denses, given, heads, norms, strict=True)
+        return [self._normalized_and_rotated(dense(x), n, norm, None) for dense, x, n, norm in parts]
+
+    def _attend(self, from_cache, scores_wanted, training, queries, keys, values, visibility, bias):
+        """The weighted sum of the values, all `(batch, length, heads, head_dim)`, and the weights.
+
+        From a cache keys and values are `(batch, heads, length, head_dim)`. The weights are None
+        where a kernel keeps none.
+        """
+        dropped = training and self.dropout > 0
+        plain = self.score_function.scale is not None and self.attention_soft_cap is None
+        kernel = plain and not (dropped or scores_wanted)
+        if kernel and not from_cache and scores.has_kernel(queries.dtype):
+            return self._attend_fused(queries, keys, values, visibility, bias), None
+        if not from_cache:
+            keys, values = _heads_first(keys), _heads_first(values)
+        attended, weights = self._attend_stepwise(
+            queries, keys, values, visibility, bias, training
+        )
+        return attended, weights if scores_wanted else None
+
     def _attend_fused(self, queries, keys, values, visibility, bias):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
         if bias is None and goes_in_turns(visibility, queries.shape[1]):
@@ -328,7 +408,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             allowed = None
         return ops.dot_product_attention(queries, keys, values, bias=bias, mask=allowed, **options)
 
-    def _attend(self, queries, keys, values, visibility, bias, training):
+    def _attend_stepwise(self, queries, keys, values, visibility, bias, training):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
         logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")

@@ -40,8 +40,7 @@ def in_turns(attend: Callable, queries, keys, values, visibility: Visibility):
 
     Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory".
     """
-    if visibility.key_pack is None:
-        visibility = visibility._replace(key_pack=visibility.query_pack)
+    visibility = visibility._replace(key_pack=visibility.packs[1])
     length = queries.shape[1]
     blocks = Blocks(length, _AT_A_TIME, 0, 0)
     names = [n for n in ("query_pack", "query_positions") if getattr(visibility, n) is not None]
@@ -88,9 +87,14 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, visibility: Visibility, length) -> "Blocks | None":
         """For self-attention of sequences of a length, None where blocks would save nothing."""
-        window = visibility.window
-        if window is None or visibility.explicit is not None:
+        if not visibility.has_pattern or visibility.explicit is not None:
             return None
+        if visibility.block_size is not None:
+            short = not isinstance(length, int) or length <= visibility.full_length
+            return None if short else cls(length, visibility.block_size, 1, 1)
+        # Each class of places that a dilated window joins is a sequence of its own.
+        length = -(-length // (visibility.dilation or 1))
+        window = visibility.window
         size = max(_LEAST_SIZE, -(-(window - 1) // 2))
         before = -(-(window - 1) // size)
         behind = 0 if visibility.causal else before
@@ -106,24 +110,24 @@ class Blocks(NamedTuple):
         """`(batch, length, ...)` as `(batch * blocks, keys of a block, ...)`."""
         missing = -self.length % self.size
         x = _padded(x, self.before * self.size, missing + self.behind * self.size)
-        starts = range(0, (self.before + 1 + self.behind) * self.size, self.size)
+        starts = range(0, self.span * self.size, self.size)
         span = self.length + missing
         return ops.concatenate([self._blocks(x[:, i : i + span]) for i in starts], axis=1)
 
-    def visibility(self, whole: Visibility, batch) -> Visibility:
-        """Who attends to whom within the blocks."""
-        shape = (batch, self.length)
-        padding = True if whole.padding is None else ops.cast(whole.padding, "bool")
-        packs = whole.query_pack, whole.query_pack if whole.key_pack is None else whole.key_pack
-        # One row may stand for all.
-        query_pack, key_pack = (x if x is None else ops.broadcast_to(x, shape) for x in packs)
+    @property
+    def span(self) -> int:
+        """How many blocks of keys a block sees."""
+        return self.before + 1 + self.behind
+
+    def visibility(self, whole: Visibility) -> Visibility:
+        """Who attends to whom within the blocks, of arrays of all rows."""
         return Visibility(
             causal=whole.causal,
             first_slot=self.before * self.size,
-            padding=self.keys(ops.broadcast_to(padding, shape)),
+            padding=self.keys(whole.padding),
             window=whole.window,
-            query_pack=None if query_pack is None else self.queries(query_pack),
-            key_pack=None if key_pack is None else self.keys(key_pack),
+            query_pack=None if whole.query_pack is None else self.queries(whole.query_pack),
+            key_pack=None if whole.key_pack is None else self.keys(whole.key_pack),
         )
 
     def whole(self, x):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import keras
 
+from keras_transformer.config_checks import PATTERN
 from keras_transformer.layers.arguments import (
     NamesArguments,
     SavesArguments,
@@ -18,11 +19,14 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 # Those that every attention of a block has: further arguments of the block, by the same names.
 _OF_ATTENTION = frozenset(options_of(MultiHeadAttention)) - {"output_dim", "output_bias", "causal"}
+# Not those of an attention to an encoder's states: which places of the own sequence are seen.
+_OF_SELF = frozenset({"rotary", *PATTERN})
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -127,7 +131,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self.normalize_output = normalize_output
         self.parallel_residual = parallel_residual
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.rotary, self.window = attention.pop("rotary", None), attention.pop("window", None)
+        self._of_self = {name: attention.pop(name) for name in _OF_SELF & set(attention)}
+        self.rotary, self.window = self._of_self.get("rotary"), self._of_self.get("window")
         kernel_initializer = keras.initializers.get(kernel_initializer)
         self._make_attention = functools.partial(
             MultiHeadAttention,
@@ -198,8 +203,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             input_shape[-1],
             name="self_attention",
             causal=self.causal,
-            window=self.window,
-            rotary=self.rotary,
+            **self._of_self,
         )
         self.self_attention.build(input_shape)
         self._build_norms("self_attention", input_shape)
@@ -243,18 +247,21 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
         def attend(x):
             options = {"visibility": visibility, "bias": bias}
-            if first_only:
+            # A global token's projections are not those of a query.
+            alone = first_only and not self.self_attention.global_projection
+            if alone:
                 options = {
                     "value": x,
                     "visibility": visibility.of_first_query(),
                     "bias": None if bias is None else bias[:, :, :1],
                 }
                 x = x[:, :1]
-            if not return_attention_scores:
-                return self.self_attention(x, training=training, **options)
-            options |= {"return_attention_scores": True, "training": training}
-            x, scores["self"] = self.self_attention(x, **options)
-            return x
+            if return_attention_scores:
+                options["return_attention_scores"] = True
+            x = self.self_attention(x, training=training, **options)
+            if return_attention_scores:
+                x, scores["self"] = x
+            return x[:, :1] if first_only and not alone else x
 
         x = self._sublayers(attend, inputs, training, first_only=first_only)
         return with_further(x, scores or None)
@@ -264,7 +271,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         visibility = Visibility.given(visibility)
         visibility.check_used(self, own_keys=True, cached=cached)
         keys = None if cached else inputs
-        check_shapes(inputs, keys, mask=mask, bias=bias, **visibility.tensors())
+        shown = None if isinstance(bias, PairBias) else bias
+        check_shapes(inputs, keys, mask=mask, bias=shown, **visibility.tensors())
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask

@@ -29,9 +29,17 @@ class Visibility(NamedTuple):
         explicit: bool `(batch, query_length, key_length)` or with a heads axis,
             `(batch, heads, query_length, key_length)`, True where allowed. With a cache it says
             all, causality too.
+        global_positions: int `(batch or 1, count)`, the places of tokens that see all others and
+            are seen by all, whatever the window; -1 for none.
         causal: bool, query `i`, which is in slot `first_slot + i`, sees the keys of the slots up
             to its own.
         window: int, a query sees the keys at most `window - 1` places away.
+        dilation: int, of these only every so manieth, as far away as `(window - 1) * dilation`.
+        global_tokens: int, the first tokens of a row are global, in place of `global_positions`.
+        block_size: int, a query sees the keys of its own block of so many places, of the one
+            before and the one behind, of the first and of the last, and those two see all.
+        random_blocks: int, with `block_size`: it counts for so many further blocks, and sequences of
+            no more than `(5 + 2 * random_blocks) * block_size` places see all.
         first_slot: int or int scalar tensor, the slot of the first query in a cache. Defaults to 0.
 
     Example:
@@ -52,8 +60,13 @@ class Visibility(NamedTuple):
     query_positions: Any = None
     key_positions: Any = None
     explicit: Any = None
+    global_positions: Any = None
     causal: bool | None = None
     window: int | None = None
+    dilation: int | None = None
+    global_tokens: int | None = None
+    block_size: int | None = None
+    random_blocks: int | None = None
     first_slot: Any = None
 
     @classmethod
@@ -71,7 +84,7 @@ class Visibility(NamedTuple):
             cached: bool, whether there is a cache: who keeps one gives its positions to any layer.
         """
         reason = "they are options of the layer, or known to its cache."
-        refuse_unused(reason, causal=self.causal, window=self.window, first_slot=self.first_slot)
+        refuse_unused(reason, **dict(zip(self._fields[7:], self[7:], strict=True)))
         if self.query_pack is None:
             reason = "`query_pack`, the documents of the queries, is not given."
             refuse_unused(reason, key_pack=self.key_pack)
@@ -85,9 +98,14 @@ class Visibility(NamedTuple):
             reason = "in self-attention they are for a cache. Give `query_positions`."
             refuse_unused(reason, key_positions=self.key_positions)
 
+    @property
+    def packs(self) -> tuple:
+        """The documents of queries and keys."""
+        return self.query_pack, self.query_pack if self.key_pack is None else self.key_pack
+
     def tensors(self) -> dict[str, Any]:
         """What a caller may give, by name."""
-        return dict(zip(self._fields[:6], self[:6], strict=True))
+        return dict(zip(self._fields[:7], self[:7], strict=True))
 
     def of_first_query(self) -> "Visibility":
         """What the first query sees, of keys that are those of the queries."""
@@ -97,7 +115,7 @@ class Visibility(NamedTuple):
 
         return self._replace(
             query_pack=first(self.query_pack),
-            key_pack=self.query_pack if self.key_pack is None else self.key_pack,
+            key_pack=self.packs[1],
             query_positions=first(self.query_positions),
             key_positions=self.query_positions
             if self.key_positions is None
@@ -108,7 +126,7 @@ class Visibility(NamedTuple):
     @property
     def is_causality_alone(self) -> bool:
         """Whether it is all said by the causality that the kernels of the backends know."""
-        further = (self.padding, self.window, self.query_pack, self.explicit)
+        further = (self.padding, self.window, self.block_size, self.query_pack, self.explicit)
         return (
             bool(self.causal)
             and (self.first_slot is None or is_zero(self.first_slot))
@@ -120,23 +138,65 @@ class Visibility(NamedTuple):
         parts = []
         if self.padding is not None:
             parts.append(ops.cast(self.padding, "bool")[:, None, None, :])
-        if self.causal or self.window is not None:
+        if self.causal or self.has_pattern:
             first = 0 if self.first_slot is None else self.first_slot
             query_slots = (first + ops.arange(query_length, dtype="int32"))[None]
             key_slots = ops.arange(key_length, dtype="int32")[None]
         if self.causal:
             parts.append(_pairs(query_slots, key_slots, ops.greater_equal))
-        if self.window is not None:
-            queries = query_slots if self.query_positions is None else self.query_positions
-            keys = key_slots if self.key_positions is None else self.key_positions
-            parts.append(_pairs(queries, keys, lambda q, k: ops.abs(q - k) < self.window))
+        if self.has_pattern:
+            parts.append(self._pattern(query_slots, key_slots, key_length))
         if self.query_pack is not None:
-            key_pack = self.query_pack if self.key_pack is None else self.key_pack
-            parts.append(_pairs(self.query_pack, key_pack, ops.equal))
+            parts.append(_pairs(*self.packs, ops.equal))
         if self.explicit is not None:
             explicit = ops.cast(self.explicit, "bool")
             parts.append(explicit if len(explicit.shape) == 4 else explicit[:, None])
         return functools.reduce(ops.logical_and, parts) if parts else None
+
+    @property
+    def full_length(self) -> int:
+        """With `block_size`, the longest sequence in which all see all."""
+        return (5 + 2 * (self.random_blocks or 0)) * self.block_size
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether a query sees less than all keys, by their places."""
+        return self.window is not None or self.block_size is not None
+
+    def _pattern(self, query_slots, key_slots, key_length):
+        if self.block_size is not None:
+            last = (key_length - 1) // self.block_size
+            queries, keys = query_slots // self.block_size, key_slots // self.block_size
+            near = _pairs(queries, keys, lambda q, k: ops.abs(q - k) <= 1)
+            ends = _pairs(queries, keys, lambda q, k: (q == 0) | (q == last) | (k == 0) | (k == last))
+            return near | ends | (key_length <= self.full_length)
+        queries = query_slots if self.query_positions is None else self.query_positions
+        keys = key_slots if self.key_positions is None else self.key_positions
+        step = self.dilation or 1
+        near = _pairs(queries, keys, lambda q, k: ops.abs(q - k) < self.window * step)
+        if step > 1:
+            near &= _pairs(queries, keys, lambda q, k: (q - k) % step == 0)
+        if self.global_positions is not None:
+            queries, keys = self.is_global(query_slots), self.is_global(key_slots)
+        elif self.global_tokens:
+            queries, keys = queries < self.global_tokens, keys < self.global_tokens
+        else:
+            return near
+        return near | queries[:, None, :, None] | keys[:, None, None, :]
+
+    def is_global(self, slots):
+        """Bool `(batch or 1, length)` for slots `(1, length)`."""
+        return ops.any(slots[..., None] == self.global_positions[:, None], axis=-1)
+
+    def with_global_positions(self) -> "Visibility":
+        """With the places of the first `global_tokens` real tokens, unless others are given."""
+        if not self.global_tokens or self.global_positions is not None:
+            return self
+        places = ops.arange(self.global_tokens, dtype="int32")[None]
+        if self.padding is not None:
+            first = ops.argmax(ops.cast(self.padding, "int32"), axis=1)
+            places = places + ops.cast(first, "int32")[:, None]
+        return self._replace(global_positions=places)
 
 
 def combine_masks(query_length, key_length, **descriptions):

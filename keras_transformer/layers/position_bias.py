@@ -1,12 +1,14 @@
 """Positions that bias the scores of the attention, learned or fixed."""
 
 import math
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.embedding import look_up
+from keras_transformer.layers.position import sequence_positions
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -139,6 +141,23 @@ class ALiBi(SavesArguments, keras.layers.Layer):
 
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
+
+
+class PairBias(NamedTuple):
+    """The bias of the pairs of a sequence, of which no more is computed than is asked for.
+
+    Fields:
+        layer: of positions `(batch or 1, length)` of queries and keys to a bias.
+        positions: int `(batch or 1, length)`. None for 0, 1, 2, ...
+    """
+
+    layer: keras.layers.Layer
+    positions: Any
+
+    def whole(self, states):
+        """Of all pairs of tokens with states `(batch, length, dim)`."""
+        positions = sequence_positions(states) if self.positions is None else self.positions
+        return self.layer(positions, positions)
 
 
 def _distances(query_positions, key_positions):

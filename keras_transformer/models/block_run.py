@@ -40,9 +40,11 @@ class BlockRun:
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []
-        names = ("padding_mask", "pack_ids", "position_ids")
-        padding, packs, positions = map(inputs.get, names)
-        self.visibility = Visibility(padding, query_pack=packs, query_positions=positions)
+        names = ("padding_mask", "pack_ids", "position_ids", "global_positions")
+        padding, packs, positions, of_all = map(inputs.get, names)
+        self.visibility = Visibility(
+            padding, query_pack=packs, query_positions=positions, global_positions=of_all
+        )
         if cache is not None:
             self.cache = cache.reserve(x, padding)
             self.visibility = self.cache.visibility(x.shape[1])._replace(query_pack=packs)
@@ -68,6 +70,8 @@ class BlockRun:
         visibility = self.visibility
         if self.cache is None and block.rotary is None:
             visibility = visibility._replace(query_positions=None)
+        if block.window is None:
+            visibility = visibility._replace(global_positions=None)
         options = {"visibility": visibility, **options}
         if "states" in self.collected:
             self.collected["states"].append(x)

@@ -112,8 +112,9 @@ def check_inputs(
         if shape is None:
             continue
         _check_shape(name, shape, known)
-        rows_may_be_one = known.name == "position_ids"
-        if like is not None and not agree(shape[:2], like[:2], rows_may_be_one):
+        rows_may_be_one = known.name in ("position_ids", "global_positions")
+        axes = 2 if known.of_tokens else 1
+        if like is not None and not agree(shape[:axes], like[:axes], rows_may_be_one):
             raise ValueError(
                 f"`{name}` must have the shape of `{main}`, {show_shape(like)}, received "
                 f"{show_shape(shape)}."

@@ -12,7 +12,7 @@ from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import sequence_positions
-from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
+from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
 from keras_transformer.models.block_run import BlockRun
 
 
@@ -119,19 +119,29 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1]:
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
-        if self.position_bias is None:
-            options["bias"] = None
-        else:
-            queries = sequence_positions(x) if run.positions is None else run.positions
-            keys = run.visibility.key_positions
-            keys = queries if keys is None else keys
-            options["bias"] = self.position_bias(queries, keys)
+        bias, of_parts = self._bias(x, run)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
-            x = run(self.blocks[block], x, **options)
+            block = self.blocks[block]
+            in_part = block.window is not None and of_parts is not None
+            x = run(block, x, bias=of_parts if in_part else bias, **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
+
+    def _bias(self, x, run: BlockRun):
+        """The bias of all pairs, for blocks that see all, and that of those that a window holds."""
+        if self.position_bias is None:
+            return None, None
+        queries = run.positions
+        keys = run.visibility.key_positions
+        if run.cache is None and "attention" not in run.collected:
+            of_parts = PairBias(self.position_bias, queries)
+            if all(block.window is not None for block in self.blocks):
+                return None, of_parts
+            return of_parts.whole(x), of_parts
+        queries = sequence_positions(x) if queries is None else queries
+        return self.position_bias(queries, queries if keys is None else keys), None
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # All blocks recomputed at once save nothing: each one is by itself.

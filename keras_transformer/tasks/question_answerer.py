@@ -15,6 +15,7 @@ from keras_transformer.checking import (
     is_int,
     shorten,
 )
+from keras_transformer.checkpoints.heads import SEPARATOR
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone, as_mask
@@ -61,6 +62,10 @@ class SpanCrossEntropy(keras.losses.Loss):
         return ops.mean(losses, axis=-1)
 
 
+# The tokens of a question that see all the others.
+_LONGEST_QUESTION = 256
+
+
 def exact_match(y_true, y_pred):
     """Whether both positions `(batch, 2)` are where the logits `(batch, length, 2)` are highest."""
     right = ops.equal(ops.argmax(y_pred, axis=1), ops.cast(y_true, "int32"))
@@ -95,6 +100,8 @@ class QuestionAnswerer(Task):
     Args:
         backbone, tokenizer, name: as for `Task`.
         dropout: float, rate on the states.
+        separator_id: int, the token between question and context. In a model whose tokens see all
+            by projections of their own (Longformer), those of the question do, its first 256.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -124,7 +131,8 @@ class QuestionAnswerer(Task):
     backbone_kinds = ("encoder",)
     alias = "question_answering"
     published_as = ("ForQuestionAnswering",)
-    task_options = ("dropout",)
+    task_options = ("dropout", "separator_id")
+    published_options = (SEPARATOR,)
     needs_labels = answers = True
     takes_records = False
     predict_options: ClassVar = PER_TOKEN
@@ -134,14 +142,27 @@ class QuestionAnswerer(Task):
         backbone: Backbone,
         tokenizer: Tokenizer | None = None,
         dropout: float = 0.0,
+        separator_id: int | None = None,
         name: str | None = None,
     ):
         super().__init__(backbone, tokenizer, name=name)
+        self.separator_id = separator_id
         self.dropout = check_number("dropout", dropout, at_least=0, below=1)
         self.dropout_layer = self._dropout(self.dropout)
         self.output_dense = self._dense(2, "output")
         self.built = True
         self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
+
+    def global_positions(self, inputs):
+        """The tokens of the question, those before the first separator."""
+        if self.separator_id is None:
+            return None
+        ids = inputs["token_ids"]
+        separators = ops.cast(ops.equal(ids, self.separator_id), "int32")
+        ends = ops.cast(ops.argmax(separators, axis=1), "int32")[:, None]
+        longest = ids.shape[1] or _LONGEST_QUESTION
+        places = ops.arange(min(longest, _LONGEST_QUESTION), dtype="int32")[None]
+        return ops.where(places < ends, places, -1)
 
     def head_outputs(self, states, inputs, training: bool):
         logits = self.output_dense(self.dropout_layer(states, training=training))

@@ -180,11 +180,21 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         """The states that the head is given, and a dict of what is collected on the way."""
         inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
         options = {"first_only": True} if self.first_only else {}
+        if self.backbone.config.global_projection and inputs.get("global_positions") is None:
+            places = self.global_positions(inputs)
+            inputs = inputs if places is None else {**inputs, "global_positions": places}
         if not collect:
             if training and not self.reads_padding:
                 inputs = self.backbone.without_unseen_padding(inputs)
             return self.backbone(inputs, training=training, **options), {}
         return self.backbone(inputs, collect=tuple(collect), training=training)
+
+    def global_positions(self, inputs):
+        """The places of the tokens that see all in a model that has projections for them, or None.
+
+        Int `(batch or 1, count)`, -1 for none. They may also be given as `global_positions`.
+        """
+        return None
 
     def head_outputs(self, states, inputs, training: bool):
         """What the task gives for the states of its inputs."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_transformer.checking import check_bool, check_choice, check_int, check_number
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
@@ -147,6 +148,10 @@ class TextClassifier(Classifier):
     @property
     def number_of_targets(self) -> int | None:
         return None if self.multi_label or self.num_classes == 1 else self.num_classes
+
+    def global_positions(self, inputs):
+        """The first token, whose state is read (Beltagy et al. 2020, "Longformer", section 3.1)."""
+        return ops.zeros((1, 1), "int32") if self.first_only else None
 
     def head_outputs(self, states, inputs, training: bool):
         if self.first_only:

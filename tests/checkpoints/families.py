@@ -13,6 +13,8 @@ _BERT = {
 }
 _MPNET = {**_BERT, "pad_token_id": 1}
 _MODERN = {**_MPNET, "local_attention": 4}
+_LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
+_BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
 _DISTILBERT = {
     "vocab_size": 61,
     "dim": 12,
@@ -48,6 +50,12 @@ _BART = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
+}
+_LED = {
+    **{name: value for name, value in _BART.items() if name != "max_position_embeddings"},
+    "attention_window": 4,
+    "max_encoder_position_embeddings": 24,
+    "max_decoder_position_embeddings": 17,
 }
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -154,6 +162,22 @@ CONFIGS = {
                 "mlp_bias": True,
                 "hidden_activation": "gelu_new",
             },
+        ],
+    ),
+    "longformer": (
+        "Longformer",
+        [
+            _LONGFORMER,
+            {**_LONGFORMER, **_WIDER, "attention_window": [4, 2, 6], "type_vocab_size": 1},
+            {**_LONGFORMER, "hidden_act": "relu", "tie_word_embeddings": False},
+        ],
+    ),
+    "big_bird": (
+        "BigBird",
+        [
+            _BIG_BIRD,
+            {**_BIG_BIRD, **_WIDER, "use_bias": False, "rescale_embeddings": True},
+            {**_BIG_BIRD, "attention_type": "original_full", "type_vocab_size": 4},
         ],
     ),
     "openai-gpt": (
@@ -354,6 +378,14 @@ CONFIGS = {
             },
         ],
     ),
+    "led": (
+        "LED",
+        [
+            _LED,
+            {**_LED, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_LED, "attention_window": [2, 6], "decoder_ffn_dim": 28, "encoder_ffn_dim": 24},
+        ],
+    ),
 }
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -362,6 +394,7 @@ LANGUAGE_MODELS = {
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
+    "led": "LEDForConditionalGeneration",
 }
 
 

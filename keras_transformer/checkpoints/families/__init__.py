@@ -9,13 +9,16 @@ from typing import Any
 from keras_transformer.checkpoints.families.albert import ALBERT
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
+from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
+from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.nearest import advice
@@ -40,6 +43,8 @@ FAMILIES = {
         MPNET,
         NOMIC_BERT,
         MODERNBERT,
+        LONGFORMER,
+        BIG_BIRD,
         GPT,
         GPT2,
         GPT_NEOX,
@@ -56,6 +61,7 @@ FAMILIES = {
         T5,
         BART,
         MARIAN,
+        LED,
     )
 }
 

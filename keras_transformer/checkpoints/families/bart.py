@@ -26,7 +26,7 @@ _FIELDS = {
     "tie_word_embeddings": Field("tie_embeddings", True),
 }
 _CONSTANTS = {"kind": "seq2seq", "normalize_first": False, "normalization_epsilon": 1e-5}
-_SIDES = sides(attention_heads=("num_heads", 16), ffn_dim=("intermediate_dim", 4096))
+SIDES = sides(attention_heads=("num_heads", 16), ffn_dim=("intermediate_dim", 4096))
 _ATTENTION = {
     **attention("attn.{}_proj", "q", "k", "v", "out", ours="attention"),
     "attention_norm": "attn_layer_norm",
@@ -46,12 +46,12 @@ def _stack(name: str) -> tuple[Weight, ...]:
     )
 
 
-def _learned_positions(name: str) -> tuple[Weight, ...]:
-    positions = {"position_embedding": "embed_positions", "embedding_norm": "layernorm_embedding"}
-    return layers(positions, f"{name}/", f"{name}.")
+def positions(name: str) -> tuple[Weight, ...]:
+    table = {"position_embedding": "embed_positions", "embedding_norm": "layernorm_embedding"}
+    return layers(table, f"{name}/", f"{name}.")
 
 
-_EMBEDDINGS = (
+EMBEDDINGS = (
     Weight(
         "token_embedding/embeddings",
         "shared.weight",
@@ -59,7 +59,7 @@ _EMBEDDINGS = (
         when=("share_embeddings", True),
     ),
 )
-_WEIGHTS = (
+WEIGHTS = (
     output_matrix("lm_head.weight"),
     Weight("output_bias/bias", "final_logits_bias", row=True, outside=True),
     *_stack("encoder"),
@@ -77,12 +77,12 @@ BART = Family(
         "position_offset": 2,
         "embedding_normalization": True,
     },
-    conversions=(_SIDES,),
+    conversions=(SIDES,),
     weights=(
-        *_EMBEDDINGS,
-        *_WEIGHTS,
-        *_learned_positions("encoder"),
-        *_learned_positions("decoder"),
+        *EMBEDDINGS,
+        *WEIGHTS,
+        *positions("encoder"),
+        *positions("decoder"),
     ),
     heads={"Seq2SeqLM": Head(values={"start_id": 2})},
     names=Names(
@@ -106,7 +106,7 @@ def _write_vocabulary(config: TransformerConfig) -> dict[str, Any]:
 def _read_vocabulary(values: Values) -> dict[str, Any]:
     encoder, decoder = values.get("vocab_size", 58101), values.get("decoder_vocab_size")
     own = {} if decoder in (None, encoder) else {"vocabulary_size": decoder}
-    sides = _SIDES.read(values)
+    sides = SIDES.read(values)
     own |= sides.pop("decoder", {})
     shared = values.get("share_encoder_decoder_embeddings", True)
     return {**sides, "share_embeddings": shared, **({"decoder": own} if own else {})}
@@ -128,10 +128,10 @@ MARIAN = dataclasses.replace(
     constants={**_CONSTANTS, "position": "sinusoidal", "sinusoidal_interleaved": False},
     conversions=(
         Conversion(
-            _read_vocabulary, lambda config: _SIDES.write(config) | _write_vocabulary(config)
+            _read_vocabulary, lambda config: SIDES.write(config) | _write_vocabulary(config)
         ),
     ),
-    weights=(*_OWN_EMBEDDINGS, *_EMBEDDINGS, *_WEIGHTS),
+    weights=(*_OWN_EMBEDDINGS, *EMBEDDINGS, *WEIGHTS),
     heads={"Seq2SeqLM": Head(architectures=("MarianMTModel",), values={"start_id": 58100})},
     # The sines and cosines, which are computed.
     names=Names(prefixes=("model.",), ignored=("*coder.embed_positions.weight",)),

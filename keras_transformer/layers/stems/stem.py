@@ -15,12 +15,14 @@ class Input(NamedTuple):
         dtype: str, `"int32"`, `"bool"` or `"float32"`.
         shape: its sizes behind the batch, None where any is taken.
         required: bool.
+        of_tokens: bool, whether it has as many columns as there are tokens.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     required: bool = False
+    of_tokens: bool = True
 
 
 class Embedded(NamedTuple):
@@ -31,12 +33,15 @@ class Embedded(NamedTuple):
         padding_mask: bool `(batch, length)`, True for what is real, or None if all is.
         position_ids: int `(batch, length)`, or None for 0, 1, 2, ...
         pack_ids: int `(batch, length)`, which packed document a state is of, or None.
+        global_positions: int `(batch, count)`, the places of states that see all others and are
+            seen by all, whatever the window; -1 for none. None for those of the config.
     """
 
     states: Any
     padding_mask: Any = None
     position_ids: Any = None
     pack_ids: Any = None
+    global_positions: Any = None
 
 
 class Stem(SavesArguments, keras.layers.Layer):

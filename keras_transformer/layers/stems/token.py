@@ -15,6 +15,9 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 
 
+_GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
+
+
 class TokenStem(Stem):
     """The sum of token, segment and position embeddings, normalized, in the width of the blocks.
 
@@ -27,7 +30,8 @@ class TokenStem(Stem):
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, and optionally `padding_mask` bool,
             `segment_ids`, `position_ids` and `pack_ids` int, all `(batch, length)`, and
-            `token_embeddings` float `(batch, length, embedding_dim)` in place of those of the ids.
+            `token_embeddings` float `(batch, length, embedding_dim)` in place of those of the ids. An
+            encoder with a window takes `global_positions` int `(batch, count)`, see `Embedded`.
         cache_positions: int `(batch, length)`, the positions that a cache counts.
 
     Returns:
@@ -54,6 +58,8 @@ class TokenStem(Stem):
         self.token_embedding = token_embedding
         layers = [config, *(config.layer(i) for i in range(len(config.layer_pattern or ())))]
         self._has_positions = any(x.position != "none" for x in layers)
+        if config.kind == "encoder" and any(layer.window is not None for layer in layers):
+            self.inputs = (*self.inputs, _GLOBAL)
         embeddings = embedding_initializer(config, initializer)
         options = {"embeddings_initializer": embeddings, "dtype": self.dtype_policy}
         width = config.embedding_dim
@@ -131,7 +137,8 @@ class TokenStem(Stem):
             x = self.embedding_norm(x)
         x = self.dropout_layer(spread_batch(x), training=training)
         x = x if self.embedding_projection is None else self.embedding_projection(x)
-        return Embedded(x, inputs.get("padding_mask"), positions, inputs.get("pack_ids"))
+        further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
+        return Embedded(x, inputs.get("padding_mask"), positions, *further)
 
     def _counted_positions(self, token_ids):
         """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...

@@ -1,0 +1,81 @@
+"""BigBird: Zaheer et al. 2020, https://arxiv.org/abs/2007.14062.
+
+A BERT whose tokens see the blocks around them, the first and the last block, and random ones. Short
+sequences see everything.
+"""
+
+import dataclasses
+from typing import Any
+
+from keras_transformer.checkpoints.families.bert import BERT, FIELDS, STACK
+from keras_transformer.checkpoints.families.family import Conversion, Field, Values
+from keras_transformer.checkpoints.families.shared import IGNORED, encoder_heads, masked_lm, number
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.config import TransformerConfig
+
+_SPARSE, _FULL = "block_sparse", "original_full"
+
+
+def _read_blocks(values: Values) -> dict[str, Any]:
+    kind = values.get("attention_type", _SPARSE)
+    if kind not in (_SPARSE, _FULL):
+        raise ValueError(f"attention_type={kind!r} is not supported, only {_SPARSE!r}, {_FULL!r}.")
+    if "BigBirdForSequenceClassification" in (values.get("architectures") or ()):
+        activation = values.get("hidden_act", "gelu_new")
+        if activation != "gelu_new":
+            raise ValueError(
+                f"hidden_act={activation!r} is not supported of a BigBirdForSequenceClassification,"
+                " whose classifier uses it too, only 'gelu_new'."
+            )
+    if kind == _FULL:
+        return {}
+    return {
+        "block_size": number(values, "block_size", 64),
+        "random_blocks": number(values, "num_random_blocks", 3),
+    }
+
+
+def _write_blocks(config: TransformerConfig) -> dict[str, Any]:
+    if config.block_size is None:
+        return {"attention_type": _FULL}
+    return {
+        "attention_type": _SPARSE,
+        "block_size": config.block_size,
+        "num_random_blocks": config.random_blocks,
+    }
+
+
+_HEADS = encoder_heads(
+    masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"),
+    masked_classes=("BigBirdForMaskedLM", "BigBirdForPreTraining"),
+    classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
+    hidden_activation="gelu_tanh",
+)
+
+BIG_BIRD = dataclasses.replace(
+    BERT,
+    model_type="big_bird",
+    architecture="BigBirdModel",
+    fields={
+        **FIELDS,
+        "vocab_size": Field("vocabulary_size", 50358),
+        "hidden_act": Field("activation", "gelu_new"),
+        "max_position_embeddings": Field("max_sequence_length", 4096),
+        "use_bias": Field("attention_bias", True),
+        "rescale_embeddings": Field("scale_embedding", False),
+    },
+    constants={**BERT.constants, "attention_output_bias": True},
+    conversions=(Conversion(_read_blocks, _write_blocks),),
+    required={"is_decoder": False, "add_cross_attention": False},
+    weights=(
+        *STACK,
+        output_matrix("cls.predictions.decoder.weight"),
+        *layers({"pooler": "pooler"}),
+    ),
+    # Their head for questions has a feed-forward layer of its own.
+    heads={name: head for name, head in _HEADS.items() if name != "QuestionAnswerer"},
+    names=Names(
+        prefixes=("bert.",), suffixes=BERT.names.suffixes, ignored=(*IGNORED, "cls.*", "qa_*")
+    ),
+    pooler="pooler.weight",
+)
