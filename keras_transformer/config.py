@@ -221,8 +221,8 @@ class TransformerConfig:
         "tokens that see all have queries, keys and values of their own (Longformer).", False
     )
     block_size: int | None = option(
-        '`"encoder"` only, in place of a `window`: attend to the own block of so many tokens, to its '
-        "neighbours, and to the first and the last, which attend to all (BigBird).",
+        '`"encoder"` only, in place of a `window`: attend to the own block of so many tokens, to '
+        "its neighbours, and to the first and the last, which attend to all (BigBird).",
         None,
         least=1,
     )

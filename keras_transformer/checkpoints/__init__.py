@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.assignment import (
 from keras_transformer.checkpoints.building import load_backbone, load_task, load_tokenizer
 from keras_transformer.checkpoints.exporting import export_to_huggingface
 from keras_transformer.checkpoints.keras_hub_live import from_keras_hub, to_keras_hub
+from keras_transformer.checkpoints.lengthening import lengthen
 from keras_transformer.checkpoints.preset import Preset
 from keras_transformer.checkpoints.presets import list_presets, presets_folder, resolve_preset
 from keras_transformer.checkpoints.saving import save_preset
@@ -30,6 +31,7 @@ __all__ = [
     "check_weights",
     "export_to_huggingface",
     "from_keras_hub",
+    "lengthen",
     "list_presets",
     "load_backbone",
     "load_config",

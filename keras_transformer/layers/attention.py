@@ -370,7 +370,9 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         heads = (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
         norms = (self.query_norm, self.key_norm, None)
         parts = zip(self.global_denses, given, heads, norms, strict=True)
-        return [self._normalized_and_rotated(dense(x), n, norm, None) for dense, x, n, norm in parts]
+        return [
+            self._normalized_and_rotated(dense(x), n, norm, None) for dense, x, n, norm in parts
+        ]
 
     def _attend(self, from_cache, scores_wanted, training, queries, keys, values, visibility, bias):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, and the weights.
@@ -385,9 +387,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             return self._attend_fused(queries, keys, values, visibility, bias), None
         if not from_cache:
             keys, values = _heads_first(keys), _heads_first(values)
-        attended, weights = self._attend_stepwise(
-            queries, keys, values, visibility, bias, training
-        )
+        attended, weights = self._attend_stepwise(queries, keys, values, visibility, bias, training)
         return attended, weights if scores_wanted else None
 
     def _attend_fused(self, queries, keys, values, visibility, bias):

@@ -38,8 +38,8 @@ class Visibility(NamedTuple):
         global_tokens: int, the first tokens of a row are global, in place of `global_positions`.
         block_size: int, a query sees the keys of its own block of so many places, of the one
             before and the one behind, of the first and of the last, and those two see all.
-        random_blocks: int, with `block_size`: it counts for so many further blocks, and sequences of
-            no more than `(5 + 2 * random_blocks) * block_size` places see all.
+        random_blocks: int, with `block_size`: how many further blocks count. Sequences of no more
+            than `(5 + 2 * random_blocks) * block_size` places see all.
         first_slot: int or int scalar tensor, the slot of the first query in a cache. Defaults to 0.
 
     Example:
@@ -168,7 +168,9 @@ class Visibility(NamedTuple):
             last = (key_length - 1) // self.block_size
             queries, keys = query_slots // self.block_size, key_slots // self.block_size
             near = _pairs(queries, keys, lambda q, k: ops.abs(q - k) <= 1)
-            ends = _pairs(queries, keys, lambda q, k: (q == 0) | (q == last) | (k == 0) | (k == last))
+            ends = _pairs(
+                queries, keys, lambda q, k: (q == 0) | (q == last) | (k == 0) | (k == last)
+            )
             return near | ends | (key_length <= self.full_length)
         queries = query_slots if self.query_positions is None else self.query_positions
         keys = key_slots if self.key_positions is None else self.key_positions

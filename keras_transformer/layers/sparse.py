@@ -142,11 +142,13 @@ def attend_in_blocks(
     of_global: Callable | None,
     seed: int | None,
 ):
-    """What `attend(queries, keys, values, visibility, bias)` gives, of the pairs of a pattern alone.
+    """What `attend(queries, keys, values, visibility, bias)` gives, of a pattern's pairs alone.
 
     Args:
         attend: function of states `(rows, length, heads, head_dim)`.
-        queries, keys, values: `(batch, length, heads, head_dim)`.
+        queries: `(batch, length, heads, head_dim)`.
+        keys: likewise.
+        values: likewise.
         visibility: `Visibility` of the whole sequences.
         bias: of pairs of positions, or None.
         cut: `Sparse.of(visibility, batch, length)`.
@@ -156,7 +158,9 @@ def attend_in_blocks(
     """
     size, weight, further = visibility.block_size, None, []
     if size is not None:
-        refuse_unused("`block_size` says which see all.", global_positions=visibility.global_positions)
+        refuse_unused(
+            "`block_size` says which see all.", global_positions=visibility.global_positions
+        )
         visibility = visibility._replace(global_positions=ends(cut.length, size))
         if seed is None and visibility.random_blocks:
             weight = weight_of_first(size, visibility.random_blocks)
@@ -174,7 +178,7 @@ def attend_in_blocks(
 
 
 def _joined(arrays, size: int, parts):
-    """Side by side: each `(rows or 1, heads or 1, size or 1, count or 1)`, of the keys of a part."""
+    """Side by side: each `(rows or 1, heads or 1, size or 1, count or 1)`, a part's."""
     rows, heads = (
         next((n for x in arrays if not _is_one(n := ops.shape(x)[axis])), 1) for axis in (0, 1)
     )
@@ -218,12 +222,7 @@ def global_keys(sparse: Sparse, keys, values, visibility: Visibility, bias, weig
 
 
 def attend_from_global(attend: Callable, queries, keys, values, visibility: Visibility, bias):
-    """What `attend` gives for the global tokens, which see all keys.
-
-    Args:
-        queries: `(batch, count, heads, head_dim)`, those of the global tokens.
-        keys, values: `(batch, length, heads, head_dim)`, all.
-    """
+    """What `attend` gives for the queries of the global tokens, which see all keys."""
     places = visibility.global_positions
     slots = ops.arange(ops.shape(keys)[1], dtype="int32")[None]
     explicit = None

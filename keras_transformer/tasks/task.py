@@ -194,7 +194,6 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
         Int `(batch or 1, count)`, -1 for none. They may also be given as `global_positions`.
         """
-        return None
 
     def head_outputs(self, states, inputs, training: bool):
         """What the task gives for the states of its inputs."""

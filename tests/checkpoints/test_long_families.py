@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import QuestionAnswerer, TextClassifier
-from keras_transformer.checkpoints import load_backbone
+from keras_transformer.checkpoints import lengthen, load_backbone
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved
@@ -105,3 +105,32 @@ def test_a_question_sees_all(tmp_path):
     found = to_numpy(task({"token_ids": ids, "padding_mask": mask}))
     for column, logits in enumerate((expected.start_logits, expected.end_logits)):
         assert_same(found[..., column], logits, mask, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_lengthened_models_keep_what_they_say_of_short_texts(tmp_path, model_type):
+    reference = families.make(model_type, 0, "Model")
+    short = load_backbone(saved(reference, tmp_path))
+    limit = short.config.max_sequence_length
+    ids, mask = families.batch(reference.config.pad_token_id, length=limit)
+    inputs = {"token_ids": ids, "padding_mask": mask}
+    expected = torch.tensor(to_numpy(short(inputs)))
+    long = lengthen(short, 3 * limit + 5, window=limit, global_projection=True)
+    assert_same(long(inputs), expected, mask)
+    of_all = {"global_positions": np.zeros((1, 1), "int32")}
+    assert_same(long(inputs | of_all), expected, mask)
+    rows = np.tile(ids, (1, 3))
+    assert np.isfinite(to_numpy(long({"token_ids": np.maximum(rows, 2)}))).all()
+    table = to_numpy(long.stem.position_embedding.weights[0])
+    offset = short.config.position_offset
+    np.testing.assert_array_equal(table[offset : offset + limit], table[offset + limit :][:limit])
+
+
+@pytest.mark.one_backend
+def test_what_cannot_be_lengthened(tmp_path):
+    short = load_backbone(saved(families.make("bert", 0, "Model"), tmp_path / "bert"))
+    with pytest.raises(ValueError, match="must be more than that of the backbone, 24"):
+        lengthen(short, 24)
+    rotary = load_backbone(saved(families.make("nomic_bert", 0, "Model"), tmp_path / "nomic"))
+    with pytest.raises(ValueError, match="learned positions of an encoder"):
+        lengthen(rotary, 100)

@@ -272,4 +272,3 @@ def test_a_length_that_is_not_known_yet(options):
     for length in (10, 300):
         x, real = random(BATCH, length, DIM), np.ones((BATCH, length), bool)
         assert_close(function(x, real), layer(x, mask=real), atol=2e-5)
-

@@ -47,6 +47,7 @@ def _stack(name: str) -> tuple[Weight, ...]:
 
 
 def positions(name: str) -> tuple[Weight, ...]:
+    """The lines of learned positions and the norm behind them."""
     table = {"position_embedding": "embed_positions", "embedding_norm": "layernorm_embedding"}
     return layers(table, f"{name}/", f"{name}.")
 

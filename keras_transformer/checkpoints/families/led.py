@@ -31,9 +31,7 @@ def _read_sides(values: Values) -> dict[str, Any]:
 
 
 def _write_sides(config: TransformerConfig) -> dict[str, Any]:
-    lengths = {
-        name: config.side(side).max_sequence_length for side, (name, _) in _LENGTHS.items()
-    }
+    lengths = {name: config.side(side).max_sequence_length for side, (name, _) in _LENGTHS.items()}
     return SIDES.write(config) | lengths | write_windows(config.side("encoder"))
 
 

@@ -12,9 +12,7 @@ from keras_transformer.checkpoints.families.shared import by_turns, number
 from keras_transformer.checkpoints.weights import Names, layers
 from keras_transformer.config import MOST_LAYERS, TransformerConfig
 
-GLOBAL = {
-    f"self_attention/{name}_global": f"{name}_global" for name in ("query", "key", "value")
-}
+GLOBAL = {f"self_attention/{name}_global": f"{name}_global" for name in ("query", "key", "value")}
 
 
 def read_windows(values: Values, layers_name: str, default_layers: int) -> dict[str, Any]:
@@ -26,14 +24,18 @@ def read_windows(values: Values, layers_name: str, default_layers: int) -> dict[
         raise ValueError(f"attention_window has {len(widths)} widths, {layers_name} is {count}.")
     for width in widths:
         if not isinstance(width, int) or isinstance(width, bool) or width < 2 or width % 2:
-            raise ValueError(f"attention_window must be even numbers from 2 on, received {width!r}.")
+            raise ValueError(
+                f"attention_window must be even numbers from 2 on, received {width!r}."
+            )
     return by_turns(widths, {width: {"window": width // 2 + 1} for width in widths})
 
 
 def write_windows(config: TransformerConfig) -> dict[str, Any]:
     """Their widths, of the flat config of an encoder."""
     return {
-        "attention_window": [2 * (layer.window - 1) if layer.window else 0 for layer in config.layers]
+        "attention_window": [
+            2 * (layer.window - 1) if layer.window else 0 for layer in config.layers
+        ]
     }
 
 

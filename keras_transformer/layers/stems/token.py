@@ -14,7 +14,6 @@ from keras_transformer.layers.position import LearnedPosition, SinusoidalPositio
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 
-
 _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
 
 
@@ -30,8 +29,8 @@ class TokenStem(Stem):
     Call arguments:
         inputs: dict of `token_ids` int `(batch, length)`, and optionally `padding_mask` bool,
             `segment_ids`, `position_ids` and `pack_ids` int, all `(batch, length)`, and
-            `token_embeddings` float `(batch, length, embedding_dim)` in place of those of the ids. An
-            encoder with a window takes `global_positions` int `(batch, count)`, see `Embedded`.
+            `token_embeddings` float `(batch, length, embedding_dim)` in place of those of the ids.
+            An encoder with a window takes `global_positions` int `(batch, count)`, see `Embedded`.
         cache_positions: int `(batch, length)`, the positions that a cache counts.
 
     Returns:
