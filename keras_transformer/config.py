@@ -227,6 +227,12 @@ class TransformerConfig:
         least=1,
     )
     random_blocks: int = option("as many further blocks, at random. With `block_size`.", 0, least=0)
+    global_block_size: int | None = option(
+        "beside the `window`, attend to the normalized sum of each so many tokens (LongT5). With "
+        '`position="relative"` these have a bias of their own.',
+        None,
+        least=1,
+    )
     tie_embeddings: bool = option(
         "the output projection is the token embedding, transposed.", True, of="model"
     )

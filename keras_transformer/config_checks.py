@@ -131,7 +131,7 @@ def _check_range(name: str, value: Any, known: Any) -> None:
 
 PATTERN = (
     "window", "window_dilation", "global_tokens", "global_projection", "block_size",
-    "random_blocks",
+    "random_blocks", "global_block_size",
 )  # fmt: skip
 
 
@@ -140,6 +140,8 @@ def check_pattern(options: Any, causal: bool, rotary: bool) -> None:
     given = {name: getattr(options, name) for name in PATTERN}
     needed = {"random_blocks": "block_size", "window_dilation": "window"}
     needed |= dict.fromkeys(("global_tokens", "global_projection"), "window")
+    if given["global_block_size"] is not None and given["window"] is None:
+        raise ValueError(f"`global_block_size`={given['global_block_size']} needs a `window`.")
     for name, other in needed.items():
         if given[name] > (name == "window_dilation") and given[other] is None:
             raise ValueError(f"`{name}`={given[name]} needs a `{other}`.")
@@ -151,6 +153,7 @@ def check_pattern(options: Any, causal: bool, rotary: bool) -> None:
     for name, is_given in (
         ("block_size", given["block_size"] is not None),
         ("global_projection", given["global_projection"]),
+        ("global_block_size", given["global_block_size"] is not None),
     ):
         if is_given and causal:
             raise ValueError(f"`{name}` is of encoders, whose tokens see what is behind them.")

@@ -112,7 +112,7 @@ _GLOBAL = tuple(
         f"self_attention/{part}_global", "hidden_dim", outputs, "attention_bias",
         global_projection=True,
     )
-)  # fmt: skip
+) + _weight("self_attention/group_norm/scale", "hidden_dim", global_block_size=True)  # fmt: skip
 
 
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
@@ -164,6 +164,10 @@ STEM = (
     *_weight("position_embedding/embeddings", "positions", "embedding_dim", position="learned"),
     *_weight(
         "relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True
+    ),
+    *_weight(
+        "group_relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True,
+        global_block_size=True,
     ),
     *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
     *_dense(

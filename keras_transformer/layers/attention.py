@@ -63,6 +63,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         random_blocks: int, so many blocks further, drawn for each block and head. They are used in
             training; otherwise the first block counts for them, as in Transformers. Sequences of
             no more than `(5 + 2 * random_blocks) * block_size` tokens see all.
+        global_block_size: int, a query sees beside its window, of each so many tokens, the sum of
+            their states, normalized (LongT5).
         rotary: dict, the options of the `RotaryEmbedding` of queries and keys, `{}` for its
             defaults. Defaults to no rotation.
         max_sequence_length: int, number of slots of `"location"`.
@@ -134,6 +136,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         global_projection: bool = False,
         block_size: int | None = None,
         random_blocks: int = 0,
+        global_block_size: int | None = None,
         rotary: dict | None = None,
         max_sequence_length: int | None = None,
         use_bias: bool = True,
@@ -163,6 +166,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.window, self.window_dilation = window, window_dilation
         self.global_tokens, self.global_projection = global_tokens, global_projection
         self.block_size, self.random_blocks = block_size, random_blocks
+        self.global_block_size = global_block_size
         check_pattern(self, causal, rotary is not None)
         self.rotary = rotary
         self.max_sequence_length = max_sequence_length
@@ -196,6 +200,11 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
                 dtype=self.dtype_policy,
             )
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+            self.group_norm = None
+            if global_block_size is not None:
+                self.group_norm = make_normalization(
+                    "rms_norm", normalization_epsilon, name="group_norm", dtype=self.dtype_policy
+                )
             self.query_norm, self.key_norm = map(self._head_norm, ("query_norm", "key_norm"))
             self.rotary_embedding = None
             if rotary is not None:
@@ -225,8 +234,9 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.query_dense.build(query_shape)
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
-        for dense in self.global_denses:
-            dense.build(query_shape)
+        for layer in (*self.global_denses, self.group_norm):
+            if layer is not None:
+                layer.build(query_shape)
         self.score_function.build(None)
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
@@ -346,11 +356,19 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         of_global = functools.partial(self._of_global, query) if own else None
         cut = None
         if may_cut and self.score_function.of_contents and isinstance(bias, PairBias | None):
-            cut = sparse.Sparse.of(visibility, *ops.shape(query)[:2])
+            shape = ops.shape(query)[:2]
+            cut = sparse.Sparse.of(visibility, *shape, always=self.group_norm is not None)
+        if cut is None and self.group_norm is not None:
+            raise ValueError(
+                "Attention with `global_block_size` is of whole sequences and gives no weights: "
+                "call it without a cache, an explicit mask and `return_attention_scores`."
+            )
         if cut is not None:
             # Other blocks in each layer, the same in each call.
             seed = zlib.crc32(self.path.encode()) if training else None
             given = (queries, keys, values, visibility, bias, cut, of_global, seed)
+            if self.group_norm is not None:
+                given = (*given, self._of_groups(query, visibility, bias, cut))
             return sparse.attend_in_blocks(lambda *x: attend(*x)[0], *given), None
         bias = bias.whole(query) if isinstance(bias, PairBias) else bias
         bias = sparse.bias_of_pairs(bias, visibility, queries, keys)
@@ -363,6 +381,18 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
                 first = (ops.swapaxes(x, 1, 2) for x in (seen, weights))
                 weights = ops.swapaxes(sparse.put_at(places, *first), 1, 2)
         return attended, weights
+
+    def _of_groups(self, query, visibility, bias, cut):
+        """Keys and values of the sums of the states of each `global_block_size` tokens, if any."""
+        if isinstance(cut.length, int) and cut.length < self.global_block_size:
+            return ()
+        sums, groups = sparse.in_groups(query, self.global_block_size, visibility.padding)
+        sums = self.group_norm(sums)
+        heads = self.num_key_value_heads
+        keys, values = (
+            self._split(dense(sums), heads) for dense in (self.key_dense, self.value_dense)
+        )
+        return (sparse.group_keys(cut, keys, values, groups, bias),)
 
     def _of_global(self, query, places):
         """Queries of the global tokens, and keys and values of all, by their own projections."""

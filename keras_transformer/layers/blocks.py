@@ -85,7 +85,7 @@ class Blocks(NamedTuple):
     behind: int
 
     @classmethod
-    def of(cls, visibility: Visibility, length) -> "Blocks | None":
+    def of(cls, visibility: Visibility, length, always: bool = False) -> "Blocks | None":
         """For self-attention of sequences of a length, None where blocks would save nothing."""
         if not visibility.has_pattern or visibility.explicit is not None:
             return None
@@ -98,7 +98,7 @@ class Blocks(NamedTuple):
         size = max(_LEAST_SIZE, -(-(window - 1) // 2))
         before = -(-(window - 1) // size)
         behind = 0 if visibility.causal else before
-        if isinstance(length, int) and length <= (before + 1 + behind) * size:
+        if not always and isinstance(length, int) and length <= (before + 1 + behind) * size:
             return None
         return cls(length, size, before, behind)
 

@@ -192,7 +192,9 @@ class Visibility(NamedTuple):
 
     def with_global_positions(self) -> "Visibility":
         """With the places of the first `global_tokens` real tokens, unless others are given."""
-        if not self.global_tokens or self.global_positions is not None:
+        if self.global_positions is not None:
+            return self._replace(global_positions=ops.cast(self.global_positions, "int32"))
+        if not self.global_tokens:
             return self
         places = ops.arange(self.global_tokens, dtype="int32")[None]
         if self.padding is not None:

@@ -1,7 +1,8 @@
 """Positions that bias the scores of the attention, learned or fixed."""
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
@@ -143,16 +144,27 @@ class ALiBi(SavesArguments, keras.layers.Layer):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
 
 
-class PairBias(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PairBias:
     """The bias of the pairs of a sequence, of which no more is computed than is asked for.
+
+    To Keras this is an object, and so beside tensors one argument.
 
     Fields:
         layer: of positions `(batch or 1, length)` of queries and keys to a bias.
         positions: int `(batch or 1, length)`. None for 0, 1, 2, ...
+        of_groups: a layer likewise, of the groups of `global_block_size`.
     """
 
     layer: keras.layers.Layer
     positions: Any
+    of_groups: keras.layers.Layer | None = None
+
+    @property
+    def read_variables(self) -> list:
+        """The weights that it reads."""
+        layers = (self.layer, self.of_groups)
+        return [v for layer in layers if layer is not None for v in layer.variables]
 
     def whole(self, states):
         """Of all pairs of tokens with states `(batch, length, dim)`."""

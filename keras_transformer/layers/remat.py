@@ -31,7 +31,9 @@ class Rematerializable:
             seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
         # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
         # weight already: the values of the first pass go along.
-        carried = self.variables if backend == "tensorflow" else seeds
+        # Its gradients are of what goes along, too, and not of what an argument reads.
+        read = [v for leaf in leaves for v in getattr(leaf, "read_variables", ())]
+        carried = [*self.variables, *read] if backend == "tensorflow" else seeds
 
         @functools.wraps(layer_call)
         def call_with(states, *tensors):

@@ -43,9 +43,9 @@ class Sparse(NamedTuple):
     length: Any
 
     @classmethod
-    def of(cls, visibility: Visibility, batch, length) -> "Sparse | None":
+    def of(cls, visibility: Visibility, batch, length, always: bool = False) -> "Sparse | None":
         """For self-attention, None where nothing would be saved."""
-        blocks = Blocks.of(visibility, length)
+        blocks = Blocks.of(visibility, length, always)
         return None if blocks is None else cls(blocks, visibility.dilation or 1, batch, length)
 
     def attend(
@@ -141,6 +141,7 @@ def attend_in_blocks(
     cut: Sparse,
     of_global: Callable | None,
     seed: int | None,
+    further: tuple[Further, ...] = (),
 ):
     """What `attend(queries, keys, values, visibility, bias)` gives, of a pattern's pairs alone.
 
@@ -155,8 +156,9 @@ def attend_in_blocks(
         of_global: function of places to queries of these and keys and values of all, where global
             tokens have others than `queries`, `keys` and `values`.
         seed: int, of the random blocks that are drawn. None where the first stands for them.
+        further: what is seen beside.
     """
-    size, weight, further = visibility.block_size, None, []
+    size, weight, further = visibility.block_size, None, [*further]
     if size is not None:
         refuse_unused(
             "`block_size` says which see all.", global_positions=visibility.global_positions
@@ -165,7 +167,7 @@ def attend_in_blocks(
         if seed is None and visibility.random_blocks:
             weight = weight_of_first(size, visibility.random_blocks)
         elif visibility.random_blocks:
-            further = [random_keys(cut, keys, values, visibility, seed, queries.shape[2])]
+            further.append(random_keys(cut, keys, values, visibility, seed, queries.shape[2]))
     if visibility.global_positions is not None:
         further.append(global_keys(cut, keys, values, visibility, bias, weight))
     attended = cut.attend(attend, queries, keys, values, visibility, bias, further)
@@ -182,7 +184,7 @@ def _joined(arrays, size: int, parts):
     rows, heads = (
         next((n for x in arrays if not _is_one(n := ops.shape(x)[axis])), 1) for axis in (0, 1)
     )
-    counts = [part.keys.shape[1] for part in parts]
+    counts = [ops.shape(part.keys)[1] for part in parts]
     whole = [
         ops.broadcast_to(x, (rows, heads, size, count))
         for x, count in zip(arrays, counts, strict=True)
@@ -298,6 +300,47 @@ def weight_of_first(size: int, random_blocks: int) -> np.ndarray:
     """
     counts = np.repeat([1 + random_blocks, 1], size)
     return np.log(counts).astype("float32")[None, None, None]
+
+
+def in_groups(states, size: int, padding=None) -> tuple:
+    """The sums of the states of each `size` tokens, and to which of them each token belongs.
+
+    What is left at the end of a row belongs to its last whole group.
+
+    Args:
+        states: `(batch, length, dim)`.
+        size: int.
+        padding: bool `(batch or 1, length)`, the real tokens. None if all are.
+
+    Returns:
+        The sums `(batch, length // size, dim)` and the groups int `(batch, length)`, -1 for none.
+
+    Source: Guo et al. 2022, "LongT5", section 3.1.2.
+    """
+    batch, length = ops.shape(states)[:2]
+    places = ops.arange(length, dtype="int32")[None]
+    real = ops.ones((1, length), "bool") if padding is None else ops.cast(padding, "bool")
+    is_last = ops.logical_and(places % size == size - 1, real)
+    whole = ops.sum(ops.cast(is_last, "int32"), axis=1, keepdims=True)
+    groups = ops.where(real, ops.minimum(places // size, whole - 1), -1)
+    groups = ops.broadcast_to(groups, (batch, length))
+    numbers = ops.arange(length // size, dtype="int32")
+    members = ops.cast(groups[..., None] == numbers, states.dtype)
+    return ops.matmul(ops.swapaxes(members, 1, 2), states), groups
+
+
+def group_keys(sparse: Sparse, keys, values, groups, bias: PairBias | None) -> Further:
+    """Those of the sums of groups, `(batch, count, heads, head_dim)`."""
+    count = ops.shape(keys)[1]
+    numbers = ops.arange(count, dtype="int32")[None]
+    allowed = numbers <= ops.max(groups, axis=1, keepdims=True)
+    added = None
+    if bias is not None:
+        added = ops.transpose(bias.of_groups(groups, numbers), (0, 2, 1, 3))
+        added = ops.transpose(sparse.queries(added), (0, 2, 1, 3))
+    return Further(
+        sparse.of_rows(keys), sparse.of_rows(values), sparse.of_rows(allowed)[:, None, None], added
+    )
 
 
 def random_keys(

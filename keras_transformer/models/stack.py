@@ -1,5 +1,6 @@
 """From embedded inputs to hidden states: the blocks and the final normalization."""
 
+import functools
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.block_run import BlockRun
 
 
@@ -56,16 +58,20 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         causal = config.kind == "decoder"
-        self.position_bias = self.final_norm = None
+        self.position_bias = self.group_bias = self.final_norm = None
         if config.relative_bias:
-            self.position_bias = RelativePositionBias(
+            make_bias = functools.partial(
+                RelativePositionBias,
                 config.num_heads,
                 num_buckets=config.relative_num_buckets,
                 max_distance=config.relative_max_distance,
                 bidirectional=not causal,
-                name="relative_bias",
                 dtype=self.dtype_policy,
             )
+            with one_piece():
+                self.position_bias = make_bias(name="relative_bias")
+                if config.global_block_size is not None:
+                    self.group_bias = make_bias(name="group_relative_bias")
         elif config.position == "alibi":
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
         kind = DecoderBlock if causal else EncoderBlock
@@ -95,7 +101,7 @@ class Stack(keras.layers.Layer):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         for block in self.blocks:
             block.build(input_shape, *source)
-        for layer in (self.position_bias, self.final_norm):
+        for layer in (self.position_bias, self.group_bias, self.final_norm):
             if layer is not None:
                 layer.build(input_shape)
 
@@ -136,7 +142,7 @@ class Stack(keras.layers.Layer):
         queries = run.positions
         keys = run.visibility.key_positions
         if run.cache is None and "attention" not in run.collected:
-            of_parts = PairBias(self.position_bias, queries)
+            of_parts = PairBias(self.position_bias, queries, self.group_bias)
             if all(block.window is not None for block in self.blocks):
                 return None, of_parts
             return of_parts.whole(x), of_parts

@@ -35,6 +35,7 @@ _LLAMA = {
 }
 _NEOX = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
 _T5 = {"vocab_size": 61, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
+_LONGT5 = {**_T5, "local_radius": 3, "encoder_attention_type": "transient-global"}
 _BART = {
     "vocab_size": 61,
     "d_model": 12,
@@ -168,7 +169,7 @@ CONFIGS = {
         "Longformer",
         [
             _LONGFORMER,
-            {**_LONGFORMER, **_WIDER, "attention_window": [4, 2, 6], "type_vocab_size": 1},
+            {**_LONGFORMER, **_WIDER, "attention_window": [4, 12, 4], "type_vocab_size": 1},
             {**_LONGFORMER, "hidden_act": "relu", "tie_word_embeddings": False},
         ],
     ),
@@ -378,12 +379,20 @@ CONFIGS = {
             },
         ],
     ),
+    "longt5": (
+        "LongT5",
+        [
+            {**_T5, "local_radius": 3},
+            {**_LONGT5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            {**_LONGT5, "global_block_size": 4, "relative_attention_num_buckets": 8},
+        ],
+    ),
     "led": (
         "LED",
         [
             _LED,
             {**_LED, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
-            {**_LED, "attention_window": [2, 6], "decoder_ffn_dim": 28, "encoder_ffn_dim": 24},
+            {**_LED, "attention_window": [4, 8], "decoder_ffn_dim": 28, "encoder_ffn_dim": 24},
         ],
     ),
 }
@@ -395,6 +404,7 @@ LANGUAGE_MODELS = {
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
+    "longt5": "LongT5ForConditionalGeneration",
 }
 
 

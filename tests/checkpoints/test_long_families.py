@@ -81,6 +81,18 @@ def test_led(tmp_path):
         assert_same(logits, expected, np.ones(targets.shape, bool), atol=1e-4)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_longt5(tmp_path, number):
+    reference = families.make("longt5", number, "ForConditionalGeneration")
+    backbone = load_backbone(saved(reference, tmp_path))
+    ids, mask = batch(reference)
+    targets = ids[:, :9]
+    ours = {"encoder_token_ids": ids, "encoder_padding_mask": mask, "decoder_token_ids": targets}
+    expected = theirs_of(reference, ids, mask, decoder_input_ids=targets)[0]
+    logits = backbone.logits(backbone(ours))
+    assert_same(logits, expected, np.ones(targets.shape, bool), atol=1e-4)
+
+
 @pytest.mark.parametrize("model_type", ["longformer", "big_bird"])
 def test_a_classifier_sets_the_tokens_that_see_all(tmp_path, model_type):
     reference = families.make(

@@ -2,6 +2,7 @@
 
 import zlib
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -156,11 +157,11 @@ def test_the_gradients_equal_those_of_a_dense_mask():
 
             return loss
 
-        x = [random(BATCH, length, DIM)]
-        given = Visibility(global_positions=places)
-        value, (found,) = value_and_gradients(loss_of(layer, visibility=given), x)
-        explicit = Visibility(explicit=seen)
-        whole, (expected,) = value_and_gradients(loss_of(dense, visibility=explicit), x)
+        given = [random(BATCH, length, DIM)]
+        pattern_loss = loss_of(layer, visibility=Visibility(global_positions=places))
+        value, (found,) = value_and_gradients(pattern_loss, given)
+        mask_loss = loss_of(dense, visibility=Visibility(explicit=seen))
+        whole, (expected,) = value_and_gradients(mask_loss, given)
         assert value == pytest.approx(whole, rel=1e-5)
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
@@ -272,3 +273,25 @@ def test_a_length_that_is_not_known_yet(options):
     for length in (10, 300):
         x, real = random(BATCH, length, DIM), np.ones((BATCH, length), bool)
         assert_close(function(x, real), layer(x, mask=real), atol=2e-5)
+
+
+def test_blocks_that_are_recomputed_learn_the_bias_too():
+    """Of the bias, which each block computes, comes the gradient that there is without it."""
+    from keras_transformer import TransformerConfig
+    from keras_transformer.models import Encoder
+
+    config = TransformerConfig(
+        kind="encoder", vocabulary_size=20, hidden_dim=8, num_layers=2, num_heads=2,
+        intermediate_dim=12, position="relative", window=20, global_block_size=8,
+    )  # fmt: skip
+    ids = (np.arange(210)[None] % 20).astype("int32")
+    results = []
+    for mode in (None, "full"):
+        with keras.RematScope(mode=mode):
+            backbone = randomize(Encoder(config))
+        backbone.compile(keras.optimizers.SGD(0.1), "mse")
+        loss = backbone.train_on_batch({"token_ids": ids}, np.zeros((1, 210, 8), "float32"))
+        results.append((loss, [numpy(w) for w in backbone.trainable_variables]))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-5)
+    for mine, theirs in zip(results[1][1], results[0][1], strict=True):
+        assert_close(mine, theirs)

@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
+from keras_transformer.checkpoints.families.longt5 import LONGT5
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.nearest import advice
@@ -62,6 +63,7 @@ FAMILIES = {
         BART,
         MARIAN,
         LED,
+        LONGT5,
     )
 }
 

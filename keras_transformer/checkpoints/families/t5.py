@@ -57,17 +57,17 @@ def _write_scale(config: TransformerConfig) -> dict[str, Any]:
 _ATTENTION = attention("Attention.{}", "q", "k", "v", "o", ours="attention")
 
 
-def _stack(name: str, feed_forward: int) -> tuple[Weight, ...]:
+def stack(name: str, feed_forward: int, attention_name: str = "Self") -> tuple[Weight, ...]:
     """The lines of a stack; `feed_forward` is the place of that sub-layer in a block."""
     ours, theirs = f"{name}/layer_{{i}}/", f"{name}.block.{{i}}.layer."
-    first = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    first = f"{name}.block.0.layer.0.{attention_name}Attention.relative_attention_bias"
     last = f"{theirs}{feed_forward}."
     gated = {"feed_forward/gate": "wi_0", "feed_forward/intermediate": "wi_1"}
     plain = {"feed_forward/intermediate": "wi"}
     inner = f"{last}DenseReluDense."
     return (
         *layers({f"{name}/relative_bias": first, f"{name}/final_norm": f"{name}.final_layer_norm"}),
-        *layers(_ATTENTION, f"{ours}self_", f"{theirs}0.Self"),
+        *layers(_ATTENTION, f"{ours}self_", f"{theirs}0.{attention_name}"),
         *layers({"self_attention_norm": "0.layer_norm"}, ours, theirs),
         *layers(gated, ours, inner, when=("gated", True)),
         *layers(plain, ours, inner, when=("gated", False)),
@@ -75,6 +75,12 @@ def _stack(name: str, feed_forward: int) -> tuple[Weight, ...]:
         *layers({"feed_forward_norm": "layer_norm"}, ours, last),
     )
 
+
+DECODER = (
+    *stack("decoder", feed_forward=2),
+    *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.block.{i}.layer.1.EncDec"),
+    *layers({"decoder/layer_{i}/cross_attention_norm": "decoder.block.{i}.layer.1.layer_norm"}),
+)
 
 T5 = Family(
     model_type="t5",
@@ -112,10 +118,8 @@ T5 = Family(
             also=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         ),
         output_matrix("lm_head.weight"),
-        *_stack("encoder", feed_forward=1),
-        *_stack("decoder", feed_forward=2),
-        *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.block.{i}.layer.1.EncDec"),
-        *layers({"decoder/layer_{i}/cross_attention_norm": "decoder.block.{i}.layer.1.layer_norm"}),
+        *stack("encoder", feed_forward=1),
+        *DECODER,
     ),
     heads={
         "Seq2SeqLM": Head(
