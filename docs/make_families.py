@@ -65,6 +65,10 @@ NOT_COVERED = (
         "`TextEmbedder` takes it, and other heads are fresh.",
     ),
     NotCovered(
+        "The head of BigBird for questions",
+        "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
+    ),
+    NotCovered(
         "Mixtures of experts; Phi 1 and 2, Cohere, GPT-J",
         "Their blocks compute what no config value says: experts; one norm for two sub-layers; "
         "rotary positions of neighbouring features.",
@@ -376,8 +380,15 @@ def special(family: Family) -> list[str]:
         parts.append("layers share their weights")
     if config.segment_vocabulary_size:
         parts.append("token types")
-    if config.window is not None or SWITCHED_WINDOW in family.conversions:
+    first = config.sides[0]
+    if (
+        config.window is not None and not first.global_projection
+    ) or SWITCHED_WINDOW in family.conversions:
         parts.append("a window, if the config has one")
+    if first.global_projection:
+        parts.append("a window, and tokens that see all by projections of their own")
+    if first.block_size is not None:
+        parts.append("blocks of tokens, some at random")
     varied = dict.fromkeys(name for own in config.layer_pattern or () for name in own)
     if varied:
         parts.append(f"layers that differ by turns in {names_of(varied)}")

@@ -18,6 +18,7 @@ SAID = {
     "albert_base_en": 12,
     "bart_base_en": 140,
     "bart_large_en": 400,
+    "bigbird_base_en": 128,
     "bert_base_en_uncased": 110,
     "bert_large_en_uncased": 340,
     "distilbert_base_en_uncased": 66,
@@ -32,7 +33,12 @@ SAID = {
     "gpt3_175b_en": 175_000,
     "gpt_base_en": 117,
     "gpt_neox_20b_en": 20_000,
+    "led_base_en": 162,
     "llama2_7b_en": 7_000,
+    "longformer_base_en": 149,
+    "longformer_large_en": 435,
+    "longt5_local_base_en": 250,
+    "longt5_tglobal_large_en": 780,
     "mistral_7b_en": 7_300,
     "modernbert_base_en": 149,
     "modernbert_large_en": 395,
@@ -108,7 +114,7 @@ def test_sizes_are_those_of_the_transformers_library():
         pooled = any("pooler" in path for path, _ in model.named_parameters())
         if config.kind == "encoder" and pooled and not config.pooler:
             count -= config.hidden_dim * (config.hidden_dim + 1)
-        if metadata["family"] == "t5" and not config.tie_embeddings:  # it always ties
+        if metadata["family"] in ("t5", "longt5") and not config.tie_embeddings:  # it always ties
             count += config.vocabulary_size * config.hidden_dim
         if config.output_bias:  # a constant there
             count += config.vocabulary_size
