@@ -250,10 +250,11 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             # A global token's projections are not those of a query.
             alone = first_only and not self.self_attention.global_projection
             if alone:
+                of_first = bias.whole(x, 1) if isinstance(bias, PairBias) else bias
                 options = {
                     "value": x,
                     "visibility": visibility.of_first_query(),
-                    "bias": None if bias is None else bias[:, :, :1],
+                    "bias": None if of_first is None else of_first[:, :, :1],
                 }
                 x = x[:, :1]
             if return_attention_scores:

@@ -166,10 +166,10 @@ class PairBias:
         layers = (self.layer, self.of_groups)
         return [v for layer in layers if layer is not None for v in layer.variables]
 
-    def whole(self, states):
-        """Of all pairs of tokens with states `(batch, length, dim)`."""
+    def whole(self, states, queries: int | None = None):
+        """Of all pairs of tokens with states `(batch, length, dim)`, or of the first queries."""
         positions = sequence_positions(states) if self.positions is None else self.positions
-        return self.layer(positions, positions)
+        return self.layer(positions[:, :queries], positions)
 
 
 def _distances(query_positions, key_positions):
