@@ -1,14 +1,13 @@
 """Multi-head attention: self, cross, causal, grouped, cached, with any score function."""
 
 import functools
-import zlib
 from collections.abc import Callable
 
 import keras
 from keras import ops
 
 from keras_transformer.config_checks import check_pattern
-from keras_transformer.layers import scores, sparse
+from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
     NamesArguments,
     SavesArguments,
@@ -18,7 +17,7 @@ from keras_transformer.layers.arguments import (
     refuse_unused,
     with_further,
 )
-from keras_transformer.layers.blocks import goes_in_turns, in_turns
+from keras_transformer.layers.attending import Attends
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
@@ -28,7 +27,9 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
+class MultiHeadAttention(
+    NamesArguments, SavesArguments, Rematerializable, Attends, keras.layers.Layer
+):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -337,127 +338,6 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             return states
         return self.rotary_embedding(states, positions=positions)
 
-    @property
-    def _pattern(self) -> dict[str, int | None]:
-        """What the layer says of the places that are seen, as fields of `Visibility`."""
-        return {
-            "window": self.window,
-            "dilation": self.window_dilation,
-            "global_tokens": self.global_tokens,
-            "block_size": self.block_size,
-            "random_blocks": self.random_blocks,
-        }
-
-    def _attend_to_pattern(
-        self, attend, query, queries, keys, values, visibility, bias, may_cut, training
-    ):
-        """The weighted sum, and the weights; of the pairs of the pattern alone where that saves."""
-        own = visibility.global_positions is not None and self.global_projection
-        of_global = functools.partial(self._of_global, query) if own else None
-        cut = None
-        if may_cut and self.score_function.of_contents and isinstance(bias, PairBias | None):
-            shape = ops.shape(query)[:2]
-            cut = sparse.Sparse.of(visibility, *shape, always=self.group_norm is not None)
-        if cut is None and self.group_norm is not None:
-            raise ValueError(
-                "Attention with `global_block_size` is of whole sequences and gives no weights: "
-                "call it without a cache, an explicit mask and `return_attention_scores`."
-            )
-        if cut is not None:
-            # Other blocks in each layer, the same in each call.
-            seed = zlib.crc32(self.path.encode()) if training else None
-            given = (queries, keys, values, visibility, bias, cut, of_global, seed)
-            if self.group_norm is not None:
-                given = (*given, self._of_groups(query, visibility, bias, cut))
-            return sparse.attend_in_blocks(lambda *x: attend(*x)[0], *given), None
-        bias = bias.whole(query) if isinstance(bias, PairBias) else bias
-        bias = sparse.bias_of_pairs(bias, visibility, queries, keys)
-        attended, weights = attend(queries, keys, values, visibility, bias)
-        if own:
-            places = visibility.global_positions
-            rows, seen = sparse.attend_from_global(attend, *of_global(places), visibility, None)
-            attended = sparse.put_at(places, rows, attended)
-            if weights is not None:
-                first = (ops.swapaxes(x, 1, 2) for x in (seen, weights))
-                weights = ops.swapaxes(sparse.put_at(places, *first), 1, 2)
-        return attended, weights
-
-    def _of_groups(self, query, visibility, bias, cut):
-        """Keys and values of the sums of the states of each `global_block_size` tokens, if any."""
-        if isinstance(cut.length, int) and cut.length < self.global_block_size:
-            return ()
-        sums, groups = sparse.in_groups(query, self.global_block_size, visibility.padding)
-        sums = self.group_norm(sums)
-        heads = self.num_key_value_heads
-        keys, values = (
-            self._split(dense(sums), heads) for dense in (self.key_dense, self.value_dense)
-        )
-        return (sparse.group_keys(cut, keys, values, groups, bias),)
-
-    def _of_global(self, query, places):
-        """Queries of the global tokens, and keys and values of all, by their own projections."""
-        given = (sparse.gathered(query, places), query, query)
-        heads = (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
-        norms = (self.query_norm, self.key_norm, None)
-        parts = zip(self.global_denses, given, heads, norms, strict=True)
-        return [
-            self._normalized_and_rotated(dense(x), n, norm, None) for dense, x, n, norm in parts
-        ]
-
-    def _attend(self, from_cache, scores_wanted, training, queries, keys, values, visibility, bias):
-        """The weighted sum of the values, all `(batch, length, heads, head_dim)`, and the weights.
-
-        From a cache keys and values are `(batch, heads, length, head_dim)`. The weights are None
-        where a kernel keeps none.
-        """
-        dropped = training and self.dropout > 0
-        plain = self.score_function.scale is not None and self.attention_soft_cap is None
-        kernel = plain and not (dropped or scores_wanted)
-        if kernel and not from_cache and scores.has_kernel(queries.dtype):
-            return self._attend_fused(queries, keys, values, visibility, bias), None
-        if not from_cache:
-            keys, values = _heads_first(keys), _heads_first(values)
-        attended, weights = self._attend_stepwise(queries, keys, values, visibility, bias, training)
-        return attended, weights if scores_wanted else None
-
-    def _attend_fused(self, queries, keys, values, visibility, bias):
-        """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
-        if bias is None and goes_in_turns(visibility, queries.shape[1]):
-            attend = functools.partial(self._attend_fused, bias=None)
-            return in_turns(attend, queries, keys, values, visibility)
-        if self.num_key_value_heads == 1:
-            # The kernels share key heads among groups, but TensorFlow's not a single one.
-            keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
-        options = {"scale": self.score_function.scale}
-        if visibility.is_causality_alone and bias is None:
-            return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
-        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
-        if bias is not None and allowed is not None:
-            # Not every backend's kernel takes both: the mask goes into the bias.
-            bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
-            allowed = None
-        return ops.dot_product_attention(queries, keys, values, bias=bias, mask=allowed, **options)
-
-    def _attend_stepwise(self, queries, keys, values, visibility, bias, training):
-        """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
-        allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
-        logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
-        if self.attention_soft_cap is not None:
-            logits = self.attention_soft_cap * ops.tanh(logits / self.attention_soft_cap)
-        if bias is not None:
-            logits = logits + ops.cast(bias, "float32")
-        if allowed is not None:
-            logits = ops.where(allowed, logits, _lowest("float32"))
-        # Keras warns of a softmax of one number.
-        one = logits.shape[-1] == 1
-        weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
-        dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
-        # Groups of query heads that share a value head are rows of one product.
-        shape, groups = ops.shape(dropped), ops.shape(values)[1]
-        dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
-        attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], self.head_dim))
-        return _heads_first(attended), weights
-
     def _split(self, states, heads: int):
         shape = ops.shape(states)
         return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
@@ -480,13 +360,3 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
             shape = (query.shape[0], self.num_heads, query.shape[1], slots)
             weights = keras.KerasTensor(shape, dtype="float32")
         return with_further(output, weights, cache)
-
-
-def _heads_first(states):
-    """Heads and length swapped, either way."""
-    return ops.transpose(states, (0, 2, 1, 3))
-
-
-def _lowest(dtype: str) -> float:
-    """A score so low that its weight is 0, yet finite: a row without any key stays finite."""
-    return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30

@@ -13,7 +13,7 @@ from keras_transformer.layers import (
     MultiHeadAttention,
     RelativePositionBias,
     Visibility,
-    sparse,
+    further_keys,
 )
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.slots import Slots
@@ -107,7 +107,7 @@ def of_blocks(length, size, random_blocks, training, seed):
     middle = (q > 0) & (q < last)
     if not training:
         return seen, np.where(middle & (k == 0), np.log(1 + random_blocks), 0.0)
-    drawn = sparse.drawn_blocks(last + 1, HEADS, random_blocks, seed)
+    drawn = further_keys.drawn_blocks(last + 1, HEADS, random_blocks, seed)
     for head in range(HEADS):
         for i in range(1, last):
             seen[head] |= (q == i) & np.isin(k, drawn[head, i])
