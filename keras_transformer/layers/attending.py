@@ -9,6 +9,7 @@ from keras import ops
 from keras_transformer.layers import further_keys, scores, sparse
 from keras_transformer.layers.blocks import goes_in_turns, in_turns
 from keras_transformer.layers.position_bias import PairBias
+from keras_transformer.layers.products import attention_kernel
 
 
 class Attends:
@@ -109,14 +110,15 @@ class Attends:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
+        attend = attention_kernel()
         if visibility.is_causality_alone and bias is None:
-            return ops.dot_product_attention(queries, keys, values, is_causal=True, **options)
+            return attend(queries, keys, values, is_causal=True, **options)
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.
             bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
             allowed = None
-        return ops.dot_product_attention(queries, keys, values, bias=bias, mask=allowed, **options)
+        return attend(queries, keys, values, bias=bias, mask=allowed, **options)
 
     def _attend_stepwise(self, queries, keys, values, visibility, bias, training):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""

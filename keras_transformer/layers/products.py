@@ -1,10 +1,13 @@
-"""PyTorch on a CPU: products with a matrix by oneDNN, forward and backward.
+"""Products by the libraries that are fastest: of matrices, and of attention.
+
+PyTorch on a CPU takes products with a matrix by oneDNN, forward and backward.
 
 The library that `torch.matmul` calls for float32 was made by Intel for its own processors; on
 others it reaches half of what oneDNN, which PyTorch carries too, makes of them.
 """
 
 import contextlib
+from collections.abc import Callable
 
 import keras
 
@@ -20,3 +23,16 @@ def quick_products(x) -> contextlib.AbstractContextManager:
     from keras_transformer.layers.torch_products import ProductsByOneDNN, suits
 
     return ProductsByOneDNN() if suits(x) else contextlib.nullcontext()
+
+
+def attention_kernel() -> Callable:
+    """The backend's fused attention, a function as `keras.ops.dot_product_attention`.
+
+    On PyTorch without the copies of queries, keys and values that Keras makes for it: of a window
+    on a CPU they took a quarter of the time.
+    """
+    if keras.backend.backend() != "torch":
+        return keras.ops.dot_product_attention
+    from keras_transformer.layers.torch_products import attention
+
+    return attention

@@ -34,6 +34,22 @@ def computes_now() -> bool:
     )
 
 
+def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
+    """As `keras.ops.dot_product_attention`: all `(batch, length, heads, head_dim)`."""
+    groups = queries.shape[2] // keys.shape[2]
+    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
+    if groups > 1:
+        keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+    if mask is not None:
+        # Finite, so that a query that sees no key gives a number.
+        lowest = torch.finfo(queries.dtype).min / 2
+        bias = torch.where(mask, 0.0, lowest).to(queries.dtype)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias, is_causal=is_causal, scale=scale
+    )
+    return attended.transpose(1, 2)
+
+
 class ProductsByOneDNN(TorchFunctionMode):
     """Within, `torch.matmul` of a tensor and a matrix is oneDNN's."""
 
