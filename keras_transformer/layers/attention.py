@@ -62,6 +62,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
             et al. 2024, section 2). Defaults to no bound.
+        attention_sinks: bool, each head has a score of its own for attending to nothing (gpt-oss,
+            Agarwal et al. 2025, section 2.2).
         dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -125,6 +127,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         normalization_epsilon: float = 1e-6,
         score_scale: float | None = None,
         attention_soft_cap: float | None = None,
+        attention_sinks: bool = False,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
@@ -151,6 +154,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.query_key_norm_across_heads = query_key_norm_across_heads
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
+        self.attention_sinks = attention_sinks
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -200,6 +204,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
         self.score_function.build(None)
+        if self.attention_sinks:
+            self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
                 width = dense.units if self.query_key_norm_across_heads else self.head_dim
@@ -262,6 +268,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         weights = None
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
+        plain = plain and not self.attention_sinks
         kernel = plain and not (dropped or return_attention_scores)
         if kernel and not from_cache and scores.has_kernel(queries.dtype):
             attended = self._attend_fused(queries, keys, values, visibility, bias)
@@ -341,6 +348,10 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         # Keras warns of a softmax of one number.
         one = logits.shape[-1] == 1
         weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
+        if self.attention_sinks:
+            # The softmax with one score more, of which no value is added.
+            total = ops.logsumexp(logits, axis=-1, keepdims=True)
+            weights *= ops.sigmoid(total - ops.cast(self.sinks, "float32")[:, None, None])
         dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
         # Groups of query heads that share a value head are rows of one product.
         shape, groups = ops.shape(dropped), ops.shape(values)[1]
