@@ -351,7 +351,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         if self.attention_sinks:
             # The softmax with one score more, of which no value is added.
             total = ops.logsumexp(logits, axis=-1, keepdims=True)
-            weights *= ops.sigmoid(total - ops.cast(self.sinks, "float32")[:, None, None])
+            weights = weights * ops.sigmoid(total - ops.cast(self.sinks, "float32")[:, None, None])
         dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
         # Groups of query heads that share a value head are rows of one product.
         shape, groups = ops.shape(dropped), ops.shape(values)[1]

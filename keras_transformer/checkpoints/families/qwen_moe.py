@@ -42,7 +42,9 @@ def _layers(experts: int, kinds_of: Any) -> Conversion:
 
     def read(values: Values) -> dict[str, Any]:
         kinds, windows = kinds_of(values)
-        found = number(values, "num_experts", experts)
+        # Release 5 of Transformers writes another name for Qwen 3.
+        named = "num_local_experts" if "num_local_experts" in values else "num_experts"
+        found = number(values, named, experts)
         step, dense = number(values, "decoder_sparse_step", 1), values.get("mlp_only_layers") or []
         if step < 1 or not isinstance(dense, list):
             raise ValueError(
