@@ -176,7 +176,7 @@ _EXPERTS = (
     *_of_experts("gate", "hidden_dim", "expert_dim", gated=True),
     *_of_experts("output", "expert_dim", "hidden_dim"),
     *_feed_forward("feed_forward/shared", "shared_expert_dim", **_SHARED),
-    *_weight("feed_forward/shared_gate/kernel", "hidden_dim", "one", **_SHARED),
+    *_weight("feed_forward/shared_score/kernel", "hidden_dim", "one", **_SHARED),
 )
 # Either, and the normalizations of the sub-layer.
 _FEED_FORWARD = (

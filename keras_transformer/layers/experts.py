@@ -145,7 +145,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
             self._make_output = lambda units: self._projection(
                 num_experts, units, use_bias, initializer, "expert_output"
             )
-            self.shared = self.shared_gate = None
+            self.shared = self.shared_score = None
             if shared_expert_dim:
                 self.shared = FeedForward(
                     shared_expert_dim,
@@ -157,7 +157,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
                     name="shared",
                     dtype=self.dtype_policy,
                 )
-                self.shared_gate = self._dense(1, False, initializer, "shared_gate")
+                self.shared_score = self._dense(1, False, initializer, "shared_score")
 
     def _dense(self, units: int, use_bias: bool, initializer, name: str) -> keras.layers.Dense:
         options = {"kernel_initializer": initializer.clone(), "dtype": self.dtype_policy}
@@ -175,7 +175,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         self.expert_output.build((*input_shape[:-1], self.expert_intermediate.units))
         if self.shared is not None:
             self.shared.build(input_shape)
-            self.shared_gate.build(input_shape)
+            self.shared_score.build(input_shape)
 
     def call(self, inputs, mask=None, training: bool = False):
         shape = ops.shape(inputs)
@@ -191,7 +191,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         }
         output = on_each_device(self._mixed, (states, chosen, weights), kernels)
         if self.shared is not None:
-            share = ops.sigmoid(self.shared_gate(states))
+            share = ops.sigmoid(self.shared_score(states))
             output = output + share * self.shared(states)
         return ops.reshape(output, shape)
 

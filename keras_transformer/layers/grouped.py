@@ -47,18 +47,21 @@ class Groups(NamedTuple):
         choices = ops.shape(self.places)[0] // self.tokens
         if self.order is None:
             return ops.tile(states, (choices, 1))
-        shape = (choices, self.tokens, states.shape[-1])
 
-        def back(gradient):
-            return ops.sum(ops.reshape(ops.take(gradient, self.inverse, axis=0), shape), axis=0)
+        def back(inverse, gradient):
+            gradient = ops.take(gradient, inverse, axis=0)
+            return ops.sum(ops.reshape(gradient, (choices, self.tokens, states.shape[-1])), axis=0)
 
-        return _taken(states, self.order % self.tokens, back)
+        return _taken(states, self.order % self.tokens, self.inverse, back)
 
     def choices(self, rows):
         """Rows as `(choices, tokens, dim)`."""
         if self.order is not None:
-            order = self.order
-            rows = _taken(rows, self.inverse, lambda gradient: ops.take(gradient, order, axis=0))
+
+            def back(order, gradient):
+                return ops.take(gradient, order, axis=0)
+
+            rows = _taken(rows, self.inverse, self.order, back)
         return ops.reshape(rows, (-1, self.tokens, rows.shape[-1]))
 
     def product(self, rows, kernels, biases=None):
@@ -76,16 +79,32 @@ class Groups(NamedTuple):
         return product + ops.matmul(ops.cast(of_groups, biases.dtype), biases)
 
 
-def _taken(x, places, back):
-    """`x` at `places`, with the gradient that `back` makes: XLA's goes one row at a time."""
+def _taken(x, places, back_places, back):
+    """`x` at `places`. The gradient is `back`'s, by look-ups: XLA adds up one row at a time."""
     if keras.backend.backend() == "torch":
         return ops.take(x, places, axis=0)
+    forward = lambda x, places, _: ops.take(x, places, axis=0)  # noqa: E731
+    return _with_gradient(
+        forward, lambda args, g: (back(args[2], g), None, None), x, places, back_places
+    )
 
-    @ops.custom_gradient
-    def taken(x):
-        return ops.take(x, places, axis=0), lambda gradient: back(gradient)
 
-    return taken(x)
+def _with_gradient(forward, backward, *args):
+    """`forward(*args)`, whose gradients by all of them are `backward(args, gradient)`.
+
+    Keras's custom gradients keep what is around them, which a rematerialized block may not.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.custom_gradient(
+            lambda *args: (forward(*args), lambda gradient: backward(args, gradient))
+        )(*args)
+    import jax
+
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda *args: (forward(*args), args), backward)
+    return function(*args)
 
 
 def grouped_product(rows, kernels, sizes):
@@ -107,18 +126,15 @@ def grouped_product(rows, kernels, sizes):
 
         return product(rows, kernels, sizes, False)
 
-    @ops.custom_gradient
-    def differentiated(rows, kernels):
-        def backward(gradient):
-            by_rows = _product(gradient, kernels, sizes, turned=True)
-            return by_rows, _by_kernels(rows, gradient, sizes)
+    def backward(args, gradient):
+        rows, kernels, sizes = args
+        by_rows = _product(gradient, kernels, sizes, turned=True)
+        return by_rows, _by_kernels(rows, gradient, sizes), None
 
-        return _product(rows, kernels, sizes, turned=False), backward
-
-    return differentiated(rows, kernels)
+    return _with_gradient(_product, backward, rows, kernels, sizes)
 
 
-def _product(rows, kernels, sizes, turned: bool):
+def _product(rows, kernels, sizes, turned: bool = False):
     width = kernels.shape[1 if turned else 2]
 
     def step(kernel, start, size, end, out):

@@ -56,6 +56,7 @@ _QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 
 _QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
 _GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_WIDER_MOE = {**_WIDER, "intermediate_size": 36}  # their products ask for fours
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
 _GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
@@ -326,7 +327,13 @@ CONFIGS = {
         "Mixtral",
         [
             {**_MIXTRAL, "sliding_window": 4},
-            {**_MIXTRAL, **_WIDER, "intermediate_size": 36, "num_local_experts": 5, "num_experts_per_tok": 3},
+            {
+                **_MIXTRAL,
+                **_WIDER,
+                "intermediate_size": 36,
+                "num_local_experts": 5,
+                "num_experts_per_tok": 3,
+            },
             {**_MIXTRAL, "num_experts_per_tok": 1, "head_dim": 6, "hidden_act": "gelu"},
         ],
     ),
@@ -334,7 +341,13 @@ CONFIGS = {
         "Olmoe",
         [
             _OLMOE,
-            {**_OLMOE, **_WIDER, "intermediate_size": 36, "num_key_value_heads": 1, "norm_topk_prob": True},
+            {
+                **_OLMOE,
+                **_WIDER,
+                "intermediate_size": 36,
+                "num_key_value_heads": 1,
+                "norm_topk_prob": True,
+            },
             {**_OLMOE, "num_experts_per_tok": 4, "attention_bias": True},
         ],
     ),

@@ -57,7 +57,7 @@ def reference(torch, layer, inputs, weights, mask=None):
             row = row + weight[j] * network(x, at)
         if layer.shared is not None:
             at = lambda n, x: x @ w[f"shared/{n}/kernel"] + w[f"shared/{n}/bias"]  # noqa: E731
-            row = row + torch.sigmoid(x @ w["shared_gate/kernel"]) * network(x, at)
+            row = row + torch.sigmoid(x @ w["shared_score/kernel"]) * network(x, at)
         rows.append(row)
     counts = torch.nn.functional.one_hot(chosen, number).sum(1).float()
     loads, means = ((x * real[:, None]).sum(0) / real.sum() for x in (counts, shares))

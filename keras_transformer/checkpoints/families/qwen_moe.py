@@ -27,7 +27,7 @@ _SHARED = {
     "feed_forward/shared/gate": "mlp.shared_expert.gate_proj",
     "feed_forward/shared/intermediate": "mlp.shared_expert.up_proj",
     "feed_forward/shared/output": "mlp.shared_expert.down_proj",
-    "feed_forward/shared_gate": "mlp.shared_expert_gate",
+    "feed_forward/shared_score": "mlp.shared_expert_gate",
 }
 _FIELDS = {
     "hidden_size": Field("hidden_dim", 2048),
