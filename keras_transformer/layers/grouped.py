@@ -126,15 +126,18 @@ def grouped_product(rows, kernels, sizes):
 
         return product(rows, kernels, sizes, False)
 
+    def forward(rows, kernels, sizes):
+        return _product(rows, kernels, sizes, turned=False)
+
     def backward(args, gradient):
         rows, kernels, sizes = args
         by_rows = _product(gradient, kernels, sizes, turned=True)
         return by_rows, _by_kernels(rows, gradient, sizes), None
 
-    return _with_gradient(_product, backward, rows, kernels, sizes)
+    return _with_gradient(forward, backward, rows, kernels, sizes)
 
 
-def _product(rows, kernels, sizes, turned: bool = False):
+def _product(rows, kernels, sizes, turned: bool):
     width = kernels.shape[1 if turned else 2]
 
     def step(kernel, start, size, end, out):

@@ -5,7 +5,7 @@ Traced (`generation.torch_graph`) and compiled they are one operation. See `grou
 
 import torch
 
-from keras_transformer.layers.torch_products import linear, suits
+from keras_transformer.layers.torch_products import by_onednn, suits
 
 
 @torch.library.custom_op("keras_transformer::grouped_product", mutates_args=())
@@ -14,16 +14,19 @@ def product(
 ) -> torch.Tensor:
     """Each row times the matrix of its group, or times that matrix transposed."""
     kernels = kernels.transpose(1, 2) if turned else kernels
-    out = rows.new_zeros(rows.shape[0], kernels.shape[2])
+    out = rows.new_empty(rows.shape[0], kernels.shape[2])
+    end = 0
     for group, start, end in _places(sizes):
         out[start:end] = _times(rows[start:end], kernels[group])
+    out[end:] = 0
     return out
 
 
 @torch.library.custom_op("keras_transformer::grouped_by_kernels", mutates_args=())
 def by_kernels(rows: torch.Tensor, others: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Of each group the product of its rows, transposed, and those of `others`."""
-    out = rows.new_zeros(sizes.shape[0], rows.shape[1], others.shape[1])
+    out = rows.new_empty(sizes.shape[0], rows.shape[1], others.shape[1])
+    out[sizes == 0] = 0
     for group, start, end in _places(sizes):
         out[group] = _times(rows[start:end].t(), others[start:end])
     return out
@@ -38,7 +41,7 @@ def _places(sizes: torch.Tensor) -> list[tuple[int, int, int]]:
 
 
 def _times(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return linear(left, right.t()) if suits(left) and suits(right) else left @ right
+    return by_onednn(left, right) if suits(left) and suits(right) else left @ right
 
 
 @product.register_fake
