@@ -69,10 +69,11 @@ NOT_COVERED = (
         "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
     ),
     NotCovered(
-        "Mixtures of experts; Phi 1 and 2, Cohere, GPT-J",
-        "Their blocks compute what no config value says: experts; one norm for two sub-layers; "
-        "rotary positions of neighbouring features.",
-        tuple({"model_type": name} for name in ("mixtral", "phi", "cohere")),
+        "Phi 1 and 2, Cohere, GPT-J; DeepSeek-V3",
+        "Their blocks compute what no config value says: one norm for two sub-layers; rotary "
+        "positions of neighbouring features; keys and values of a common small projection, experts "
+        "chosen by groups.",
+        tuple({"model_type": name} for name in ("phi", "cohere", "deepseek_v3")),
     ),
     NotCovered(
         "Images for Gemma 3 (`gemma3`), both directions of attention (EmbeddingGemma)",
@@ -314,6 +315,7 @@ def absolute_positions(family: Family) -> str:
     share = ""
     if config.rotary_dim is not None:
         share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
+    share += "" if config.rotary_truncate else ", not rounded"
     stretched = scalings(family)
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
@@ -360,6 +362,16 @@ def special(family: Family) -> list[str]:
     read = {field.ours for field in family.fields.values()}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
+    if config.gate_limit is not None:
+        parts.append("cut gates")
+    if config.num_experts:
+        experts = f"{config.num_experts} experts, {config.experts_per_token} a token"
+        experts += " and a shared one" if config.shared_expert_dim else ""
+        weights = "together" if config.normalize_expert_weights else "of all"
+        biased = ", with a bias" if config.router_bias else ""
+        parts.append(f"{experts}, weights by softmax {weights}{biased}")
+    if config.attention_sinks:
+        parts.append("attention to nothing")
     biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"

@@ -12,6 +12,8 @@ from keras_transformer.config_checks import (
     documented,
     option,
 )
+from keras_transformer.config_feed_forward import ACTIVATIONS as ACTIVATIONS
+from keras_transformer.config_feed_forward import FeedForwardOptions
 from keras_transformer.kerashub_names import check_options
 
 SIDES = ("encoder", "decoder")
@@ -24,9 +26,6 @@ NORMALIZATIONS = {
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
 }
-ACTIVATIONS = (
-    "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
-)  # fmt: skip
 ROTARY_SCALINGS = ("linear", "llama3", "yarn")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
@@ -34,7 +33,7 @@ MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(FeedForwardOptions):
     """The complete description of a backbone: values only, no code.
 
     The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
@@ -115,10 +114,6 @@ class TransformerConfig:
         of="side",
         least=1,
     )
-    activation: str = option(
-        "one of `config.ACTIVATIONS`, see `layers.FeedForward`.", "relu", choices=ACTIVATIONS
-    )
-    gated: bool = option("multiply the activation with a linear gate (GLU variants).", False)
     use_bias: bool = option(
         "biases in the projections, those of the feed-forward layer and all below.", True
     )
@@ -132,6 +127,7 @@ class TransformerConfig:
     query_key_norm_across_heads: bool = option(
         "`query_key_norm` normalizes the queries and the keys of all heads together.", False
     )
+    attention_sinks: bool = option("each head has a score for nothing at all (gpt-oss).", False)
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
@@ -277,6 +273,9 @@ class TransformerConfig:
     rotary_original_length: int | None = option(
         "of `rotary_scaling`. Defaults to `max_sequence_length`.", None, least=1
     )
+    rotary_truncate: bool = option(
+        '`"yarn"`: the pairs between which wavelengths are mixed are whole numbers.', True
+    )
     relative_bias: bool | None = option(
         "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
         '`position` is `"relative"`.',
@@ -376,6 +375,7 @@ class TransformerConfig:
             "attention_output_bias": (
                 self.use_bias if self.attention_bias is None else self.attention_bias
             ),
+            "expert_dim": self.intermediate_dim,
             "final_normalization": self.normalize_first,
             "relative_bias": self.position == "relative",
             "rotary_original_length": (
@@ -385,7 +385,8 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        return {name: values[name] for name in OPTIONS}
 
     def stated(self) -> dict[str, Any]:
         """The values except those that follow from others: `from_dict` gives the config back."""
@@ -416,6 +417,7 @@ class TransformerConfig:
         return self.from_dict({**self.stated(), **values})
 
 
-OPTIONS = {field.name: field.metadata for field in dataclasses.fields(TransformerConfig)}
+_FIELDS = {field.name: field.metadata for field in dataclasses.fields(TransformerConfig)}
+OPTIONS = {name: _FIELDS[name] for name in (*TransformerConfig.__annotations__, *_FIELDS)}
 CHANGEABLE = frozenset(name for name, known in OPTIONS.items() if known["changeable"])
 TransformerConfig.__doc__ = TransformerConfig.__doc__.format(options=documented(OPTIONS))

@@ -269,6 +269,13 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.query_key_norm_across_heads and not config.query_key_norm:
         raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
+    if 0 < config.num_experts < config.experts_per_token:
+        raise ValueError(
+            f"experts_per_token={config.experts_per_token} is more than num_experts="
+            f"{config.num_experts}."
+        )
+    if config.gate_limit is not None and not config.gated:
+        raise ValueError("`gate_limit` needs `gated`.")
     if config.num_layer_groups > config.num_layers:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="

@@ -16,6 +16,9 @@ _ROWS = {
     "num_heads": "attention heads",
     "num_key_value_heads": "key/value heads",
     "intermediate_dim": "feed-forward width",
+    "num_experts": "experts",
+    "experts_per_token": "experts of a token",
+    "expert_dim": "width of an expert",
     "activation": "activation",
     "position": "positions",
     "max_sequence_length": "longest sequence",
@@ -42,7 +45,9 @@ def model_rows(
 ) -> dict[str, Any]:
     """What the parts of a preset's `config.json` say of the model, by label."""
     rows = {"kind": KINDS[backbone["kind"]], "parameters": metadata.get("parameters")}
-    rows |= {label: backbone[key] for key, label in _ROWS.items() if backbone[key] is not None}
+    for key, label in _ROWS.items():
+        if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
+            rows[label] = backbone[key]
     if task:
         rows |= {"task": task["name"]}
         rows |= {"labels": task["labels"]} if task.get("labels") else {}

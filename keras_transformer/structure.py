@@ -9,6 +9,7 @@ Source: Roberts et al. 2022, "Scaling Up Models and Data with t5x and seqio", se
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,9 +20,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 # Axes that the devices of one model share. A product whose last axis is one of them is cut by
 # columns, one whose first is by rows, and the tables of tokens by their words.
-PARALLEL = frozenset({"query_heads", "key_heads", "intermediate_dim", "vocabulary_size"})
-# Sizes that the number of these devices must divide: a device holds whole heads.
-DIVIDED = ("num_heads", "num_key_value_heads", "intermediate_dim")
+PARALLEL = frozenset(
+    {
+        "query_heads",
+        "key_heads",
+        "intermediate_dim",
+        "num_experts",
+        "shared_expert_dim",
+        "vocabulary_size",
+    }
+)
 
 # Axes that are no size of the config by themselves.
 _SIZES = {
@@ -30,6 +38,8 @@ _SIZES = {
     # Of one token, which each device has whole.
     "all_queries": lambda config: config.num_heads * config.head_dim,
     "all_keys": lambda config: config.num_key_value_heads * config.head_dim,
+    "all_experts": lambda config: config.num_experts,
+    "one": lambda config: 1,
     "positions": lambda config: config.max_sequence_length + config.position_offset,
 }
 
@@ -63,6 +73,18 @@ class Weight:
             if (bool(value) if isinstance(wanted, bool) else value) != wanted:
                 return False
         return True
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a bias or a normalization, perhaps of each expert, and no matrix."""
+        return len([axis for axis in self.axes if axis != "num_experts"]) == 1
+
+    def numbers_of_a_token(self, config: TransformerConfig) -> int:
+        """How many of its numbers one token is multiplied with: those of the experts it chose."""
+        numbers = math.prod(self.shape)
+        if "num_experts" in self.axes:
+            return numbers // config.num_experts * config.experts_per_token
+        return numbers
 
     def cut_axis(self, parts: int) -> int | None:
         """The number of the axis that so many devices share, None for a weight that each has.
@@ -135,15 +157,43 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
         *_weight(
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
+        *_weight(f"{name}/sinks", "num_heads", attention_sinks=True),
         *_norms(name, **({"attention_normalization": True} if name == "self_attention" else {})),
     )
 
 
-# `layers.FeedForward`, and the normalizations of its sub-layer.
+def _feed_forward(name: str, width: str, **when) -> tuple[Weight, ...]:
+    """`layers.FeedForward`."""
+    return (
+        *_dense(f"{name}/intermediate", "hidden_dim", width, "use_bias", **when),
+        *_dense(f"{name}/gate", "hidden_dim", width, "use_bias", gated=True, **when),
+        *_dense(f"{name}/output", width, "hidden_dim", "use_bias", **when),
+    )
+
+
+def _of_experts(name: str, inputs: str, outputs: str, **when) -> tuple[Weight, ...]:
+    path, when = f"feed_forward/expert_{name}", {"num_experts": True, **when}
+    return (
+        *_weight(f"{path}/kernel", "num_experts", inputs, outputs, **when),
+        *_weight(f"{path}/bias", "num_experts", outputs, use_bias=True, **when),
+    )
+
+
+# `layers.MixtureOfExperts`.
+_SHARED = {"num_experts": True, "shared_expert_dim": True}
+_EXPERTS = (
+    *_weight("feed_forward/router/kernel", "hidden_dim", "all_experts", num_experts=True),
+    *_weight("feed_forward/router/bias", "all_experts", num_experts=True, router_bias=True),
+    *_of_experts("intermediate", "hidden_dim", "expert_dim"),
+    *_of_experts("gate", "hidden_dim", "expert_dim", gated=True),
+    *_of_experts("output", "expert_dim", "hidden_dim"),
+    *_feed_forward("feed_forward/shared", "shared_expert_dim", **_SHARED),
+    *_weight("feed_forward/shared_score/kernel", "hidden_dim", "one", **_SHARED),
+)
+# Either, and the normalizations of the sub-layer.
 _FEED_FORWARD = (
-    *_dense("feed_forward/intermediate", "hidden_dim", "intermediate_dim", "use_bias"),
-    *_dense("feed_forward/gate", "hidden_dim", "intermediate_dim", "use_bias", gated=True),
-    *_dense("feed_forward/output", "intermediate_dim", "hidden_dim", "use_bias"),
+    *_feed_forward("feed_forward", "intermediate_dim", num_experts=False),
+    *_EXPERTS,
     *_norms("feed_forward"),
 )
 
@@ -203,8 +253,8 @@ CLASSIFIER_HEAD = (
 HIDDEN_OF_HEAD = _dense("hidden", "hidden_dim", "hidden_dim")
 
 _ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
-# Of biases and normalizations, which weight decay spares: the names of weights of one axis.
-VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if len(each.axes) == 1}))
+# Of biases and normalizations, which weight decay spares: the names of vectors.
+VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
 # Weights that devices share, by the end of their path.
 SHARED = {each.path: each for each in _ALL if PARALLEL.intersection(each.axes)}
 # Layers of which all stands before the first block; and of them what stands behind the last.
@@ -263,6 +313,12 @@ def backbone(config: TransformerConfig) -> list[Weight]:
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
     return found + of(POOLER, config)
+
+
+def divided(config: TransformerConfig) -> tuple[str, ...]:
+    """Sizes of a layer that the number of its devices must divide: a device holds whole heads."""
+    inner = ("num_experts", "shared_expert_dim") if config.num_experts else ("intermediate_dim",)
+    return ("num_heads", "num_key_value_heads", *inner)
 
 
 def variable_shapes(config: TransformerConfig) -> Shapes:

@@ -45,6 +45,9 @@ def tiny_presets():
             changed["embedding_dim"] = 10
         if config.rotary_dim is not None:
             changed["rotary_dim"] = 4
+        if config.num_experts:
+            changed |= {"num_experts": 3, "experts_per_token": 2, "expert_dim": 9}
+            changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
         if config.layer_pattern:
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         small = TransformerConfig.from_dict({**values, **changed})
@@ -74,6 +77,11 @@ def random_config(seed):
         "normalize_first": one_of(True, False),
         "normalize_output": one_of(True, False),
         "attention_normalization": one_of(True, False),
+        "attention_sinks": one_of(True, False),
+        "num_experts": one_of(0, 3),
+        "expert_dim": one_of(9, None),
+        "shared_expert_dim": one_of(0, 5),
+        "router_bias": one_of(True, False),
         "final_normalization": one_of(True, False, None),
         "embedding_normalization": one_of(True, False),
         "position": one_of("none", "sinusoidal", "learned", "rotary", "relative", "alibi"),
@@ -113,12 +121,17 @@ def test_the_description_is_that_of_the_model(config):
     # What adapters stand beside: of the kernels those that are not of scores.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    assert kernels == {p for p in described if p.endswith("/kernel") and "/score/" not in p}
+    others = ("/score/", "/expert_")
+    assert kernels == {
+        path
+        for path in described
+        if path.endswith("/kernel") and not any(other in path for other in others)
+    }
     # What decays: the matrices.
     optimizer = kt.training.FineTuningAdamW()
     optimizer.build(backbone.trainable_variables)
     decays = {p for p, v in real.items() if optimizer._use_weight_decay(v)}
-    assert decays == {path for path, weight in described.items() if len(weight.axes) > 1}
+    assert decays == {path for path, weight in described.items() if not weight.is_vector}
     for path, variable in real.items():
         # What devices share is found by the path, wherever a layer stands.
         shared = structure.shared_weight(variable.path, tuple(variable.shape))

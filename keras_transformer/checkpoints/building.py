@@ -15,7 +15,7 @@ from keras_transformer.checkpoints.overrides import changed_config
 from keras_transformer.checkpoints.preset import GENERATION, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.saved_head import SavedHead
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
@@ -110,7 +110,7 @@ def load_task(
     """
     load_weights = check_bool("load_weights", load_weights)
     if hasattr(task_class, "backbone_kinds"):
-        known = {*inspect.signature(task_class).parameters, *TransformerConfig.__annotations__}
+        known = {*inspect.signature(task_class).parameters, *OPTIONS}
         check_options(f"{task_class.__name__}.from_preset", options, known)
     return read_preset(
         preset, lambda opened: _load_task(opened, task_class, load_weights, dtype, options)

@@ -17,6 +17,8 @@ import numpy as np
 import safetensors
 
 from keras_transformer.checking import check_choice
+from keras_transformer.checkpoints.expert_tensors import gathered as gathered_experts
+from keras_transformer.checkpoints.expert_tensors import unpacked
 from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
 from keras_transformer.distribution.layout import gathered
@@ -31,12 +33,16 @@ _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """What a file's header says about one tensor: shape, stored type, and its place."""
+    """What a file's header says about one tensor: shape, stored type, and its place.
+
+    One that stands for several, such as those of experts, has these for `parts`.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     path: Path
     offset: int
+    parts: "tuple[TensorInfo, ...]" = ()
 
 
 class Checkpoint(Mapping):
@@ -50,11 +56,12 @@ class Checkpoint(Mapping):
         single = path_inside(folder, WEIGHTS_FILE)
         index = path_inside(folder, INDEX_FILE)
         if single.is_file():
-            self._tensors = read_header(single)
+            tensors = read_header(single)
         elif index.is_file():
-            self._tensors = read_sharded(self.folder, index)
+            tensors = read_sharded(self.folder, index)
         else:
             raise no_weights(self.folder, [path.name for path in sorted(self.folder.iterdir())])
+        self._tensors = gathered_experts(tensors)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -67,16 +74,25 @@ class Checkpoint(Mapping):
 
     def read(self, name: str) -> np.ndarray:
         """Reads one tensor of floating point numbers."""
-        info = self[name]
+        return self._read(name, self[name])
+
+    def _read(self, name: str, info: TensorInfo) -> np.ndarray:
+        if info.dtype == "MXFP4":
+            blocks, scales = (_numbers(part, name, "u1").reshape(part.shape) for part in info.parts)
+            array = unpacked(blocks, scales)
+            _check_finite(array, name, info.path)
+            return array
+        if info.parts:
+            array = np.empty(info.shape, "<f4")
+            for i, part in enumerate(info.parts):
+                array[i] = self._read(name.replace("*", str(i)), part)
+            return array
         if info.dtype not in _FLOATS:
             raise ValueError(
                 f"The tensor {name!r} in {info.path} is stored as {info.dtype}; weights are read "
                 f"from {', '.join(_FLOATS)}."
             )
-        count = math.prod(info.shape)
-        array = np.fromfile(info.path, _FLOATS[info.dtype], count, offset=info.offset)
-        if array.size != count:
-            raise ValueError(f"{info.path} ends within the tensor {name!r}; it changed meanwhile.")
+        array = _numbers(info, name, _FLOATS[info.dtype])
         if info.dtype == "BF16":  # the upper half of a float32
             array = array.astype("<u4")
             array <<= 16  # in place: no second copy
@@ -92,6 +108,15 @@ class Checkpoint(Mapping):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return False
         return np.array_equal(self.read(first), self.read(second))
+
+
+def _numbers(info: TensorInfo, name: str, dtype: str) -> np.ndarray:
+    """The numbers of a tensor as they are stored, in a row."""
+    count = math.prod(info.shape)
+    array = np.fromfile(info.path, dtype, count, offset=info.offset)
+    if array.size != count:
+        raise ValueError(f"{info.path} ends within the tensor {name!r}; it changed meanwhile.")
+    return array
 
 
 def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:

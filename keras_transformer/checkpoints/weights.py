@@ -22,21 +22,25 @@ class Weight:
     """One line of a weight table."""
 
     ours: str  # the variable's path relative to the backbone (or head); `{i}` is the layer
-    theirs: str  # the tensor's name in the checkpoint, with the same `{i}`
+    # The tensor's name in the checkpoint, with the same `{i}`; `*` is the number of an expert,
+    # where each has a tensor of its own.
+    theirs: str
     transpose: bool = False  # theirs is ours transposed, as `torch.nn.Linear` stores its matrix
     # Theirs holds several of ours, side by side in the last axis of ours: which one, and how many.
     part: tuple[int, int] | None = None
     sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
     per_head: bool = False  # the parts stand side by side within each head
+    by_turns: bool = False  # the parts' columns stand by turns, in experts
     row: bool = False  # theirs has a leading axis of length 1
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
     outside: bool = False  # beside the bare model: its name has no prefix
-    groups: int = 1  # the number of heads, for `per_head`; `of` sets it
+    groups: int = 1  # in how many the parts stand side by side; `of` sets it
 
     def of(self, config: TransformerConfig) -> "Weight":
         """The line for a config."""
-        line = dataclasses.replace(self, groups=config.num_heads) if self.per_head else self
+        groups = config.expert_dim if self.by_turns else config.num_heads if self.per_head else 1
+        line = dataclasses.replace(self, groups=groups)
         sizes = tuple(getattr(config, name) for name in self.sizes)
         return dataclasses.replace(line, sizes=sizes) if sizes else line
 
@@ -57,13 +61,13 @@ class Weight:
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
-        shape = shape[::-1] if self.transpose else shape
+        shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
         return (1, *shape) if self.row else shape
 
     def split(self, array: np.ndarray) -> np.ndarray:
         """Our array, of theirs."""
         array = array[0] if self.row else array
-        array = array.T if self.transpose else array
+        array = _turned(array) if self.transpose else array
         if self.part is None:
             return array
         index, sizes = self._parts()
@@ -77,13 +81,18 @@ class Weight:
         if self.part is not None:
             parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
             array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
-        array = array.T if self.transpose else array
+        array = _turned(array) if self.transpose else array
         return array[None] if self.row else array
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:
         """Which part it is, and how large all are, in units of their own."""
         index, count = self.part
         return index, self.sizes or (1,) * count
+
+
+def _turned(array: np.ndarray) -> np.ndarray:
+    """A matrix transposed, or each of several."""
+    return np.swapaxes(array, -1, -2)
 
 
 def layers(
@@ -239,10 +248,13 @@ def export(
     together: dict[str, list[Weight]] = {}
     for line in sorted(map(lines.get, variables), key=lambda line: line.part or (0, 1)):
         together.setdefault(line.theirs, []).append(line)
-    return {
-        name: parts[0].join([to_numpy(variables[line.ours]) for line in parts])
-        for name, parts in together.items()
-    }
+    tensors: dict[str, np.ndarray] = {}
+    for name, parts in together.items():
+        array = parts[0].join([to_numpy(variables[line.ours]) for line in parts])
+        # `*` is the number of an expert.
+        each = enumerate(array) if "*" in name else [("", array)]
+        tensors |= {name.replace("*", str(number)): own for number, own in each}
+    return tensors
 
 
 def _list(kind: str, found: list[str], most: int = 8) -> str:

@@ -1,6 +1,7 @@
 """Where the weights of every model lie on a mesh of devices, for `keras.distribution` on JAX."""
 
 import math
+from collections.abc import Callable, Mapping
 
 import keras
 
@@ -67,8 +68,9 @@ def layout_map(
 ) -> keras.distribution.LayoutMap:
     """The layout of every backbone and every task of this library.
 
-    The axis `"model"` splits the heads of attention, the width of the feed-forward layer and the
-    vocabulary, and the optimizer's states of these. All else is on each device as a whole.
+    The axis `"model"` splits the heads of attention, the width of the feed-forward layer or its
+    experts, and the vocabulary, and the optimizer's states of these. All else is on each device as
+    a whole.
 
     Args:
         mesh: a mesh with an axis `"model"`, such as `device_mesh` makes.
@@ -200,6 +202,43 @@ def spread_batch(states):
     axes = [BATCH] + [None] * (len(states.shape) - 1)
     layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
     return keras.distribution.distribute_tensor(states, layout)
+
+
+def on_each_device(function: Callable, rows: tuple, shares: Mapping):
+    """What `function(first, rows, shares)` gives of weights that lie in parts, added up.
+
+    Args:
+        function: called once on each device of a mesh while a step is compiled, and once with all
+            otherwise. `first` is the number of its first share.
+        rows: tensors `(rows, ...)`.
+        shares: nested tensors `(number, ...)`, which the axis `"model"` cuts.
+
+    Returns:
+        A tensor `(rows, ...)`.
+    """
+    distribution = keras.distribution.distribution()
+    if devices_of_model() == 1:
+        return function(0, rows, shares)
+    import jax
+    from jax.sharding import PartitionSpec
+
+    if not isinstance(rows[0], jax.core.Tracer):
+        return function(0, rows, shares)
+    mesh = distribution.device_mesh
+    even = rows[0].shape[0] % _size(mesh, BATCH) == 0
+    of_rows = PartitionSpec(BATCH if even else None)
+
+    def share(rows, shares):
+        held = jax.tree.leaves(shares)[0].shape[0]
+        return jax.lax.psum(function(jax.lax.axis_index(MODEL) * held, rows, shares), MODEL)
+
+    return jax.shard_map(
+        share,
+        mesh=mesh.backend_mesh,
+        in_specs=(of_rows, PartitionSpec(MODEL)),
+        out_specs=of_rows,
+        check_vma=False,
+    )(rows, shares)
 
 
 def gathered(tensor):

@@ -12,6 +12,7 @@ from keras_transformer.layers.embedding import (
     VocabularyBias,
 )
 from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masking import Visibility, combine_masks
 from keras_transformer.layers.position import (
@@ -35,6 +36,7 @@ __all__ = [
     "EncoderBlock",
     "FeedForward",
     "LearnedPosition",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "RelativePositionBias",
     "RotaryEmbedding",

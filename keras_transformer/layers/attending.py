@@ -93,7 +93,7 @@ class Attends:
         """
         dropped = training and self.dropout > 0
         plain = self.score_function.scale is not None and self.attention_soft_cap is None
-        kernel = plain and not (dropped or scores_wanted)
+        kernel = plain and not (dropped or scores_wanted or self.attention_sinks)
         if kernel and not from_cache and scores.has_kernel(queries.dtype):
             return self._attend_fused(queries, keys, values, visibility, bias), None
         if not from_cache:
@@ -133,6 +133,10 @@ class Attends:
         # Keras warns of a softmax of one number.
         one = logits.shape[-1] == 1
         weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
+        if self.attention_sinks:
+            # The softmax with one score more, of which no value is added.
+            total = ops.logsumexp(logits, axis=-1, keepdims=True)
+            weights = weights * ops.sigmoid(total - ops.cast(self.sinks, "float32")[:, None, None])
         dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
         # Groups of query heads that share a value head are rows of one product.
         shape, groups = ops.shape(dropped), ops.shape(values)[1]

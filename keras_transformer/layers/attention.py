@@ -78,6 +78,8 @@ class MultiHeadAttention(
         score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
             et al. 2024, section 2). Defaults to no bound.
+        attention_sinks: bool, each head has a score of its own for attending to nothing (gpt-oss,
+            Agarwal et al. 2025, section 2.2).
         dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -147,6 +149,7 @@ class MultiHeadAttention(
         normalization_epsilon: float = 1e-6,
         score_scale: float | None = None,
         attention_soft_cap: float | None = None,
+        attention_sinks: bool = False,
         dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
         seed: int | None = None,
@@ -177,6 +180,7 @@ class MultiHeadAttention(
         self.query_key_norm_across_heads = query_key_norm_across_heads
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
+        self.attention_sinks = attention_sinks
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -239,6 +243,8 @@ class MultiHeadAttention(
             if layer is not None:
                 layer.build(query_shape)
         self.score_function.build(None)
+        if self.attention_sinks:
+            self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
                 width = dense.units if self.query_key_norm_across_heads else self.head_dim

@@ -121,7 +121,8 @@ class DecoderBlock(EncoderBlock):
             return kept("cross", result)
 
         across = attend_to_encoder if self.cross_attention_enabled else None
-        x = self._sublayers(attend, inputs, training, across)
+        mask = visibility.padding if cache is None else None  # With one it is of its slots.
+        x = self._sublayers(attend, inputs, training, across, mask=mask)
         return with_further(x, scores or None, None if cache is None else updated)
 
     def _check_source(self, inputs, encoder_states, encoder_states_mask, cross_visibility, cache):

@@ -16,6 +16,7 @@ from keras_transformer.layers.arguments import (
 )
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
@@ -27,6 +28,8 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 _OF_ATTENTION = frozenset(options_of(MultiHeadAttention)) - {"output_dim", "output_bias", "causal"}
 # Not those of an attention to an encoder's states: which places of the own sequence are seen.
 _OF_SELF = frozenset({"rotary", *PATTERN})
+# Likewise those that only experts have.
+_OF_EXPERTS = frozenset(options_of(MixtureOfExperts)) - frozenset(options_of(FeedForward))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -45,6 +48,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         head_dim: int. Defaults to the input width divided by `num_heads`.
         activation: str, function or layer, see `FeedForward`.
         gated: bool, see `FeedForward`.
+        gate_limit: float, see `FeedForward`.
         use_bias: bool, biases in the feed-forward layer.
         attention_bias: bool, biases of query, key and value. Defaults to `use_bias`.
         attention_output_bias: bool, bias of the attention's output. Defaults to `attention_bias`.
@@ -60,8 +64,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         attention_dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
-        **kwargs: other arguments of `MultiHeadAttention`, such as `score`, `window` and `rotary`,
-            and those of `keras.layers.Layer`.
+        **kwargs: other arguments of `MultiHeadAttention`, such as `score`, `window` and `rotary`;
+            with `num_experts` above 0 those of `MixtureOfExperts`, which then is the feed-forward
+            layer, `expert_dim` by default `intermediate_dim`; and those of `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
@@ -106,6 +111,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         head_dim: int | None = None,
         activation: str | Callable = "relu",
         gated: bool = False,
+        gate_limit: float | None = None,
         use_bias: bool = True,
         attention_bias: bool | None = None,
         attention_output_bias: bool | None = None,
@@ -122,7 +128,10 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         seed: int | None = None,
         **kwargs,
     ):
-        attention = {name: kwargs.pop(name) for name in _OF_ATTENTION & set(kwargs)}
+        attention, experts = (
+            {name: kwargs.pop(name) for name in names & set(kwargs)}
+            for names in (_OF_ATTENTION, _OF_EXPERTS)
+        )
         super().__init__(**kwargs)
         if parallel_residual and not normalize_first:
             raise ValueError("`parallel_residual` needs `normalize_first`.")
@@ -151,16 +160,23 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
         self._make_norms("self_attention", around=attention_normalization)
         self._make_norms("feed_forward")
+        inner = {
+            "activation": activation,
+            "gated": gated,
+            "gate_limit": gate_limit,
+            "use_bias": use_bias,
+            "kernel_initializer": kernel_initializer,
+            "name": "feed_forward",
+            "dtype": self.dtype_policy,
+        }
+        self.has_experts = experts.get("num_experts", 0) > 0
         with one_piece():
-            self.feed_forward = FeedForward(
-                intermediate_dim,
-                activation=activation,
-                gated=gated,
-                use_bias=use_bias,
-                kernel_initializer=kernel_initializer,
-                name="feed_forward",
-                dtype=self.dtype_policy,
-            )
+            if self.has_experts:
+                self.feed_forward = MixtureOfExperts(
+                    **{"expert_dim": intermediate_dim, **experts}, **inner
+                )
+            else:
+                self.feed_forward = FeedForward(intermediate_dim, **inner)
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
     def _make_norms(self, sublayer: str, around: bool = True):
@@ -210,15 +226,20 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self.feed_forward.build(input_shape)
         self._build_norms("feed_forward", input_shape)
 
-    def _sublayers(self, attend, inputs, training, attend_to_encoder=None, first_only=False):
+    def _sublayers(
+        self, attend, inputs, training, attend_to_encoder=None, first_only=False, mask=None
+    ):
         """The attentions, and the feed-forward layer behind or beside them."""
         with quick_products(inputs):
             kept = inputs[:, :1] if first_only else inputs
             x = self._sublayer("self_attention", attend, inputs, kept, training)
             if attend_to_encoder is not None:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
-            given = kept if self.parallel_residual else x
-            return self._sublayer("feed_forward", self.feed_forward, given, x, training)
+            given, feed_forward = kept if self.parallel_residual else x, self.feed_forward
+            if self.has_experts:
+                mask = mask[:, :1] if first_only and mask is not None else mask
+                feed_forward = functools.partial(feed_forward, mask=mask, training=training)
+            return self._sublayer("feed_forward", feed_forward, given, x, training)
 
     def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
@@ -264,7 +285,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                 x, scores["self"] = x
             return x[:, :1] if first_only and not alone else x
 
-        x = self._sublayers(attend, inputs, training, first_only=first_only)
+        mask = visibility.padding
+        x = self._sublayers(attend, inputs, training, first_only=first_only, mask=mask)
         return with_further(x, scores or None)
 
     def _check_used(self, inputs, mask, visibility, bias, cached: bool = False):
@@ -289,4 +311,4 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         return with_further(output, {"self": scores} if given["return_attention_scores"] else None)
 
 
-EncoderBlock.options = frozenset(options_of(EncoderBlock)) | _OF_ATTENTION
+EncoderBlock.options = frozenset(options_of(EncoderBlock)) | _OF_ATTENTION | _OF_EXPERTS

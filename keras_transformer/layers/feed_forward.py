@@ -32,6 +32,16 @@ def get_activation(name: str) -> Callable:
     return _ACTIVATIONS[name]
 
 
+def activated(activation: str | Callable, hidden, gate=None, limit: float | None = None):
+    """What is between the projections: the activation, of the gate if there is one."""
+    activation = activation if callable(activation) else get_activation(activation)
+    if gate is None:
+        return activation(hidden)
+    if limit is not None:
+        gate, hidden = ops.minimum(gate, limit), ops.clip(hidden, -limit, limit) + 1
+    return activation(gate) * hidden
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
     """Two projections with an activation between, at each position alone.
@@ -45,6 +55,8 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
             `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`; or a function or
             layer of your own.
         gated: bool.
+        gate_limit: float, with `gated` alone: what is activated is at most this, and the linear
+            branch is cut to it on both sides and one is added (gpt-oss, Agarwal et al. 2025).
         use_bias: bool.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.
@@ -75,6 +87,7 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         output_dim: int | None = None,
         activation: str | Callable = "relu",
         gated: bool = False,
+        gate_limit: float | None = None,
         use_bias: bool = True,
         kernel_initializer="glorot_uniform",
         **kwargs,
@@ -87,6 +100,7 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         self.output_dim = output_dim
         self.activation = activation
         self.gated = gated
+        self.gate_limit = gate_limit
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
@@ -113,11 +127,9 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
 
     def call(self, inputs):
-        activation = self.activation
-        activation = activation if callable(activation) else get_activation(activation)
         hidden = self.intermediate_dense(inputs)
-        hidden = activation(self.gate_dense(inputs)) * hidden if self.gated else activation(hidden)
-        return self.output_dense(hidden)
+        gate = self.gate_dense(inputs) if self.gated else None
+        return self.output_dense(activated(self.activation, hidden, gate, self.gate_limit))
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.output_dim or input_shape[-1])

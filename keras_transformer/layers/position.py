@@ -173,6 +173,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         factor: float, how many times longer the sequences are.
         min_turns, max_turns: float, numbers of turns within `original_length`.
         original_length: int, the longest sequence in training.
+        truncate: bool, of `"yarn"`: the pairs that the proportion is between are whole numbers.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -208,6 +209,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         min_turns: float = 1.0,
         max_turns: float = 32.0,
         original_length: int | None = None,
+        truncate: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -230,6 +232,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         self.min_turns = min_turns
         self.max_turns = max_turns
         self.original_length = original_length
+        self.truncate = truncate
 
     def call(self, inputs, positions=None):
         width = inputs.shape[-1]
@@ -267,8 +270,10 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
                 wavelength = self.original_length / (turns * 2 * math.pi)
                 return dim * math.log(wavelength) / (2 * math.log(self.base))
 
-            first = max(math.floor(pair_that_turns(self.max_turns)), 0)
-            last = min(math.ceil(pair_that_turns(self.min_turns)), dim - 1)
+            first, last = map(pair_that_turns, (self.max_turns, self.min_turns))
+            if self.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, dim - 1)
             kept = 1 - (np.arange(len(frequencies)) - first) / max(last - first, 0.001)
         kept = np.clip(kept, 0, 1)
         return frequencies * (kept + (1 - kept) / self.factor)

@@ -41,19 +41,22 @@ class Rematerializable:
             for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
             all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            if not carried:
-                return layer_call(*all_args, **all_kwargs), []
+            if backend == "torch":
+                return layer_call(*all_args, **all_kwargs), [], []
             inside = {id(v): (v, v.value) for v in self.variables}
             inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
-            with keras.StatelessScope(state_mapping=list(inside.values())) as scope:
+            mapping = list(inside.values())
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = layer_call(*all_args, **all_kwargs)
-            return outputs, [scope.get_current_value(v) for v in seeds]
+            return outputs, [scope.get_current_value(v) for v in seeds], scope.losses
 
         call = super().rematerialized_call(call_with, *args, **kwargs)
 
         def call_and_update(*_, **__):
             values = [_value(v) for v in carried]
-            outputs, states = call(values, *(leaves[i] for i in places))
+            outputs, states, losses = call(values, *(leaves[i] for i in places))
+            for loss in losses:
+                self.add_loss(loss)
             for seed, state in zip(seeds, states, strict=True):
                 seed.assign(state)
             return outputs

@@ -10,6 +10,14 @@ def linear(x, weight, bias=None):
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
+def by_onednn(left, right):
+    """`left @ right` by oneDNN, of a matrix on the right. No gradients."""
+    if left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
+        # oneDNN's operation turns what is on the left in memory: the smaller one.
+        return linear(right.t(), left).t()
+    return linear(left, right.t())
+
+
 def suits(x) -> bool:
     """Whether products of a tensor are to go to oneDNN."""
     return (
@@ -66,10 +74,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(left, right):
-        if left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
-            # oneDNN's operation turns what is on the left in memory: the smaller one.
-            return linear(right.t(), left).t()
-        return linear(left, right.t())
+        return by_onednn(left, right)
 
     @staticmethod
     def setup_context(context, inputs, output):

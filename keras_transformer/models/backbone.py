@@ -154,7 +154,12 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         The kernel then needs no mask beside it. Only the states of padding differ: it is for who
         uses those of real tokens alone. `weights`, one a position, say that it is so.
         """
-        causal = [prefix for prefix, (_, stack) in self.sides.items() if stack.blocks[0].causal]
+        causal = [
+            prefix
+            for prefix, (_, stack) in self.sides.items()
+            # Experts count the tokens that are real.
+            if stack.blocks[0].causal and not any(block.has_experts for block in stack.blocks)
+        ]
         names = {f"{prefix}padding_mask" for prefix in causal}
         unseen = {name for name in names if is_behind(inputs.get(name), weights)}
         return {name: array for name, array in inputs.items() if name not in unseen}

@@ -139,6 +139,11 @@ class ThreadSafe:
 
     @changes
     def quantize(self, *args, **kwargs):
+        if any(getattr(layer, "has_experts", False) for layer in self._flatten_layers()):
+            raise ValueError(
+                "A model with experts is not quantized: theirs are most of its weights, and would "
+                "stay as they are. Load it with dtype='bfloat16' for half of the memory."
+            )
         return super().quantize(*args, **kwargs)
 
     @reads

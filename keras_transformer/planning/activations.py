@@ -102,6 +102,10 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
         cut += _attention(config, rows, length, source)
         scores = max(scores, length * source)
     inner = tokens * config.intermediate_dim * item
+    if config.num_experts:
+        chosen = config.experts_per_token
+        inner = tokens * (chosen * config.expert_dim + config.shared_expert_dim) * item
+        whole += 2 * tokens * chosen * config.hidden_dim * item  # what goes in, and comes out
     count = _OF_ACTIVATION[config.activation]
     if config.gated:
         count += _OF_GATE.get(config.activation, _OF_OTHER_GATE)

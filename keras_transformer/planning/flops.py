@@ -157,10 +157,10 @@ def layer_flops(
     parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):
-        part, name, *rest = weight.path.split("/")
-        if rest == ["kernel"] and (name, config.score) not in _NO_PRODUCTS:
+        part, name, *_ = weight.path.split("/")
+        if weight.path.endswith("/kernel") and (name, config.score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
-            total += 2 * tokens * math.prod(weight.shape)
+            total += 2 * tokens * weight.numbers_of_a_token(config)
     pairs = queries * sum(keys for keys, _ in attended)
     return total + 2 * 2 * pairs * config.num_heads * config.head_dim
 

@@ -3,7 +3,7 @@
 import math
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.structure import DIVIDED, Weight, sides
+from keras_transformer.structure import Weight, divided, sides
 
 
 def numbers_on_a_device(weights: list[Weight], model_parallel: int) -> int:
@@ -17,8 +17,11 @@ def numbers_on_a_device(weights: list[Weight], model_parallel: int) -> int:
 
 def cut_sizes(config: TransformerConfig) -> dict[str, int]:
     """The sizes that the model axis must divide, of all layers the greatest common divisor."""
-    layers = [side.layer(i) for side in sides(config) for i in range(side.groups)]
-    return {name: math.gcd(*{getattr(layer, name) for layer in layers}) for name in DIVIDED}
+    sizes: dict[str, int] = {}
+    for layer in (side.layer(i) for side in sides(config) for i in range(side.groups)):
+        for name in divided(layer):
+            sizes[name] = math.gcd(sizes.get(name, 0), getattr(layer, name))
+    return {name: size for name, size in sizes.items() if size}
 
 
 def model_axes(

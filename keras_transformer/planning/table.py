@@ -51,6 +51,8 @@ def _shares(plan) -> str:
     heads = f"{config.num_heads // parts} of {config.num_heads} heads"
     if config.num_key_value_heads != config.num_heads:
         heads += f" ({shared} of keys and values)"
+    if config.num_experts:
+        return f"a device holds {heads} and {config.num_experts // parts} experts"
     return f"a device holds {heads} and {config.intermediate_dim // parts:,} inner features"
 
 

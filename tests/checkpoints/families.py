@@ -58,7 +58,14 @@ _LED = {
     "max_encoder_position_embeddings": 24,
     "max_decoder_position_embeddings": 17,
 }
+_MOE = {**_LLAMA, "num_experts_per_tok": 2, "pad_token_id": 0}
+_MIXTRAL = {**_MOE, "num_local_experts": 4}
+_OLMOE = {**_MOE, "num_experts": 4, "num_key_value_heads": 3}
+_QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 4}
+_QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
+_GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
+_WIDER_MOE = {**_WIDER, "intermediate_size": 36}  # their products ask for fours
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
 _GEMMA3 = {"head_dim": 6, "sliding_window": 4}
 _YARN = {
@@ -338,6 +345,70 @@ CONFIGS = {
                 "rope_parameters": _YARN,
                 "tie_word_embeddings": False,
                 "mlp_bias": True,
+            },
+        ],
+    ),
+    "mixtral": (
+        "Mixtral",
+        [
+            {**_MIXTRAL, "sliding_window": 4},
+            {
+                **_MIXTRAL,
+                **_WIDER,
+                "intermediate_size": 36,
+                "num_local_experts": 5,
+                "num_experts_per_tok": 3,
+            },
+            {**_MIXTRAL, "num_experts_per_tok": 1, "head_dim": 6, "hidden_act": "gelu"},
+        ],
+    ),
+    "olmoe": (
+        "Olmoe",
+        [
+            _OLMOE,
+            {
+                **_OLMOE,
+                **_WIDER,
+                "intermediate_size": 36,
+                "num_key_value_heads": 1,
+                "norm_topk_prob": True,
+            },
+            {**_OLMOE, "num_experts_per_tok": 4, "attention_bias": True},
+        ],
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        [
+            {**_QWEN2_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+            {
+                **_QWEN2_MOE,
+                "num_hidden_layers": 3,
+                "decoder_sparse_step": 2,
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "norm_topk_prob": True,
+            },
+            {**_QWEN2_MOE, "qkv_bias": False, "num_experts": 7, "num_experts_per_tok": 3},
+        ],
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        [
+            {**_QWEN_MOE, "num_hidden_layers": 3, "mlp_only_layers": [0], "norm_topk_prob": True},
+            {**_QWEN_MOE, "head_dim": 6, "attention_bias": True, "num_experts_per_tok": 1},
+            {**_QWEN_MOE, "use_sliding_window": True, "sliding_window": 4, "num_experts": 6},
+        ],
+    ),
+    "gpt_oss": (
+        "GptOss",
+        [
+            {**_GPT_OSS, "rope_parameters": {**_YARN, "truncate": False}},
+            {**_GPT_OSS, "num_hidden_layers": 3, "num_local_experts": 6, "attention_bias": False},
+            {
+                **_GPT_OSS,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "rope_parameters": {**_YARN, "truncate": True},
+                "num_experts_per_tok": 1,
             },
         ],
     ),

@@ -113,17 +113,7 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
 )
 def test_same_gradients(tmp_path, model_type):
     """The gradients of a sum of squares, of every weight, by the names of the weight table."""
-    reference = whole(model_type, 0)
-    backbone = load_backbone(saved(reference, tmp_path))
-    ours, theirs, mask = inputs_of(reference)
-    weight = mask[..., None].astype("float32")
-
-    outputs = reference(**theirs)[0]
-    ((outputs**2 * torch.tensor(weight)).sum() / weight.sum()).backward()
-    shares = keras.ops.convert_to_tensor(weight / weight.sum())
-    gradients = _gradients(
-        backbone, lambda: keras.ops.sum(keras.ops.square(outputs_of(backbone, ours)) * shares)
-    )
+    reference, backbone, gradients = _both_gradients(tmp_path, model_type)
     names = dict(reference.named_parameters())
     family = get_family({"model_type": model_type})
     canonical = {family.names.canonical(name): parameter for name, parameter in names.items()}
@@ -144,6 +134,48 @@ def test_same_gradients(tmp_path, model_type):
         compared += 1
     # Their bias on the logits is a constant.
     assert compared == len(gradients.keys() - {"output_bias/bias"})
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+def test_same_gradients_of_experts(tmp_path, model_type):
+    """Likewise, the gradients read as the weights are: in memory theirs are others than on disk."""
+    reference, _, gradients = _both_gradients(tmp_path, model_type)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.grad)
+    expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
+    assert expected.keys() == gradients.keys()
+    for path, variable in expected.items():
+        value = to_numpy(variable)
+        bound = 1e-4 * np.abs(value).max() + 2e-6
+        assert np.abs(gradients[path] - value).max() <= bound, path
+
+
+def _both_gradients(tmp_path, model_type):
+    """Their model, with its gradients, our backbone, and ours by path."""
+    reference = whole(model_type, 0)
+    backbone = load_backbone(saved(reference, tmp_path))
+    ours, theirs, mask = inputs_of(reference)
+    weight = mask[..., None].astype("float32")
+
+    outputs = reference(**theirs)[0]
+    ((outputs**2 * torch.tensor(weight)).sum() / weight.sum()).backward()
+    shares = keras.ops.convert_to_tensor(weight / weight.sum())
+    gradients = _gradients(
+        backbone, lambda: keras.ops.sum(keras.ops.square(outputs_of(backbone, ours)) * shares)
+    )
+    return reference, backbone, gradients
+
+
+def test_same_loss_of_balance(tmp_path):
+    """Of one layer: over several Transformers takes one loss of all shares."""
+    reference = whole("mixtral", 0, num_hidden_layers=1, router_aux_loss_coef=0.5)
+    backbone = load_backbone(saved(reference, tmp_path))
+    ours, theirs, _ = inputs_of(reference)
+    with torch.no_grad():
+        expected = reference(**theirs, output_router_logits=True).aux_loss.item()
+    backbone(ours, training=True)
+    assert float(backbone.losses[0]) == pytest.approx(0.5 * expected, rel=1e-5)
 
 
 def _gradients(backbone, loss):
@@ -185,6 +217,11 @@ def _gradients(backbone, loss):
         "phi3",
         "olmo2",
         "smollm3",
+        "mixtral",
+        "olmoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gpt_oss",
         "t5",
         "bart",
         "marian",
@@ -220,8 +257,8 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "mamba"}, "'mamba' are not supported"),
         ({"model_type": "mamba"}, "docs/add_a_family.md says how to add a family"),
         (
-            {**_SAID["llama"], "model_type": "mixtral", "num_local_experts": 8, "nothing": None},
-            "The nearest of these is 'llama', which has no place for num_local_experts=8. docs",
+            {**_SAID["llama"], "model_type": "jamba", "mamba_d_state": 8, "nothing": None},
+            "The nearest of these is 'llama', which has no place for mamba_d_state=8. docs",
         ),
         (
             {**_SAID["bert"], "model_type": "new", "is_decoder": True},

@@ -26,6 +26,7 @@ ROTARY = {
     "max_sequence_length": 16,
     "normalize_first": True,
 }
+EXPERTS = {"num_experts": 4}
 RELATIVE = {"position": "relative", "relative_num_buckets": 8, "relative_max_distance": 16}
 
 # For each value of the config a model, and what is given in place of what the model has.
@@ -44,6 +45,17 @@ CHANGES = {
     "num_layer_groups": ("encoder", {}, 1),
     "activation": ("encoder", {}, "sigmoid"),
     "gated": ("encoder", {}, True),
+    "gate_limit": ("encoder", {"gated": True}, 0.5),
+    "num_experts": ("encoder", EXPERTS, 5),
+    "experts_per_token": ("encoder", EXPERTS, 1),
+    "expert_dim": ("encoder", EXPERTS, 5),
+    "shared_expert_dim": ("encoder", EXPERTS, 3),
+    "normalize_expert_weights": ("encoder", EXPERTS, False),
+    "router_bias": ("encoder", EXPERTS, True),
+    "expert_capacity_factor": ("encoder", EXPERTS, 0.5),
+    "load_balancing_factor": ("encoder", EXPERTS, 0.5),
+    "router_z_loss_factor": ("encoder", EXPERTS, 0.5),
+    "attention_sinks": ("encoder", {}, True),
     "use_bias": ("encoder", {}, False),
     "attention_bias": ("encoder", {}, False),
     "attention_output_bias": ("encoder", {}, False),
@@ -85,6 +97,7 @@ CHANGES = {
     "rotary_min_turns": ("decoder", ROTARY, 0.5),
     "rotary_max_turns": ("decoder", ROTARY, 8.0),
     "rotary_original_length": ("decoder", ROTARY, 4),
+    "rotary_truncate": ("decoder", ROTARY, False),
     "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),

@@ -60,6 +60,44 @@ def test_stored_types(tmp_path, stored):
     assert read.dtype == ("float64" if stored == "float64" else "float32")
 
 
+def test_experts_are_one_tensor(tmp_path):
+    """However many files and digits there are; one that lacks or differs is named."""
+    array = np.random.default_rng(0).normal(size=(12, 3, 2)).astype("float32")
+    tensors = {f"layer.0.experts.{i}.up.weight": array[i] for i in reversed(range(12))}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    assert {name: info.shape for name, info in checkpoint.items()} == {
+        "layer.0.experts.*.up.weight": (12, 3, 2)
+    }
+    np.testing.assert_array_equal(checkpoint.read("layer.0.experts.*.up.weight"), array)
+
+    first = tensors.pop("layer.0.experts.0.up.weight")
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lacks 'layer\.0\.experts\.0\.up\.weight'"):
+        Checkpoint(tmp_path)
+    tensors["layer.0.experts.0.up.weight"] = first[:, :1].copy()
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"differ: one is \(3, 2\) of F32, the first \(3, 1\)"):
+        Checkpoint(tmp_path)
+
+
+def test_numbers_of_four_bits(tmp_path):
+    """As the Transformers library unpacks them, for every byte."""
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    blocks = random.permutation(np.arange(3 * 256) % 256).astype("uint8").reshape(2, 6, 4, 16)
+    scales = random.integers(100, 150, (2, 6, 4)).astype("uint8")
+    tensors = {"w_blocks": blocks, "w_scales": scales, "other_scales": np.ones(2, "float32")}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    assert set(checkpoint) == {"w", "other_scales"} and checkpoint["w"].shape == (2, 128, 6)
+    expected = mxfp4.convert_moe_packed_tensors(
+        torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32
+    )
+    np.testing.assert_array_equal(checkpoint.read("w"), expected.numpy())
+
+
 def test_bfloat16_agrees_with_ml_dtypes_for_every_finite_value(tmp_path):
     array = np.arange(2**16, dtype="uint16").view(ml_dtypes.bfloat16)
     array = array[np.isfinite(array.astype("float32"))]

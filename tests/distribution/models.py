@@ -24,13 +24,24 @@ def config(kind: str, **values) -> kt.TransformerConfig:
         },
         "seq2seq": {"position": "relative", "output_bias": True},
     }
-    return kt.TransformerConfig(kind=kind, **{**_SIZES, **own[kind], **values})
+    own["experts"] = {
+        **own["decoder"],
+        "num_experts": 8,
+        "expert_dim": 12,
+        "shared_expert_dim": 8,
+        "expert_capacity_factor": 1.5,
+        "load_balancing_factor": 0.1,
+        "router_z_loss_factor": 0.1,
+    }
+    own = {name: {"kind": name, **of_kind} for name, of_kind in own.items()}
+    own["experts"]["kind"] = "decoder"
+    return kt.TransformerConfig(**{**_SIZES, **own[kind], **values})
 
 
 def make(kind: str, **values) -> kt.Task:
     """The task of a kind, with weights that do not depend on the devices."""
     keras.utils.set_random_seed(0)  # Keras draws the same weights on any mesh.
-    task_class = {"encoder": kt.MaskedLM, "decoder": kt.CausalLM, "seq2seq": kt.Seq2SeqLM}[kind]
+    task_class = {"encoder": kt.MaskedLM, "seq2seq": kt.Seq2SeqLM}.get(kind, kt.CausalLM)
     task = task_class(kt.models.build_backbone(config(kind, **values)))
     compile_task(task)
     return task
@@ -70,7 +81,7 @@ class Batches(keras.utils.PyDataset):
             places = np.stack([np.arange(3)] * rows).astype("int32")
             x = {"token_ids": inputs, "padding_mask": mask, "mask_positions": places}
             return x, targets[:, :3], (places < lengths[:, None] - 1).astype("float32")
-        if self.kind == "decoder":
+        if self.kind in ("decoder", "experts"):
             return {"token_ids": inputs, "padding_mask": mask}, targets, mask.astype("float32")
         x = {
             "encoder_token_ids": inputs[:, :7],

@@ -23,6 +23,7 @@ RUNS = [
     ("decoder", "8x1"),
     ("decoder", "1x4"),
     ("decoder", "2x4"),
+    ("experts", "2x4"),
     ("seq2seq", "2x4"),
 ]
 
@@ -87,7 +88,7 @@ def test_each_device_holds_its_share(eight, kind, mesh):
     data, model = map(int, mesh.split("x"))
     whole = re.compile(
         r"norm_|position_embedding|relative_bias|pooler|transform|iteration|learning_rate"
-        r"|(attention|feed_forward)_output_bias"
+        r"|(attention|feed_forward|shared)_output_bias|router|shared_score"
     )
     states, weights = 0, 0
     for path, shape, shard_bytes in eight[f"shards of {kind} on {mesh}"]:
@@ -202,7 +203,8 @@ def test_the_table_knows_every_model():
         for name, shape in variable_shapes(config).items():
             axes = axes_of(f"{config.kind}/{name}", shape, 2)
             assert len(axes) == len(shape)
-            block = "/layer_" in name and len(shape) == 2 and "/score/" not in name
+            whole = any(part in name for part in ("/score/", "/router/", "/shared_score/"))
+            block = "/layer_" in name and len(shape) >= 2 and not whole
             if block or name.startswith("token_embedding/"):
                 assert axes.count("model") == 1, (path.parent.name, name)
     assert seen == {"encoder", "decoder", "seq2seq"}

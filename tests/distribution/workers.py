@@ -20,6 +20,7 @@ ODD = [8, 5] + [8] * (STEPS - 2)  # the second batch has fewer rows
 MESHES = {
     "encoder": [(2, 4)],
     "decoder": [(8, 1), (1, 4), (2, 4)],
+    "experts": [(2, 4)],
     "seq2seq": [(2, 4)],
 }
 

@@ -76,6 +76,12 @@ CASES = {
         lambda **kw: layers.FeedForward(12, 3, activation="silu", gated=True, **kw),
         {"inputs": X},
     ),
+    "experts": (
+        lambda **kw: layers.MixtureOfExperts(
+            3, 12, activation="silu", gated=True, gate_limit=1.0, shared_expert_dim=4, **kw
+        ),
+        {"inputs": X, "mask": PADDING},
+    ),
     "encoder": (
         lambda **kw: layers.EncoderBlock(
             2, 12, gated=True, activation="gelu", normalization="rms_norm", window=3, **kw

@@ -129,6 +129,19 @@ def test_rematerialized_blocks_are_computed_once_more():
 
 
 @pytest.mark.backend_independent
+def test_experts_that_are_not_chosen_are_not_counted():
+    values = {**SMALL, "kind": "decoder", "gated": True, "expert_dim": 12, "experts_per_token": 2}
+    dense = flops_per_sequence(
+        kt.TransformerConfig(**{**values, "intermediate_dim": 24}), TARGET, training=False
+    )
+    for number in (4, 8):
+        config = kt.TransformerConfig(**values, num_experts=number, shared_expert_dim=5)
+        layers, shared = config.num_layers * TARGET, 3 * 5 + 1
+        routed = 2 * layers * 16 * (number + shared)
+        assert flops_per_sequence(config, TARGET, training=False) == dense + routed
+
+
+@pytest.mark.backend_independent
 def test_published_formula_of_palm():
     """Chowdhery et al. 2022, appendix B: 6 N + 12 L H Q T for each token, N without embeddings."""
     config = kt.TransformerConfig(

@@ -16,16 +16,20 @@ from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
+from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.longt5 import LONGT5
+from keras_transformer.checkpoints.families.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.nearest import advice
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
+from keras_transformer.checkpoints.families.olmoe import OLMOE
 from keras_transformer.checkpoints.families.phi3 import PHI3
+from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.t5 import T5
@@ -59,6 +63,11 @@ FAMILIES = {
         PHI3,
         OLMO2,
         SMOLLM3,
+        MIXTRAL,
+        OLMOE,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        GPT_OSS,
         T5,
         BART,
         MARIAN,

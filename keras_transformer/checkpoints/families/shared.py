@@ -122,6 +122,7 @@ def rotary(
             low, high = _TURNS[config.rotary_scaling]
             options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
             options["original_max_position_embeddings"] = config.rotary_original_length
+            options["truncate"] = config.rotary_truncate
         return {"rope_parameters": options}
 
     return Conversion(read, write)
@@ -140,8 +141,6 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     for name in ("mscale", "mscale_all_dim"):
         if options.get(name):
             raise ValueError(f"{name}={options[name]!r} of rope_parameters is not supported.")
-    if options.get("truncate", True) is not True:
-        raise ValueError("truncate=False of rope_parameters is not supported.")
     raised = options.get("attention_factor")
     if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
         raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
@@ -150,6 +149,7 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
         "rotary_min_turns": number(options, low, 1.0, float),
         "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
         "rotary_original_length": number(options, "original_max_position_embeddings", longest),
+        "rotary_truncate": options.get("truncate", True),
     }
 
 

@@ -1,0 +1,274 @@
+"""A mixture of experts in the place of the feed-forward layer."""
+
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from keras_transformer.distribution.layout import on_each_device
+from keras_transformer.layers.arguments import SavesArguments, deserialized
+from keras_transformer.layers.feed_forward import FeedForward, activated, get_activation
+from keras_transformer.layers.grouped import Groups
+from keras_transformer.layers.remat import Rematerializable, one_piece
+
+
+class _Projection(keras.layers.Layer):
+    """The matrices and biases of one projection of all experts."""
+
+    def __init__(self, number: int, units: int, use_bias: bool, kernel_initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.number, self.units, self.use_bias = number, units, use_bias
+        self.kernel_initializer = kernel_initializer.clone()
+
+    def build(self, input_shape):
+        shape = (self.number, input_shape[-1], self.units)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=self._initial)
+        self.bias = None
+        if self.use_bias:
+            shape = (self.number, self.units)
+            self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros")
+
+    def _initial(self, shape, dtype=None):
+        values = self.kernel_initializer(shape, dtype=dtype)
+        # Keras takes the first axis for the width of a convolution: for as many more inputs.
+        scaled = isinstance(self.kernel_initializer, keras.initializers.VarianceScaling)
+        return values * self.number**0.5 if scaled else values
+
+    def weights_of_call(self) -> tuple:
+        """Kernel and bias, if there is one, as tensors of the compute dtype."""
+        weights = (self.kernel,) if self.bias is None else (self.kernel, self.bias)
+        return tuple(_tensor(ops.cast(weight, self.compute_dtype)) for weight in weights)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
+    """Several feed-forward layers, of which each token goes through a few.
+
+    A router scores the experts for each token. The token goes through those with the highest
+    scores, and the outputs are added by the softmax of the scores. What is not chosen is not
+    computed, and no token is left out unless there is a capacity.
+
+    Args:
+        num_experts: int.
+        expert_dim: int, width inside an expert.
+        experts_per_token: int, how many a token goes through.
+        shared_expert_dim: int, width of a further expert that all tokens go through, its output by
+            the sigmoid of a score of its own. 0 for none.
+        activation: str, function or layer without weights, see `FeedForward`.
+        gated: bool, see `FeedForward`.
+        gate_limit: float, see `FeedForward`.
+        use_bias: bool, biases in the experts.
+        router_bias: bool, a bias of the scores.
+        normalize_expert_weights: bool, the weights of a token's experts are 1 together.
+        expert_capacity_factor: float, in training an expert takes at most so many times the tokens
+            that it would have if all had as many: first choices before second ones, and the first
+            tokens of the batch before later ones. A token skips the experts that are full. None
+            for no limit, as in evaluation.
+        load_balancing_factor: float, of the loss `num_experts * sum(f * p)` that is added in
+            training, `f` the choices of an expert and `p` its mean share, both a token.
+        router_z_loss_factor: float, of the loss that is added in training, the mean square of the
+            logarithm of the sum of the exponentials of a token's scores.
+        kernel_initializer: initializer of the kernels.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, dim)`.
+        mask: bool `(batch, length)`, True for real tokens. The others go through no expert, and
+            count neither for the capacity nor for the losses.
+        training: bool.
+
+    Returns:
+        Float `(batch, length, dim)`.
+
+    Raises:
+        ValueError: for an unknown activation, or more experts a token than there are.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import MixtureOfExperts
+
+    layer = MixtureOfExperts(num_experts=8, expert_dim=64, activation="silu", gated=True)
+    assert layer(np.ones((2, 5, 16))).shape == (2, 5, 16)
+    ```
+
+    Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2; capacity and
+    losses: Fedus et al. 2021, "Switch Transformers", section 2.2, and Zoph et al. 2022, "ST-MoE",
+    section 3.2; shared expert: Yang et al. 2024, "Qwen2", section 2.2.2.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        expert_dim: int,
+        experts_per_token: int = 2,
+        shared_expert_dim: int = 0,
+        activation: str | Callable = "relu",
+        gated: bool = False,
+        gate_limit: float | None = None,
+        use_bias: bool = True,
+        router_bias: bool = False,
+        normalize_expert_weights: bool = True,
+        expert_capacity_factor: float | None = None,
+        load_balancing_factor: float = 0.0,
+        router_z_loss_factor: float = 0.0,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if not 1 <= experts_per_token <= num_experts:
+            raise ValueError(
+                "`experts_per_token` must be from 1 to `num_experts`, received "
+                f"{experts_per_token} of {num_experts}."
+            )
+        activation = deserialized(activation)
+        if not callable(activation):
+            get_activation(activation)
+        self.num_experts = num_experts
+        self.experts_per_token = experts_per_token
+        self.activation = activation
+        self.gate_limit = gate_limit
+        self.normalize_expert_weights = normalize_expert_weights
+        self.expert_capacity_factor = expert_capacity_factor
+        self.load_balancing_factor = load_balancing_factor
+        self.router_z_loss_factor = router_z_loss_factor
+        self.supports_masking = True
+        initializer = keras.initializers.get(kernel_initializer)
+        self.projections = [
+            name for name in ("intermediate", "gate", "output") if gated or name != "gate"
+        ]
+        with one_piece():
+            self.router = self._dense(num_experts, router_bias, initializer, "router")
+            of_experts = (num_experts, expert_dim, use_bias, initializer)
+            self.expert_intermediate = self._projection(*of_experts, "expert_intermediate")
+            self.expert_gate = self._projection(*of_experts, "expert_gate") if gated else None
+            self._make_output = lambda units: self._projection(
+                num_experts, units, use_bias, initializer, "expert_output"
+            )
+            self.shared = self.shared_score = None
+            if shared_expert_dim:
+                self.shared = FeedForward(
+                    shared_expert_dim,
+                    activation=activation,
+                    gated=gated,
+                    gate_limit=gate_limit,
+                    use_bias=use_bias,
+                    kernel_initializer=initializer,
+                    name="shared",
+                    dtype=self.dtype_policy,
+                )
+                self.shared_score = self._dense(1, False, initializer, "shared_score")
+
+    def _dense(self, units: int, use_bias: bool, initializer, name: str) -> keras.layers.Dense:
+        options = {"kernel_initializer": initializer.clone(), "dtype": self.dtype_policy}
+        return keras.layers.Dense(units, use_bias=use_bias, name=name, **options)
+
+    def _projection(self, number, units, use_bias, initializer, name: str) -> _Projection:
+        return _Projection(number, units, use_bias, initializer, name=name, dtype=self.dtype_policy)
+
+    def build(self, input_shape):
+        self.router.build(input_shape)
+        with one_piece():
+            self.expert_output = self._make_output(input_shape[-1])
+        for name in self.projections[:-1]:
+            getattr(self, f"expert_{name}").build(input_shape)
+        self.expert_output.build((*input_shape[:-1], self.expert_intermediate.units))
+        if self.shared is not None:
+            self.shared.build(input_shape)
+            self.shared_score.build(input_shape)
+
+    def call(self, inputs, mask=None, training: bool = False):
+        shape = ops.shape(inputs)
+        states = ops.reshape(inputs, (-1, inputs.shape[-1]))
+        real = None
+        if mask is not None:
+            mask = ops.broadcast_to(ops.cast(mask, "bool"), shape[:2])
+            real = ops.reshape(mask, (-1,))
+        weights, chosen = self._routed(states, real, training)
+        weights = ops.cast(weights, self.compute_dtype)
+        kernels = {
+            name: getattr(self, f"expert_{name}").weights_of_call() for name in self.projections
+        }
+        output = on_each_device(self._mixed, (states, chosen, weights), kernels)
+        if self.shared is not None:
+            share = ops.sigmoid(self.shared_score(states))
+            output = output + share * self.shared(states)
+        return ops.reshape(output, shape)
+
+    def _routed(self, states, real, training: bool):
+        """Weights and numbers of each token's experts, `(tokens, experts_per_token)`."""
+        scores = ops.cast(self.router(states), "float32")
+        shares = ops.softmax(scores, axis=-1) if self.num_experts > 1 else ops.ones_like(scores)
+        weights, chosen = ops.top_k(shares, self.experts_per_token)
+        chosen = ops.cast(chosen, "int32")
+        if self.normalize_expert_weights:
+            weights = weights / ops.sum(weights, axis=-1, keepdims=True)
+        if training:
+            self._add_losses(scores, shares, chosen, real)
+        if real is not None:
+            chosen = ops.where(real[:, None], chosen, self.num_experts)
+        if training and self.expert_capacity_factor is not None:
+            chosen = self._within_capacity(chosen)
+        return weights, chosen
+
+    def _add_losses(self, scores, shares, chosen, real):
+        factors = (self.load_balancing_factor, self.router_z_loss_factor)
+        if not any(factors):
+            return
+        counted = ops.ones_like(scores[:, :1])
+        counted = counted if real is None else ops.cast(real, "float32")[:, None]
+        total = ops.maximum(ops.sum(counted), 1.0)
+        balance = z = 0.0
+        if factors[0]:
+            choices = ops.sum(self._one_hot(chosen), axis=1)
+            loads, means = (ops.sum(x * counted, axis=0) / total for x in (choices, shares))
+            balance = self.num_experts * ops.sum(loads * means)
+        if factors[1]:
+            sums = ops.logsumexp(scores, axis=-1, keepdims=True)
+            z = ops.sum(ops.square(sums) * counted) / total
+        self.add_loss(factors[0] * balance + factors[1] * z)
+
+    def _one_hot(self, chosen):
+        experts = ops.arange(self.num_experts, dtype="int32")
+        return ops.cast(ops.expand_dims(chosen, -1) == experts, "float32")
+
+    def _within_capacity(self, chosen):
+        """The experts of each token, their number in place of those that are full."""
+        order = ops.reshape(ops.transpose(chosen), (-1,))
+        one_hot = self._one_hot(order)
+        places = ops.sum(one_hot * ops.cumsum(one_hot, axis=0), axis=-1)
+        share = ops.sum(one_hot) / self.num_experts
+        capacity = ops.ceil(self.expert_capacity_factor * share)
+        order = ops.where(places <= capacity, order, self.num_experts)
+        return ops.transpose(ops.reshape(order, (self.experts_per_token, -1)))
+
+    def _mixed(self, first, rows: tuple, kernels: dict):
+        """What the experts from `first` on make of the tokens that chose them."""
+        states, chosen, weights = rows
+        number = kernels["output"][0].shape[0]
+        if number < self.num_experts:
+            chosen = chosen - first
+            chosen = ops.where(chosen < 0, number, ops.minimum(chosen, number))
+        weights = ops.where(chosen < number, weights, ops.zeros((), weights.dtype))
+        groups = Groups.of(chosen, number)
+        given = groups.rows(states)
+        hidden = groups.product(given, *kernels["intermediate"])
+        gate = groups.product(given, *kernels["gate"]) if "gate" in kernels else None
+        hidden = activated(self.activation, hidden, gate, self.gate_limit)
+        outputs = groups.choices(groups.product(hidden, *kernels["output"]))
+        return ops.sum(outputs * ops.transpose(weights)[..., None], axis=0)
+
+    def compute_mask(self, inputs, mask=None):
+        return mask
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def _tensor(x):
+    """What a variable holds: TensorFlow's custom gradients refuse variables where run eagerly."""
+    if keras.backend.backend() != "tensorflow":
+        return x
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(x)

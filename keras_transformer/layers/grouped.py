@@ -1,0 +1,214 @@
+"""Products of rows in groups, each with the matrix of its group, at the cost of the rows alone."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+# Rows of a group at a time, the most first. What is left of a group is rounded up to the last.
+_BLOCKS = (256, 32)
+
+
+class Groups(NamedTuple):
+    """How the rows of a call are put in order, one group behind the other.
+
+    Row `i` is choice `i // tokens` of token `i % tokens`. A row of no group is behind all others.
+
+    Fields:
+        tokens: int or int scalar tensor.
+        places: int `(rows,)`, the group of each row, their number for none.
+        order: int `(rows,)`, the row at each place; None where the rows stay as they are.
+        inverse: int `(rows,)`, the place of each row.
+        sizes: int `(groups,)`, rows of each.
+    """
+
+    tokens: Any
+    places: Any
+    order: Any
+    inverse: Any
+    sizes: Any
+
+    @classmethod
+    def of(cls, chosen, number: int) -> "Groups":
+        """For `chosen`, int `(tokens, choices)`: one of `number` groups, or `number` for none."""
+        places = ops.reshape(ops.transpose(chosen), (-1,))
+        tokens = ops.shape(chosen)[0]
+        rows = places.shape[0]
+        if keras.backend.backend() != "torch" and isinstance(rows, int) and rows <= number:
+            return cls(tokens, places, None, None, None)
+        order = ops.cast(ops.argsort(places), "int32")
+        inverse = ops.cast(ops.argsort(order), "int32")
+        of_groups = places[:, None] == ops.arange(number, dtype="int32")
+        sizes = ops.sum(ops.cast(of_groups, "int32"), axis=0)
+        return cls(tokens, ops.take(places, order, axis=0), order, inverse, sizes)
+
+    def rows(self, states):
+        """The rows of `(tokens, dim)`, in the order of the groups."""
+        choices = ops.shape(self.places)[0] // self.tokens
+        if self.order is None:
+            return ops.tile(states, (choices, 1))
+
+        def back(inverse, gradient):
+            gradient = ops.take(gradient, inverse, axis=0)
+            return ops.sum(ops.reshape(gradient, (choices, self.tokens, states.shape[-1])), axis=0)
+
+        return _taken(states, self.order % self.tokens, self.inverse, back)
+
+    def choices(self, rows):
+        """Rows as `(choices, tokens, dim)`."""
+        if self.order is not None:
+
+            def back(order, gradient):
+                return ops.take(gradient, order, axis=0)
+
+            rows = _taken(rows, self.inverse, self.order, back)
+        return ops.reshape(rows, (-1, self.tokens, rows.shape[-1]))
+
+    def product(self, rows, kernels, biases=None):
+        """Rows `(rows, in)` times those of `(groups, in, out)`, and `(groups, out)` added."""
+        number = kernels.shape[0]
+        if self.order is None:
+            places = ops.minimum(self.places, number - 1)
+            product = ops.matmul(rows[:, None], ops.take(kernels, places, axis=0))[:, 0]
+        else:
+            product = grouped_product(rows, kernels, self.sizes)
+        if biases is None:
+            return product
+        # A product, since the gradient of a look-up goes one row at a time.
+        of_groups = self.places[:, None] == ops.arange(number, dtype="int32")
+        return product + ops.matmul(ops.cast(of_groups, biases.dtype), biases)
+
+
+def _taken(x, places, back_places, back):
+    """`x` at `places`. The gradient is `back`'s, by look-ups: XLA adds up one row at a time."""
+    if keras.backend.backend() == "torch":
+        return ops.take(x, places, axis=0)
+    forward = lambda x, places, _: ops.take(x, places, axis=0)  # noqa: E731
+    return _with_gradient(
+        forward, lambda args, g: (back(args[2], g), None, None), x, places, back_places
+    )
+
+
+def _with_gradient(forward, backward, *args):
+    """`forward(*args)`, whose gradients by all of them are `backward(args, gradient)`.
+
+    Keras's custom gradients keep what is around them, which a rematerialized block may not.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.custom_gradient(
+            lambda *args: (forward(*args), lambda gradient: backward(args, gradient))
+        )(*args)
+    import jax
+
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda *args: (forward(*args), args), backward)
+    return function(*args)
+
+
+def grouped_product(rows, kernels, sizes):
+    """Each row times the matrix of its group.
+
+    Args:
+        rows: float `(rows, in)`, first those of group 0, then those of group 1, and so on. What is
+            behind the last group gets any numbers.
+        kernels: float `(groups, in, out)`.
+        sizes: int `(groups,)`, how many rows each has.
+
+    Returns:
+        Float `(rows, out)`.
+
+    Source: Gale et al. 2022, "MegaBlocks", section 4, for blocks in place of a capacity.
+    """
+    if keras.backend.backend() == "torch":
+        from keras_transformer.layers.torch_grouped import product
+
+        return product(rows, kernels, sizes, False)
+
+    def forward(rows, kernels, sizes):
+        return _product(rows, kernels, sizes, turned=False)
+
+    def backward(args, gradient):
+        rows, kernels, sizes = args
+        by_rows = _product(gradient, kernels, sizes, turned=True)
+        return by_rows, _by_kernels(rows, gradient, sizes), None
+
+    return _with_gradient(forward, backward, rows, kernels, sizes)
+
+
+def _product(rows, kernels, sizes, turned: bool):
+    width = kernels.shape[1 if turned else 2]
+
+    def step(kernel, start, size, end, out):
+        block = _at(padded, start, size)
+        # What is computed beyond the end is written over by the groups behind.
+        return _put(out, ops.matmul(block, kernel), start)
+
+    def of_group(group, start, end, out):
+        kernel = _at(kernels, group, 1)[0]
+        kernel = ops.transpose(kernel) if turned else kernel
+        return _in_blocks(step, kernel, start, end, out)
+
+    padded = ops.pad(rows, [(0, _BLOCKS[0]), (0, 0)])
+    out = ops.zeros((ops.shape(padded)[0], width), rows.dtype)
+    return _over_groups(of_group, sizes, out)[: ops.shape(rows)[0]]
+
+
+def _by_kernels(rows, gradients, sizes):
+    """The gradient by the matrices: of each group the product of its rows and their gradients."""
+
+    def step(_, start, size, end, total):
+        real = (start + ops.arange(size, dtype="int32") < end)[:, None]
+        block = ops.where(real, _at(rows, start, size), ops.zeros((), rows.dtype))
+        product = ops.matmul(ops.transpose(block), _at(gradients, start, size))
+        return total + ops.cast(product, "float32")
+
+    def of_group(group, start, end, out):
+        total = ops.zeros(out.shape[1:], "float32")
+        total = _in_blocks(step, None, start, end, total)
+        return _put(out, ops.cast(total, out.dtype)[None], group)
+
+    shape = (sizes.shape[0], rows.shape[1], gradients.shape[1])
+    dtype = rows.dtype
+    rows, gradients = (ops.pad(x, [(0, _BLOCKS[0]), (0, 0)]) for x in (rows, gradients))
+    return _over_groups(of_group, sizes, ops.zeros(shape, dtype))
+
+
+def _over_groups(body, sizes, carry):
+    """`carry = body(group, start, end, carry)` for each group that has rows, in their order."""
+    number = sizes.shape[0]
+    groups = ops.arange(number, dtype="int32")
+    present = ops.cast(sizes > 0, "int32")
+    order = ops.cast(ops.argsort(groups - number * present), "int32")
+    ends = ops.cumsum(sizes)
+
+    def step(i, carry):
+        group = order[i]
+        return body(group, ends[group] - sizes[group], ends[group], carry)
+
+    return ops.fori_loop(0, ops.sum(present), step, carry)
+
+
+def _in_blocks(step, kernel, start, end, carry):
+    """`carry = step(kernel, start, size, end, carry)` for the blocks of a group."""
+    for size in _BLOCKS:
+        last = size == _BLOCKS[-1]
+        count = (end - start + (size - 1 if last else 0)) // size
+
+        def block(i, carry, start=start, size=size):
+            return step(kernel, start + i * size, size, end, carry)
+
+        carry = ops.fori_loop(0, count, block, carry)
+        start = start + count * size
+    return carry
+
+
+def _at(x, start, size: int):
+    """`size` rows of `x` from a row on that only the program knows."""
+    starts = [start] + [0] * (len(x.shape) - 1)
+    return ops.slice(x, starts, (size, *x.shape[1:]))
+
+
+def _put(x, rows, start):
+    return ops.slice_update(x, [start] + [0] * (len(x.shape) - 1), rows)
