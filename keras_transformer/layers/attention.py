@@ -17,6 +17,7 @@ from keras_transformer.layers.arguments import (
     with_further,
 )
 from keras_transformer.layers.blocks import Blocks, goes_in_turns, in_turns
+from keras_transformer.layers.disentangled import position_projections, with_relative_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
@@ -58,6 +59,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         query_key_norm: a name in `config.NORMALIZATIONS`, of each head's queries and keys. Defaults
             to no normalization.
         query_key_norm_across_heads: bool, of those of all heads together (OLMo 2).
+        disentangled: str, scores of queries with positions and of positions with keys too, see
+            `RelativeEmbedding`: of its states by the `"shared"` projections, or by their `"own"`.
         normalization_epsilon: float, of `query_key_norm`.
         score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
@@ -78,6 +81,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         visibility: `Visibility`, what further decides which keys a query sees: packed documents,
             positions, an explicit mask. Its `padding` takes the place of the masks.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
+        relative: `RelativeStates`, for `disentangled`.
         cache: `Slots` for keys and values. Self-attention writes the new ones behind those that it
             holds and reads all. Cross-attention writes those of `value` and, without it, reads
             what an earlier call wrote.
@@ -122,6 +126,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
         query_key_norm_across_heads: bool = False,
+        disentangled: str | None = None,
         normalization_epsilon: float = 1e-6,
         score_scale: float | None = None,
         attention_soft_cap: float | None = None,
@@ -149,6 +154,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
         self.query_key_norm_across_heads = query_key_norm_across_heads
+        self.disentangled = disentangled
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
         self.dropout = dropout
@@ -160,6 +166,9 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         shared_dim = self.num_key_value_heads * head_dim
         self.key_dense = self._projection(shared_dim, "key", use_bias)
         self.value_dense = self._projection(shared_dim, "value", use_bias)
+        self.position_projections = position_projections(self)
+        if disentangled and score_scale is None:
+            score_scale = (3 * head_dim) ** -0.5  # of a sum of three products
         with one_piece():
             self.score_function = scores.get(
                 score,
@@ -200,6 +209,8 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         self.key_dense.build(key_shape or value_shape)
         self.value_dense.build(value_shape)
         self.score_function.build(None)
+        for dense in self.position_projections if self.disentangled == "own" else ():
+            dense.build(query_shape)
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
                 width = dense.units if self.query_key_norm_across_heads else self.head_dim
@@ -219,6 +230,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         value_mask=None,
         visibility=None,
         bias=None,
+        relative=None,
         cache=None,
         return_attention_scores: bool = False,
         training: bool = False,
@@ -239,6 +251,7 @@ class MultiHeadAttention(NamesArguments, SavesArguments, Rematerializable, keras
         )
         if own_keys or value is not None:
             keys, values = self._keys_and_values(query, value, key, key_positions)
+            bias = with_relative_scores(self, queries, keys, relative, cache, bias)
             if cache is not None:
                 cache = cache.write(keys, values)
                 cache = cache if own_keys else cache.full()

@@ -65,6 +65,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             Keras calls it `inputs_mask` where other tensors are given too.
         visibility: `Visibility`, see `MultiHeadAttention`.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
+        relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, compute the state of the first token alone.
         return_attention_scores: bool.
 
@@ -232,6 +233,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         inputs_mask=None,
         visibility=None,
         bias=None,
+        relative=None,
         first_only: bool = False,
         return_attention_scores: bool = False,
         training: bool = False,
@@ -242,12 +244,13 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         scores = {}
 
         def attend(x):
-            options = {"visibility": visibility, "bias": bias}
+            options = {"visibility": visibility, "bias": bias, "relative": relative}
             if first_only:
                 options = {
                     "value": x,
                     "visibility": visibility.of_first_query(),
                     "bias": None if bias is None else bias[:, :, :1],
+                    "relative": None if relative is None else relative.of_first_query(),
                 }
                 x = x[:, :1]
             if not return_attention_scores:

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.disentangled import RelativeEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.masking import Visibility
@@ -56,7 +57,7 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         causal = config.kind == "decoder"
-        self.position_bias = self.final_norm = None
+        self.position_bias = self.relative_embedding = self.final_norm = None
         if config.relative_bias:
             self.position_bias = RelativePositionBias(
                 config.num_heads,
@@ -68,6 +69,17 @@ class Stack(keras.layers.Layer):
             )
         elif config.position == "alibi":
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
+        if config.disentangled:
+            self.relative_embedding = RelativeEmbedding(
+                config.hidden_dim,
+                num_buckets=config.relative_num_buckets,
+                max_distance=config.relative_max_distance,
+                normalization=config.normalization,
+                normalization_epsilon=config.normalization_epsilon,
+                embeddings_initializer=kernel_initializer(config, initializer),
+                name="relative_embedding",
+                dtype=self.dtype_policy,
+            )
         kind = DecoderBlock if causal else EncoderBlock
         further = {"cross_attention": cross_dim is not None} if causal else {}
         self.blocks = [
@@ -95,7 +107,7 @@ class Stack(keras.layers.Layer):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         for block in self.blocks:
             block.build(input_shape, *source)
-        for layer in (self.position_bias, self.final_norm):
+        for layer in (self.position_bias, self.relative_embedding, self.final_norm):
             if layer is not None:
                 layer.build(input_shape)
 
@@ -119,13 +131,12 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1]:
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
-        if self.position_bias is None:
-            options["bias"] = None
-        else:
-            queries = sequence_positions(x) if run.positions is None else run.positions
-            keys = run.visibility.key_positions
-            keys = queries if keys is None else keys
-            options["bias"] = self.position_bias(queries, keys)
+        options["bias"] = None
+        for name, layer in (("bias", self.position_bias), ("relative", self.relative_embedding)):
+            if layer is not None:
+                queries = sequence_positions(x) if run.positions is None else run.positions
+                keys = run.visibility.key_positions
+                options[name] = layer(queries, queries if keys is None else keys)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True

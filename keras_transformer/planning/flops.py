@@ -158,10 +158,19 @@ def layer_flops(
     total = 0
     for weight in block(config, source_dim):
         part, name, *rest = weight.path.split("/")
-        if rest == ["kernel"] and (name, config.score) not in _NO_PRODUCTS:
+        once = name.startswith("position_")  # for all tokens of a batch
+        if rest == ["kernel"] and not once and (name, config.score) not in _NO_PRODUCTS:
             tokens = parts[part][1] if name in ("key", "value") else queries
             total += 2 * tokens * math.prod(weight.shape)
     pairs = queries * sum(keys for keys, _ in attended)
+    if config.disentangled:  # queries and keys with each relative position
+        total += (
+            2
+            * (queries + attended[0][0])
+            * config.relative_num_buckets
+            * config.head_dim
+            * config.num_heads
+        )
     return total + 2 * 2 * pairs * config.num_heads * config.head_dim
 
 

@@ -20,6 +20,7 @@ from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
+from keras_transformer.tasks.hidden import OptionalHidden
 from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import (
@@ -81,7 +82,7 @@ class SpanAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class QuestionAnswerer(Task):
+class QuestionAnswerer(OptionalHidden, Task):
     """An encoder that marks where in a context the answer to a question starts and ends.
 
     `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
@@ -95,6 +96,10 @@ class QuestionAnswerer(Task):
     Args:
         backbone, tokenizer, name: as for `Task`.
         dropout: float, rate on the states.
+        hidden_activation: str, the activation of a hidden layer of the states' width, see
+            `layers.FeedForward`. Defaults to no such layer.
+        hidden_bias: bool, a bias of that layer.
+        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -104,7 +109,7 @@ class QuestionAnswerer(Task):
         padding, which so has no probability.
 
     Raises:
-        ValueError: for a backbone that is not an encoder.
+        ValueError: for an unknown activation, or a backbone that is not an encoder.
 
     Example:
     ```python
@@ -124,7 +129,7 @@ class QuestionAnswerer(Task):
     backbone_kinds = ("encoder",)
     alias = "question_answering"
     published_as = ("ForQuestionAnswering",)
-    task_options = ("dropout",)
+    task_options = ("dropout", *OptionalHidden.hidden_options)
     needs_labels = answers = True
     takes_records = False
     predict_options: ClassVar = PER_TOKEN
@@ -135,15 +140,20 @@ class QuestionAnswerer(Task):
         tokenizer: Tokenizer | None = None,
         dropout: float = 0.0,
         name: str | None = None,
+        hidden_activation: str | None = None,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
     ):
         super().__init__(backbone, tokenizer, name=name)
         self.dropout = check_number("dropout", dropout, at_least=0, below=1)
         self.dropout_layer = self._dropout(self.dropout)
+        self.set_hidden(hidden_activation, hidden_bias, block_norm)
         self.output_dense = self._dense(2, "output")
         self.built = True
         self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
+        states = states if self.hidden_dense is None else self.hidden(states)
         logits = self.output_dense(self.dropout_layer(states, training=training))
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
@@ -241,8 +251,12 @@ class QuestionAnswerer(Task):
         return results[0] if alone else results
 
     @classmethod
+    def head_values(cls, config, values):
+        return cls.hidden_values(values)
+
+    @classmethod
     def head_shapes(cls, config, values):
-        return shapes_of(SPAN_HEAD, config, num_ends=2)
+        return shapes_of((*cls.hidden_weights(config, values), *SPAN_HEAD), config, num_ends=2)
 
 
 def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:

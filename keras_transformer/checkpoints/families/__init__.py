@@ -9,6 +9,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.albert import ALBERT
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
+from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
@@ -40,6 +41,7 @@ FAMILIES = {
         MPNET,
         NOMIC_BERT,
         MODERNBERT,
+        DEBERTA_V2,
         GPT,
         GPT2,
         GPT_NEOX,
