@@ -121,6 +121,17 @@ def test_an_output_matrix_that_is_missing_is_not_replaced(tmp_path, model_type, 
         kt.Backbone.from_preset(tmp_path)
 
 
+@pytest.mark.each_backend
+@pytest.mark.parametrize("model_type", ["modernbert", "deberta-v2"])
+def test_every_weight_learns(tmp_path, model_type):
+    _, (ids, mask) = made(model_type, "TextClassifier", tmp_path, number=1)
+    model = kt.Task.from_preset(tmp_path)
+    before = {v.path: to_numpy(v) for v in model.trainable_variables}
+    model.fit({"token_ids": ids, "padding_mask": mask}, np.array([0, 1, 2]), verbose=0)
+    same = [v.path for v in model.trainable_variables if (before[v.path] == to_numpy(v)).all()]
+    assert not [path for path in same if not path.endswith("key/bias")]
+
+
 def test_own_format_keeps_every_head(tmp_path):
     for task in SUFFIXES:
         made("roberta", task, tmp_path / task)

@@ -53,7 +53,9 @@ class TokenStem(Stem):
         self.config = config
         self.token_embedding = token_embedding
         layers = [config, *(config.layer(i) for i in range(len(config.layer_pattern or ())))]
-        self._has_positions = any(x.position != "none" for x in layers)
+        self._has_positions = any(
+            x.position != "none" or x.relative_bias or x.disentangled for x in layers
+        )
         embeddings = embedding_initializer(config, initializer)
         options = {"embeddings_initializer": embeddings, "dtype": self.dtype_policy}
         width = config.embedding_dim
