@@ -16,6 +16,7 @@ from typing import Any
 from keras_transformer import TransformerConfig, list_presets
 from keras_transformer.checkpoints import families, load_config
 from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.families.deberta_v2 import RELATIVE_SCORES
 from keras_transformer.checkpoints.families.family import ACTIVATIONS as THEIR_ACTIVATIONS
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.shared import SWITCHED_WINDOW
@@ -60,9 +61,9 @@ def _llama_rope(kind: str) -> dict[str, Any]:
 
 NOT_COVERED = (
     NotCovered(
-        "Heads of ModernBERT",
-        "They have a normalization without bias, which those here have not. The backbone loads, "
-        "`TextEmbedder` takes it, and other heads are fresh.",
+        "The convolution of DeBERTa v2 (its sizes xlarge and xxlarge)",
+        "The block has none. DeBERTa v3 has none either.",
+        ({"model_type": "deberta-v2", "conv_kernel_size": 3},),
     ),
     NotCovered(
         "The head of BigBird for questions",
@@ -92,7 +93,7 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Heads of BART for classes and answers; next sentence (BERT), order of sentences (ALBERT), "
-        "replaced tokens (ELECTRA)",
+        "replaced tokens (ELECTRA, DeBERTa v3)",
         "There is no such task here. The backbone loads, the head is left out.",
     ),
     NotCovered(
@@ -294,6 +295,8 @@ def positions(family: Family) -> str:
     config = defaults(family)
     beside = config.relative_bias and config.position != "relative"
     buckets = f"; relative, {config.relative_num_buckets} buckets" if beside else ""
+    if config.disentangled or RELATIVE_SCORES in family.conversions:
+        buckets += "; relative in the scores, if the config has them"
     return absolute_positions(family) + buckets
 
 

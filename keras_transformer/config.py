@@ -282,11 +282,13 @@ class TransformerConfig(FeedForwardOptions):
         None,
         of="side",
     )
-    relative_num_buckets: int = option(
-        "T5 relative bias, number of distance buckets.", 32, of="side", least=1
-    )
-    relative_max_distance: int = option(
-        "T5 relative bias, distance at which the buckets end.", 128, of="side", least=1
+    relative_num_buckets: int = option("buckets of relative distances.", 32, of="side", least=1)
+    relative_max_distance: int = option("distance at which they end.", 128, of="side", least=1)
+    disentangled: str | None = option(
+        "contents scored with relative positions (DeBERTa), see `layers.MultiHeadAttention`.",
+        None,
+        of="model",
+        choices=(None, "shared", "own"),
     )
     encoder: dict | None = option(
         '`"seq2seq"` only: the values that differ in the encoder, by name.', None, of="overrides"

@@ -252,6 +252,7 @@ def check_agreement(config: "TransformerConfig") -> None:
         (config.num_decoder_layers is not None, "`num_decoder_layers` needs", "seq2seq"),
         (config.embedding_projection, "`embedding_dim` and `embedding_projection` need", "encoder"),
         (config.share_embeddings is not None, "`share_embeddings` needs", "seq2seq"),
+        (config.disentangled, "`disentangled` needs", "encoder"),
     ):
         if given and config.kind != kind:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
@@ -313,4 +314,12 @@ def check_agreement(config: "TransformerConfig") -> None:
             "position='relative' needs 4 or more `relative_num_buckets` and a "
             "`relative_max_distance` above half their number, received "
             f"{config.relative_num_buckets} and {config.relative_max_distance}."
+        )
+    if config.disentangled and config.score != "scaled_dot":
+        raise ValueError(f"`disentangled` needs score='scaled_dot', received {config.score!r}.")
+    if config.disentangled and not 2 <= small <= config.relative_max_distance:
+        raise ValueError(
+            "`disentangled` needs 4 or more `relative_num_buckets` and a `relative_max_distance` "
+            f"of at least half their number, received {config.relative_num_buckets} and "
+            f"{config.relative_max_distance}."
         )

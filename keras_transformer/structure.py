@@ -141,12 +141,17 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
     """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norms."""
     of_heads = {"query_key_norm": True, "query_key_norm_across_heads": False}
     across = {"query_key_norm": True, "query_key_norm_across_heads": True}
+    positions = {"disentangled": "own"}
     return (
         *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
         *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
         *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
         *(_GLOBAL if name == "self_attention" else ()),
+        *_dense(
+            f"{name}/position_query", "hidden_dim", "query_heads", "attention_bias", **positions
+        ),
+        *_dense(f"{name}/position_key", "hidden_dim", "key_heads", "attention_bias", **positions),
         *_norm(f"{name}/query_norm", "head_dim", **of_heads),
         *_norm(f"{name}/key_norm", "head_dim", **of_heads),
         *_norm(f"{name}/query_norm", "all_queries", **across),
@@ -219,6 +224,10 @@ STEM = (
         "group_relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True,
         global_block_size=True,
     ),
+    *_weight(
+        "relative_embedding/embeddings", "relative_num_buckets", "hidden_dim", disentangled=True
+    ),
+    *_norm("relative_embedding/norm", disentangled=True),
     *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
     *_dense(
         "embedding_projection", "embedding_dim", "hidden_dim", embedding_projection=True
@@ -237,20 +246,27 @@ TOKENS = (
 )  # fmt: skip
 POOLER = _dense("pooler", "hidden_dim", "hidden_dim", pooler=True)
 
+
+def hidden_of_head(
+    name: str, width: str = "hidden_dim", bias: bool = True, norm: str | None = None
+) -> tuple[Weight, ...]:
+    """A hidden layer of a head, and a normalization of the kind `norm` behind it."""
+    vectors = [f"{name}/bias"] * bias + [f"{name}_norm/{p}" for p in NORMALIZATIONS.get(norm, ())]
+    return (
+        Weight(f"{name}/kernel", ("hidden_dim", width)),
+        *(Weight(v, (width,)) for v in vectors),
+    )
+
+
 # The heads of tasks, by what is in the model for them.
-MASKED_LM_HEAD = (
-    *_dense("transform", "hidden_dim", "embedding_dim"),
-    *_weight("transform_norm/gamma", "embedding_dim"),
-    *_weight("transform_norm/beta", "embedding_dim"),
-    *_weight("output_bias/bias", "vocabulary_size"),
-)
+OUTPUT_BIAS = _weight("output_bias/bias", "vocabulary_size")
+MASKED_LM_HEAD = (*hidden_of_head("transform", "embedding_dim", norm="layer_norm"), *OUTPUT_BIAS)
 SPAN_HEAD = _dense("output", "hidden_dim", "num_ends")
 # The score of a decoder's last state has no bias.
 CLASSIFIER_HEAD = (
     *_weight("output/kernel", "hidden_dim", "num_classes"),
     *_weight("output/bias", "num_classes", kind="encoder"),
 )
-HIDDEN_OF_HEAD = _dense("hidden", "hidden_dim", "hidden_dim")
 
 _ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
 # Of biases and normalizations, which weight decay spares: the names of vectors.

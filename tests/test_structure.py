@@ -104,7 +104,9 @@ def random_config(seed):
     return TransformerConfig(**values)
 
 
+OWN = {"num_heads": 4, "num_key_value_heads": 2, "disentangled": "own", "relative_num_buckets": 8}
 CASES = [*tiny_presets(), *((f"seed {seed}", random_config(seed)) for seed in range(8))]
+CASES.append(("own", TransformerConfig(kind="encoder", **OWN, **TINY)))
 
 
 @pytest.mark.parametrize("config", [case[1] for case in CASES], ids=[case[0] for case in CASES])
@@ -146,14 +148,21 @@ def test_the_description_is_that_of_the_model(config):
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
-@pytest.mark.parametrize("hidden", [None, "tanh"])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {},
+        {"hidden_activation": "tanh"},
+        {"hidden_activation": "tanh", "hidden_bias": False, "block_norm": True},
+    ],
+)
 def test_the_heads_are_those_of_the_tasks(kind, hidden):
-    values = {"embedding_dim": 10} if kind == "encoder" else {}
+    values = {"embedding_dim": 10, "normalization": "rms_norm"} if kind == "encoder" else {}
     config = TransformerConfig(kind=kind, num_heads=4, **TINY, **values)
-    options = {"num_classes": 3, **({"hidden_activation": hidden} if hidden else {})}
+    options = {"num_classes": 3, **hidden}
     tasks = {kt.TextClassifier: options}
     if kind == "encoder":
-        tasks |= {kt.MaskedLM: {}, kt.QuestionAnswerer: {}, kt.TokenClassifier: {"num_classes": 3}}
+        tasks |= {kt.MaskedLM: hidden, kt.QuestionAnswerer: hidden, kt.TokenClassifier: options}
     else:
         tasks |= {kt.CausalLM: {}}
     for task_class, given in tasks.items():

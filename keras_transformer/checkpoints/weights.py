@@ -106,13 +106,13 @@ def layers(
     **options: Any,
 ) -> tuple[Weight, ...]:
     """The lines of whole layers, by our path of each and theirs, and further values of a line."""
-    # `..._norm` is a normalization, `..._embedding` and `..._bias` are an embedding, all else is a
+    # `...norm` is a normalization, `..._embedding` and `..._bias` are an embedding, all else is a
     # dense layer, a `torch.nn.Linear` there.
     lines: list[Weight] = []
     for mine, its in table.items():
         path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
         parts = [("kernel", first, {"transpose": transpose}), ("bias", second, {})]
-        if path.endswith("_norm"):
+        if path.endswith("norm"):
             parts = [
                 (name, tensor, {"when": ("normalization", kind)})
                 for kind, names in NORMALIZATIONS.items()

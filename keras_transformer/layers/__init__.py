@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.kerashub_names import missing
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.disentangled import RelativeEmbedding, RelativeStates
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import (
     SegmentEmbedding,
@@ -38,7 +39,9 @@ __all__ = [
     "LearnedPosition",
     "MixtureOfExperts",
     "MultiHeadAttention",
+    "RelativeEmbedding",
     "RelativePositionBias",
+    "RelativeStates",
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SinusoidalPosition",

@@ -18,6 +18,7 @@ from keras_transformer.layers.arguments import (
     with_further,
 )
 from keras_transformer.layers.attending import Attends
+from keras_transformer.layers.disentangled import position_projections, with_relative_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
@@ -74,6 +75,8 @@ class MultiHeadAttention(
         query_key_norm: a name in `config.NORMALIZATIONS`, of each head's queries and keys. Defaults
             to no normalization.
         query_key_norm_across_heads: bool, of those of all heads together (OLMo 2).
+        disentangled: str, scores of queries with positions and of positions with keys too, see
+            `RelativeEmbedding`: of its states by the `"shared"` projections, or by their `"own"`.
         normalization_epsilon: float, of `query_key_norm`.
         score_scale: float, factor of `"scaled_dot"`. Defaults to `head_dim ** -0.5`.
         attention_soft_cap: float, bounds the scores by `cap * tanh(scores / cap)` (Gemma 2, Riviere
@@ -96,6 +99,7 @@ class MultiHeadAttention(
         visibility: `Visibility`, what further decides which keys a query sees: packed documents,
             positions, an explicit mask. Its `padding` takes the place of the masks.
         bias: float `(batch or 1, num_heads or 1, query_length, key_length)`, added to the scores.
+        relative: `RelativeStates`, for `disentangled`.
         cache: `Slots` for keys and values. Self-attention writes the new ones behind those that it
             holds and reads all. Cross-attention writes those of `value` and, without it, reads
             what an earlier call wrote.
@@ -146,6 +150,7 @@ class MultiHeadAttention(
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
         query_key_norm_across_heads: bool = False,
+        disentangled: str | None = None,
         normalization_epsilon: float = 1e-6,
         score_scale: float | None = None,
         attention_soft_cap: float | None = None,
@@ -178,6 +183,7 @@ class MultiHeadAttention(
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
         self.query_key_norm_across_heads = query_key_norm_across_heads
+        self.disentangled = disentangled
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
         self.attention_sinks = attention_sinks
@@ -195,6 +201,9 @@ class MultiHeadAttention(
             for dense in (self.query_dense, self.key_dense, self.value_dense)
             if global_projection
         ]
+        self.position_projections = position_projections(self)
+        if disentangled and score_scale is None:
+            score_scale = (3 * head_dim) ** -0.5  # of a sum of three products
         with one_piece():
             self.score_function = scores.get(
                 score,
@@ -245,6 +254,8 @@ class MultiHeadAttention(
         self.score_function.build(None)
         if self.attention_sinks:
             self.sinks = self.add_weight(name="sinks", shape=(self.num_heads,), initializer="zeros")
+        for dense in self.position_projections if self.disentangled == "own" else ():
+            dense.build(query_shape)
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
                 width = dense.units if self.query_key_norm_across_heads else self.head_dim
@@ -264,6 +275,7 @@ class MultiHeadAttention(
         value_mask=None,
         visibility=None,
         bias=None,
+        relative=None,
         cache=None,
         return_attention_scores: bool = False,
         training: bool = False,
@@ -284,6 +296,7 @@ class MultiHeadAttention(
         )
         if own_keys or value is not None:
             keys, values = self._keys_and_values(query, value, key, key_positions)
+            bias = with_relative_scores(self, queries, keys, relative, cache, bias)
             if cache is not None:
                 cache = cache.write(keys, values)
                 cache = cache if own_keys else cache.full()

@@ -74,6 +74,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             Keras calls it `inputs_mask` where other tensors are given too.
         visibility: `Visibility`, see `MultiHeadAttention`.
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
+        relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, compute the state of the first token alone.
         return_attention_scores: bool.
 
@@ -257,6 +258,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         inputs_mask=None,
         visibility=None,
         bias=None,
+        relative=None,
         first_only: bool = False,
         return_attention_scores: bool = False,
         training: bool = False,
@@ -267,7 +269,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         scores = {}
 
         def attend(x):
-            options = {"visibility": visibility, "bias": bias}
+            options = {"visibility": visibility, "bias": bias, "relative": relative}
             # A global token's projections are not those of a query.
             alone = first_only and not self.self_attention.global_projection
             if alone:
@@ -276,6 +278,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                     "value": x,
                     "visibility": visibility.of_first_query(),
                     "bias": None if of_first is None else of_first[:, :, :1],
+                    "relative": None if relative is None else relative.of_first_query(),
                 }
                 x = x[:, :1]
             if return_attention_scores:

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
+from keras_transformer.layers.disentangled import RelativeEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.masking import Visibility
@@ -58,7 +59,7 @@ class Stack(keras.layers.Layer):
         self.cross_dim = cross_dim
         self.supports_masking = True
         causal = config.kind == "decoder"
-        self.position_bias = self.group_bias = self.final_norm = None
+        self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         if config.relative_bias:
             make_bias = functools.partial(
                 RelativePositionBias,
@@ -74,6 +75,17 @@ class Stack(keras.layers.Layer):
                     self.group_bias = make_bias(name="group_relative_bias")
         elif config.position == "alibi":
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
+        if config.disentangled:
+            self.relative_embedding = RelativeEmbedding(
+                config.hidden_dim,
+                num_buckets=config.relative_num_buckets,
+                max_distance=config.relative_max_distance,
+                normalization=config.normalization,
+                normalization_epsilon=config.normalization_epsilon,
+                embeddings_initializer=kernel_initializer(config, initializer),
+                name="relative_embedding",
+                dtype=self.dtype_policy,
+            )
         kind = DecoderBlock if causal else EncoderBlock
         further = {"cross_attention": cross_dim is not None} if causal else {}
         self.blocks = [
@@ -101,7 +113,8 @@ class Stack(keras.layers.Layer):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         for block in self.blocks:
             block.build(input_shape, *source)
-        for layer in (self.position_bias, self.group_bias, self.final_norm):
+        biases = (self.position_bias, self.group_bias, self.relative_embedding)
+        for layer in (*biases, self.final_norm):
             if layer is not None:
                 layer.build(input_shape)
 
@@ -126,6 +139,9 @@ class Stack(keras.layers.Layer):
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
         bias, of_parts = self._bias(x, run)
+        if self.relative_embedding is not None:
+            queries = sequence_positions(x) if run.positions is None else run.positions
+            options["relative"] = self.relative_embedding(queries, queries)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True

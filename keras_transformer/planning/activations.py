@@ -129,6 +129,9 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     pairs = rows.count * heads * queries * keys
     # JAX's own attention, for which nothing is dropped, keeps the scores with the mask as well.
     total += pairs * ((1 if dropped else 2) * _FLOAT32 + rows.itemsize)
+    if config.disentangled:  # the scores with all relative positions, and those of pairs
+        total += rows.count * heads * (queries + keys) * config.relative_num_buckets * rows.itemsize
+        total += 2 * pairs * rows.itemsize
     if config.score == "general":  # the queries behind the matrix
         total += of_queries
     elif config.score == "location":  # the keys are not read

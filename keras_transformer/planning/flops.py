@@ -158,10 +158,23 @@ def layer_flops(
     total = 0
     for weight in block(config, source_dim):
         part, name, *_ = weight.path.split("/")
-        if weight.path.endswith("/kernel") and (name, config.score) not in _NO_PRODUCTS:
+        once = name.startswith("position_")  # for all tokens of a batch
+        if (
+            weight.path.endswith("/kernel")
+            and not once
+            and (name, config.score) not in _NO_PRODUCTS
+        ):
             tokens = parts[part][1] if name in ("key", "value") else queries
             total += 2 * tokens * weight.numbers_of_a_token(config)
     pairs = queries * sum(keys for keys, _ in attended)
+    if config.disentangled:  # queries and keys with each relative position
+        total += (
+            2
+            * (queries + attended[0][0])
+            * config.relative_num_buckets
+            * config.head_dim
+            * config.num_heads
+        )
     return total + 2 * 2 * pairs * config.num_heads * config.head_dim
 
 

@@ -9,7 +9,8 @@ from keras import ops
 from keras_transformer.checking import check_int, check_number, check_text, shorten
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models.backbone import Backbone, as_mask
-from keras_transformer.structure import CLASSIFIER_HEAD, HIDDEN_OF_HEAD, shapes_of
+from keras_transformer.structure import CLASSIFIER_HEAD, shapes_of
+from keras_transformer.tasks.hidden import OptionalHidden
 from keras_transformer.tasks.labels import class_numbers
 from keras_transformer.tasks.task import Task
 from keras_transformer.tokenizers import Tokenizer
@@ -18,11 +19,11 @@ from keras_transformer.training.adversarial import adversarial_loss
 _MOST_CLASSES = 2**24  # More would be a mistake, and take the memory.
 
 
-class Classifier(Task):
+class Classifier(OptionalHidden, Task):
     """A backbone with a linear layer to classes; `labels` may be assigned too, to rename them."""
 
     needs_labels = True
-    task_options = ("num_classes", "labels", "dropout")
+    task_options = ("num_classes", "labels", "dropout", *OptionalHidden.hidden_options)
     adversarial_norm: float = 0.0
     fewest_classes = 2
 
@@ -34,6 +35,9 @@ class Classifier(Task):
         labels: list[str] | None = None,
         dropout: float | None = None,
         name: str | None = None,
+        hidden_activation: str | None = None,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
     ):
         if labels is not None:
             labels = _checked_labels(labels)
@@ -48,6 +52,7 @@ class Classifier(Task):
         dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
+        self.set_hidden(hidden_activation, hidden_bias, block_norm)
         self._make_head()
 
     def _make_head(self) -> None:
@@ -120,14 +125,18 @@ class Classifier(Task):
         return self.labels or [str(number) for number in range(self.num_classes)]
 
     @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return cls.hidden_values(values)
+
+    @classmethod
     def head_shapes(
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         classes = values.get("num_classes")
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
-        hidden = HIDDEN_OF_HEAD if values.get("hidden_activation") else ()
-        return shapes_of((*hidden, *CLASSIFIER_HEAD), config, num_classes=classes)
+        weights = (*cls.hidden_weights(config, values), *CLASSIFIER_HEAD)
+        return shapes_of(weights, config, num_classes=classes)
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

@@ -10,12 +10,11 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.layers.embedding import VocabularyBias
-from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.structure import MASKED_LM_HEAD, shapes_of
+from keras_transformer.structure import OUTPUT_BIAS, hidden_of_head, shapes_of
+from keras_transformer.tasks.hidden import HiddenLayer
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import (
@@ -51,7 +50,7 @@ class Filling(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MaskedLM(TokenPredictor):
+class MaskedLM(HiddenLayer, TokenPredictor):
     """An encoder that tells which token is hidden behind a mask, from both sides of it.
 
     The head is a dense layer, an activation, a normalization, the token embedding as output
@@ -68,6 +67,9 @@ class MaskedLM(TokenPredictor):
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
         mask_rate: float, share of the tokens that `fit` hides.
+        hidden_bias: bool, a bias of the head's dense layer.
+        block_norm: bool, the head's normalization is of the kind of the blocks' (ModernBERT).
+            Defaults to LayerNorm.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`;
@@ -96,7 +98,14 @@ class MaskedLM(TokenPredictor):
     backbone_kinds = ("encoder",)
     alias = "masked_lm"
     published_as = ("ForMaskedLM",)
-    task_options = ("hidden_activation", "normalization_epsilon", "mask_rate")
+    hidden_name = "transform"
+    task_options = (
+        "hidden_activation",
+        "normalization_epsilon",
+        "mask_rate",
+        "hidden_bias",
+        "block_norm",
+    )
     further_inputs = ("mask_positions",)
     predict_options: ClassVar = {**PER_TOKEN, "masked": False}
 
@@ -108,6 +117,8 @@ class MaskedLM(TokenPredictor):
         normalization_epsilon: float | None = None,
         mask_rate: float = 0.15,
         name: str | None = None,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
     ):
         super().__init__(backbone, tokenizer, name=name)
         mask_rate = check_number("mask_rate", mask_rate, above=0, below=1)
@@ -118,20 +129,20 @@ class MaskedLM(TokenPredictor):
         self.hidden_activation = hidden_activation
         self.normalization_epsilon = normalization_epsilon
         self.mask_rate = mask_rate
-        used = self.head_values(config, self.task_values())
-        self.activation = get_activation(used["hidden_activation"])
-        self.transform_dense = self._dense(config.embedding_dim, "transform")
+        self.hidden_bias = check_bool("hidden_bias", hidden_bias)
+        self.block_norm = check_bool("block_norm", block_norm)
+        values = self.task_values()
+        used = self.head_values(config, values)
+        self.make_hidden(
+            used["hidden_activation"],
+            config.embedding_dim,
+            self._norm_of(config, values),
+            used["normalization_epsilon"],
+        )
         with one_piece():
-            self.transform_norm = make_normalization(
-                "layer_norm",
-                used["normalization_epsilon"],
-                name="transform_norm",
-                dtype=self.dtype_policy,
-            )
             self.output_bias = VocabularyBias(
                 config.vocabulary_size, name="output_bias", dtype=self.dtype_policy
             )
-        self.transform_norm.build((None, None, config.embedding_dim))
         self.output_bias.build((None, None, config.vocabulary_size))
         self.built = True
         metrics = [Perplexity(), TokenAccuracy()]
@@ -145,7 +156,7 @@ class MaskedLM(TokenPredictor):
         positions = inputs.get("mask_positions")
         if positions is not None:
             states = states_at(states, positions)
-        return self.transform_norm(self.activation(self.transform_dense(states)))
+        return self.hidden(states)
 
     def make_dataset(
         self, x, y=None, sample_weight=None, *, masked: bool = True, objective=None, **options
@@ -277,8 +288,16 @@ class MaskedLM(TokenPredictor):
         return {
             "hidden_activation": values.get("hidden_activation") or config.activation,
             "normalization_epsilon": epsilon,
+            "hidden_bias": values.get("hidden_bias", True),
+            "block_norm": values.get("block_norm", False),
         }
+
+    @staticmethod
+    def _norm_of(config: TransformerConfig, values: dict[str, Any]) -> str:
+        return config.normalization if values.get("block_norm") else "layer_norm"
 
     @classmethod
     def head_shapes(cls, config, values):
-        return shapes_of(MASKED_LM_HEAD, config)
+        bias, norm = values.get("hidden_bias", True), cls._norm_of(config, values)
+        hidden = hidden_of_head(cls.hidden_name, "embedding_dim", bias, norm)
+        return shapes_of((*hidden, *OUTPUT_BIAS), config)

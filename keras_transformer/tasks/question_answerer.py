@@ -21,6 +21,7 @@ from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import SPAN_HEAD, shapes_of
+from keras_transformer.tasks.hidden import OptionalHidden
 from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import (
@@ -86,7 +87,7 @@ class SpanAccuracy(keras.metrics.MeanMetricWrapper):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class QuestionAnswerer(Task):
+class QuestionAnswerer(OptionalHidden, Task):
     """An encoder that marks where in a context the answer to a question starts and ends.
 
     `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
@@ -102,6 +103,10 @@ class QuestionAnswerer(Task):
         dropout: float, rate on the states.
         separator_id: int, the token between question and context. In a model whose tokens see all
             by projections of their own (Longformer), those of the question do, its first 256.
+        hidden_activation: str, the activation of a hidden layer of the states' width, see
+            `layers.FeedForward`. Defaults to no such layer.
+        hidden_bias: bool, a bias of that layer.
+        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -111,7 +116,7 @@ class QuestionAnswerer(Task):
         padding, which so has no probability.
 
     Raises:
-        ValueError: for a backbone that is not an encoder.
+        ValueError: for an unknown activation, or a backbone that is not an encoder.
 
     Example:
     ```python
@@ -131,7 +136,7 @@ class QuestionAnswerer(Task):
     backbone_kinds = ("encoder",)
     alias = "question_answering"
     published_as = ("ForQuestionAnswering",)
-    task_options = ("dropout", "separator_id")
+    task_options = ("dropout", "separator_id", *OptionalHidden.hidden_options)
     published_options = (SEPARATOR,)
     needs_labels = answers = True
     takes_records = False
@@ -144,11 +149,15 @@ class QuestionAnswerer(Task):
         dropout: float = 0.0,
         separator_id: int | None = None,
         name: str | None = None,
+        hidden_activation: str | None = None,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
     ):
         super().__init__(backbone, tokenizer, name=name)
         self.separator_id = separator_id
         self.dropout = check_number("dropout", dropout, at_least=0, below=1)
         self.dropout_layer = self._dropout(self.dropout)
+        self.set_hidden(hidden_activation, hidden_bias, block_norm)
         self.output_dense = self._dense(2, "output")
         self.built = True
         self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
@@ -165,6 +174,7 @@ class QuestionAnswerer(Task):
         return ops.where(places < ends, places, -1)
 
     def head_outputs(self, states, inputs, training: bool):
+        states = states if self.hidden_dense is None else self.hidden(states)
         logits = self.output_dense(self.dropout_layer(states, training=training))
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
@@ -262,8 +272,12 @@ class QuestionAnswerer(Task):
         return results[0] if alone else results
 
     @classmethod
+    def head_values(cls, config, values):
+        return cls.hidden_values(values)
+
+    @classmethod
     def head_shapes(cls, config, values):
-        return shapes_of(SPAN_HEAD, config, num_ends=2)
+        return shapes_of((*cls.hidden_weights(config, values), *SPAN_HEAD), config, num_ends=2)
 
 
 def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:

@@ -11,7 +11,6 @@ from keras_transformer.checking import check_bool, check_choice, check_int, chec
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
-from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.classifier import Classifier
@@ -68,6 +67,8 @@ class TextClassifier(Classifier):
         pooling: str, how the states of tokens become that of a text, see `TextEmbedder`. Defaults
             to `"first"` for an encoder and `"last"` for a decoder.
         multi_label: bool, whether several classes of a text may be right.
+        hidden_bias: bool, a bias of that layer.
+        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -105,7 +106,7 @@ class TextClassifier(Classifier):
     reads_pooler = True
     published_head = (LABELS, PROBLEM)
     fewest_classes = 1
-    task_options = (*Classifier.task_options, "hidden_activation", "pooling", "multi_label")
+    task_options = (*Classifier.task_options, "pooling", "multi_label")
 
     def __init__(
         self,
@@ -118,19 +119,16 @@ class TextClassifier(Classifier):
         pooling: str | None = None,
         name: str | None = None,
         multi_label: bool = False,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
     ):
-        super().__init__(backbone, tokenizer, num_classes, labels, dropout, name)
+        hidden = (hidden_activation, hidden_bias, block_norm)
+        super().__init__(backbone, tokenizer, num_classes, labels, dropout, name, *hidden)
         self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
         is_encoder = backbone.config.kind == "encoder"
-        given = {"hidden_activation": hidden_activation, "pooling": pooling}
-        pooling = self.head_values(backbone.config, given)["pooling"]
+        pooling = self.head_values(backbone.config, {"pooling": pooling})["pooling"]
         self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = is_encoder and self.pooling == "first"
-        self.hidden_activation = hidden_activation
-        self.hidden_dense = None
-        if hidden_activation is not None:
-            get_activation(hidden_activation)
-            self.hidden_dense = self._dense(backbone.config.hidden_dim, "hidden")
         self.output_dense = self._dense(self.num_classes, "output", use_bias=is_encoder)
         self.built = True
         loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
@@ -159,8 +157,7 @@ class TextClassifier(Classifier):
         else:
             state = pool(states, inputs.get("padding_mask"), self.pooling)
         if self.hidden_dense is not None:
-            state = self.hidden_dense(self.dropout_layer(state, training=training))
-            state = get_activation(self.hidden_activation)(state)
+            state = self.hidden(self.dropout_layer(state, training=training))
         return self.output_dense(self.dropout_layer(state, training=training))
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
@@ -281,7 +278,7 @@ class TextClassifier(Classifier):
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         usual = "first" if config.kind == "encoder" else "last"
         return {
-            "hidden_activation": values.get("hidden_activation"),
+            **cls.hidden_values(values),
             "pooling": values.get("pooling") or usual,
             "multi_label": bool(values.get("multi_label")),
         }

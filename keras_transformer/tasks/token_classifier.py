@@ -62,6 +62,10 @@ class TokenClassifier(Classifier):
         num_classes: int. Defaults to the number of `labels`, which may be assigned later too.
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
+        hidden_activation: str, the activation of a hidden layer of the states' width, see
+            `layers.FeedForward`. Defaults to no such layer.
+        hidden_bias: bool, a bias of that layer.
+        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -70,8 +74,8 @@ class TokenClassifier(Classifier):
         Float `(batch, length, num_classes)`.
 
     Raises:
-        ValueError: for fewer than two classes, labels that disagree with `num_classes`, a
-            backbone that is not an encoder.
+        ValueError: for fewer than two classes, labels that disagree with `num_classes`, an
+            unknown activation, a backbone that is not an encoder.
 
     Example:
     ```python
@@ -102,6 +106,7 @@ class TokenClassifier(Classifier):
         self.compile(FineTuningAdamW(), TokenCrossEntropy(), weighted_metrics=[TokenAccuracy()])
 
     def head_outputs(self, states, inputs, training: bool):
+        states = states if self.hidden_dense is None else self.hidden(states)
         return self.output_dense(self.dropout_layer(states, training=training))
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:

@@ -29,6 +29,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "spm.model",
     "tokenizer.model",
 )
 FURTHER_FILES = (
@@ -81,6 +82,7 @@ _CLASS_OF_MODEL = {
     "albert": "AlbertTokenizer",
     "bart": "RobertaTokenizer",
     "bert": "BertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "gpt2": "GPT2Tokenizer",

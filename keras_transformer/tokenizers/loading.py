@@ -168,14 +168,16 @@ def _guess_class(folder: Folder) -> str | None:
         return "AlbertTokenizer" if "[CLS]" in pieces else "T5Tokenizer"
     if folder.has("sentencepiece.bpe.model"):
         return "XLMRobertaTokenizer"
+    if folder.has("spm.model"):
+        return "DebertaV2Tokenizer"
     if folder.has("tokenizer.model"):
         return None
     path = folder.path
     raise FileNotFoundError(
         f"No tokenizer in {str(path)!r}{'' if path.is_dir() else ' (which is not a folder)'}. "
         "Looked for tokenizer.json, then vocab.txt, then vocab.json with merges.txt, then "
-        "spiece.model, sentencepiece.bpe.model and tokenizer.model, and for Marian's source.spm "
-        "with target.spm and vocab.json."
+        "spiece.model, sentencepiece.bpe.model, spm.model and tokenizer.model, and for Marian's "
+        "source.spm with target.spm and vocab.json."
     )
 
 

@@ -146,6 +146,22 @@ def _prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     backend.normalizer = normalizers.Sequence(steps)
 
 
+def _prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    """The whole text, composed, with `▁` for spaces; not by the file's rules."""
+    prefix = "always" if folder.flag("add_prefix_space", True) else "first"
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase()] * folder.flag("do_lower_case", False)
+        + [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
+        + [normalizers.Strip(left=False, right=True)]
+    )
+    words = {"replacement": SPACE, "prepend_scheme": prefix}
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Punctuation(behavior="isolated")] * folder.flag("split_by_punct", False)
+        + [pre_tokenizers.Metaspace(**words)]
+    )
+    backend.decoder = decoders.Metaspace(**words)
+
+
 def _prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     """The whole text, with `▁` for spaces and one before it."""
     prefix = folder.flag("add_prefix_space", True)
@@ -308,6 +324,17 @@ CLASSES = {
         template=_around(PAIRS, "bos_token", "eos_token"),  # whatever the classifier token is
         own_template=True,
         from_pieces=_fairseq_pieces,
+    ),
+    "DebertaV2Tokenizer": Published(
+        model=models.Unigram,
+        files=("spm.model",),
+        tokens={**_BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        prepare=_prepare_deberta,
+        template=_BERT_TEMPLATE,
+        own_template=True,
+        from_pieces=lambda pieces, folder: models.Unigram(
+            pieces.scored, pieces.special_ids["unk"], False
+        ),
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,

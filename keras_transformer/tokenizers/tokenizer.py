@@ -129,8 +129,8 @@ class Tokenizer(ForeignNames, Vocabulary):
         Args:
             directory: a folder with `tokenizer.json`, or the older files of a published class:
                 `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece
-                file (`spiece.model`, `sentencepiece.bpe.model`, `tokenizer.model`), or Marian's
-                `source.spm`, `target.spm` and `vocab.json`. `tokenizer_config.json`,
+                file (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `tokenizer.model`),
+                or Marian's `source.spm`, `target.spm` and `vocab.json`. `tokenizer_config.json`,
                 `special_tokens_map.json`, `added_tokens.json` and `config.json`, if there, say
                 which class it is, which tokens are added, and which has which role. The template
                 of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.

@@ -15,6 +15,13 @@ _MPNET = {**_BERT, "pad_token_id": 1}
 _MODERN = {**_MPNET, "local_attention": 4}
 _LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
 _BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
+_DEBERTA = {
+    **_BERT,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 _DISTILBERT = {
     "vocab_size": 61,
     "dim": 12,
@@ -162,6 +169,9 @@ CONFIGS = {
                 "local_rope_theta": 20.0,
                 "global_attn_every_n_layers": 2,
                 "attention_bias": True,
+                "classifier_pooling": "mean",
+                "classifier_bias": True,
+                "classifier_activation": "relu",
             },
             {
                 **_MODERN,
@@ -186,6 +196,30 @@ CONFIGS = {
             _BIG_BIRD,
             {**_BIG_BIRD, **_WIDER, "use_bias": False, "rescale_embeddings": True},
             {**_BIG_BIRD, "attention_type": "original_full", "type_vocab_size": 4},
+        ],
+    ),
+    "deberta-v2": (
+        "DebertaV2",
+        [
+            {**_DEBERTA, "position_buckets": 4, "share_att_key": True},
+            {
+                **_DEBERTA,
+                **_WIDER,
+                "pos_att_type": "p2c|c2p",
+                "max_relative_positions": 5,
+                "position_biased_input": True,
+                "type_vocab_size": 2,
+                "legacy": False,
+            },
+            {
+                **_DEBERTA,
+                "position_buckets": 3,
+                "max_relative_positions": 7,
+                "hidden_act": "gelu_new",
+                "layer_norm_eps": 1e-3,
+                "tie_word_embeddings": False,
+            },
+            _BERT,  # without relative positions
         ],
     ),
     "openai-gpt": (

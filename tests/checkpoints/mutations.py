@@ -27,6 +27,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "spm.model",
     "tokenizer.model",
 )
 

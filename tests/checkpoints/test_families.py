@@ -19,6 +19,12 @@ transformers = pytest.importorskip("transformers")
 _SAID = {
     name: FAMILIES[name].published_config(FAMILIES[name].config({})) for name in ("bert", "llama")
 }
+_RELATIVE = {
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm",
+}
 
 
 def saved(model, folder):
@@ -102,6 +108,7 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
         "albert",
         "mpnet",
         "modernbert",
+        "deberta-v2",
         "gpt2",
         "llama",
         "gemma2",
@@ -290,6 +297,11 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
+        ({"model_type": "deberta-v2", "conv_kernel_size": 3}, "conv_kernel_size=3"),
+        ({**_RELATIVE, "pos_att_type": "c2p"}, "pos_att_type='c2p' is not supported with relative"),
+        ({**_RELATIVE, "relative_attention": False}, "with relative_attention=False, only"),
+        ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
+        ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
         (

@@ -32,6 +32,8 @@ CASES = [
     for task in SUFFIXES
     if task in family.heads
 ]
+# Options of heads that only one of a family's configs has.
+FURTHER = [(*case, 1) for case in CASES if case[0] in ("modernbert", "deberta-v2")]
 LABELS = {0: "O", 1: "B-PER", 2: "I-PER"}
 
 
@@ -58,9 +60,11 @@ def logits_of(model, ids, mask):
     return outputs.logits.numpy()
 
 
-@pytest.mark.parametrize(("model_type", "task"), CASES)
-def test_same_logits(tmp_path, model_type, task, caplog):
-    reference, (ids, mask) = made(model_type, task, tmp_path)
+@pytest.mark.parametrize(
+    ("model_type", "task", "number"), [*((*case, 0) for case in CASES), *FURTHER]
+)
+def test_same_logits(tmp_path, model_type, task, number, caplog):
+    reference, (ids, mask) = made(model_type, task, tmp_path, number)
     with caplog.at_level(logging.WARNING, "keras_transformer"):
         model = kt.Task.from_preset(tmp_path)
     assert type(model) is getattr(tasks, task)
@@ -115,6 +119,17 @@ def test_an_output_matrix_that_is_missing_is_not_replaced(tmp_path, model_type, 
     safetensors.numpy.save_file(kept, path)
     with pytest.raises(ValueError, match=rf"1 missing:\n.*{output}\.weight"):
         kt.Backbone.from_preset(tmp_path)
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("model_type", ["modernbert", "deberta-v2"])
+def test_every_weight_learns(tmp_path, model_type):
+    _, (ids, mask) = made(model_type, "TextClassifier", tmp_path, number=1)
+    model = kt.Task.from_preset(tmp_path)
+    before = {v.path: to_numpy(v) for v in model.trainable_variables}
+    model.fit({"token_ids": ids, "padding_mask": mask}, np.array([0, 1, 2]), verbose=0)
+    same = [v.path for v in model.trainable_variables if (before[v.path] == to_numpy(v)).all()]
+    assert not [path for path in same if not path.endswith("key/bias")]
 
 
 def test_own_format_keeps_every_head(tmp_path):

@@ -101,6 +101,7 @@ CHANGES = {
     "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),
+    "disentangled": ("encoder", {}, "own"),
     "share_embeddings": ("seq2seq", {}, False),
     "attention_soft_cap": ("encoder", {}, 2.0),
     "logit_soft_cap": ("decoder", {}, 2.0),

@@ -103,6 +103,7 @@ def test_the_words_are_those_of_the_papers(page):
         "camembert": ("as RoBERTa",),
         "albert": ("layers share their weights", "narrower embeddings"),
         "mpnet": ("2004.09297", "without padding", "; relative, 32 buckets", "LayerNorm last"),
+        "deberta-v2": ("2006.03654", "relative in the scores", "LayerNorm last"),
         "modernbert": ("2412.13663", "LayerNorm without bias first", "on the emb", "`window`"),
         "nomic_bert": ("2402.01613", "rotary", "gated silu", "no biases", "token types"),
         "openai-gpt": ("Radford et al. 2018", "LayerNorm last"),

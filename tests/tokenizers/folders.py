@@ -198,6 +198,17 @@ def albert_accents(folder: Path) -> None:
     write_json(folder, "tokenizer_config.json", config)
 
 
+def deberta(folder: Path, **config) -> None:
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    train_pieces(folder, "spm.model", pad_id=0, bos_id=1, eos_id=2, unk_id=3, **names)
+    write_json(folder, "config.json", {"model_type": "deberta-v2", "vocab_size": 900})
+    write_json(folder, "tokenizer_config.json", {"vocab_type": "spm", **config})
+
+
+def deberta_words(folder: Path) -> None:
+    deberta(folder, do_lower_case=True, split_by_punct=True)
+
+
 def xlm_roberta(folder: Path) -> None:
     train_pieces(folder, "sentencepiece.bpe.model")
     write_json(folder, "config.json", {"model_type": "xlm-roberta"})
@@ -392,7 +403,7 @@ def modernbert(folder: Path) -> None:
 FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
     *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt),
-    *(albert, albert_accents, xlm_roberta, t5, mt5),
+    *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
     *(llama, llama_legacy, llama_no_prefix, llama_json, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

@@ -10,6 +10,7 @@ from keras_transformer.checkpoints.families.albert import ALBERT
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
+from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.family import Family
@@ -50,6 +51,7 @@ FAMILIES = {
         MODERNBERT,
         LONGFORMER,
         BIG_BIRD,
+        DEBERTA_V2,
         GPT,
         GPT2,
         GPT_NEOX,

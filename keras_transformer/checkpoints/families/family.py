@@ -42,6 +42,7 @@ class Head:
     weights: tuple[Weight, ...] = ()
     values: Values = dataclasses.field(default_factory=dict)  # options of our task class
     dropout: str | None = None  # their name for the dropout before the output
+    options: tuple[Conversion, ...] = ()  # further ones of our task class, in any config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,8 @@ class Family:
         task = dict(head.values)
         if head.dropout is not None and values.get(head.dropout) is not None:
             task["dropout"] = values[head.dropout]
-        for option in TASKS[name].published_options if name in TASKS else ():
+        usual = TASKS[name].published_options if name in TASKS else ()
+        for option in (*usual, *head.options):
             task |= option.read(values)
         return self._within_vocabulary(task, values)
 
@@ -223,7 +225,8 @@ class Family:
         theirs: dict[str, Any] = {"architectures": [self.classes(name)[0]]}
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]
-        for option in (*task_class.published_head, *task_class.published_options):
+        options = (*task_class.published_head, *task_class.published_options, *head.options)
+        for option in options:
             theirs |= option.write(task)
         back = task_class.head_values(config, self.task(theirs))
         for value, mine in task_class.head_values(config, task).items():

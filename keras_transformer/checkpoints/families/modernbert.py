@@ -6,7 +6,7 @@ layers, which have a rotary base of their own. The first attention has no norm i
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import (
     FULL,
     NO_PADDING,
@@ -17,7 +17,7 @@ from keras_transformer.checkpoints.families.shared import (
     rotary_of_kinds,
     write_kinds,
 )
-from keras_transformer.checkpoints.weights import Names, fused, layers, output_matrix
+from keras_transformer.checkpoints.weights import Names, Weight, fused, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _ONCE = {
@@ -56,6 +56,43 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
     window = theirs.pop("sliding_window")
     return {**theirs, "local_attention": 128 if window is None else 2 * (window - 1)}
 
+
+def _read_head(values: Values) -> dict[str, Any]:
+    name = "classifier_activation"
+    return {
+        "hidden_activation": MODERNBERT.activation(name, values.get(name, "gelu")),
+        "hidden_bias": bool(values.get("classifier_bias", False)),
+    }
+
+
+def _write_head(task: Values) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(MODERNBERT.activations.items())}
+    name = names[task["hidden_activation"] or "gelu"]
+    return {"classifier_activation": name, "classifier_bias": task["hidden_bias"]}
+
+
+def _read_pooling(values: Values) -> dict[str, Any]:
+    name = values.get("classifier_pooling", "cls")
+    if name not in ("cls", "mean"):
+        raise ValueError(f"classifier_pooling={name!r} is not supported, only 'cls' and 'mean'.")
+    return {"pooling": "first" if name == "cls" else name}
+
+
+def _head(output: tuple[Weight, ...], name: str = "hidden", *further: Conversion) -> Head:
+    """A head with their hidden layer in front of the output."""
+    return Head(
+        weights=(*layers({name: "head.dense", f"{name}_norm": "head.norm"}), *output),
+        values={"block_norm": True},
+        options=(Conversion(_read_head, _write_head), *further),
+        dropout="classifier_dropout" if name == "hidden" else None,
+    )
+
+
+_OUTPUT = layers({"output": "classifier"})
+_POOLING = Conversion(
+    _read_pooling,
+    lambda task: {"classifier_pooling": "cls" if task["pooling"] == "first" else "mean"},
+)
 
 MODERNBERT = Family(
     model_type="modernbert",
@@ -103,6 +140,10 @@ MODERNBERT = Family(
         *layers(_LAYER, _OURS, _THEIRS),
         output_matrix("decoder.weight"),
     ),
-    # Their heads have a normalization without bias, which those of the tasks have not.
+    heads={
+        "MaskedLM": _head((Weight("output_bias/bias", "decoder.bias"),), "transform"),
+        "TextClassifier": _head(_OUTPUT, "hidden", _POOLING),
+        **dict.fromkeys(("TokenClassifier", "QuestionAnswerer"), _head(_OUTPUT)),
+    },
     names=Names(prefixes=("model.",), ignored=("head.*", "decoder.*", "classifier.*")),
 )

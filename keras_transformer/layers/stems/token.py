@@ -56,7 +56,9 @@ class TokenStem(Stem):
         self.config = config
         self.token_embedding = token_embedding
         layers = [config, *(config.layer(i) for i in range(len(config.layer_pattern or ())))]
-        self._has_positions = any(x.position != "none" for x in layers)
+        self._has_positions = any(
+            x.position != "none" or x.relative_bias or x.disentangled for x in layers
+        )
         if config.kind == "encoder" and any(layer.window is not None for layer in layers):
             self.inputs = (*self.inputs, _GLOBAL)
         embeddings = embedding_initializer(config, initializer)

@@ -1,0 +1,175 @@
+"""Disentangled attention: queries and keys are scored with relative positions too (DeBERTa)."""
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.normalization import make_normalization
+
+
+class RelativeStates(NamedTuple):
+    """The states of relative positions, and which of them each pair of tokens has.
+
+    Fields:
+        states: float `(1, num_buckets, dim)`.
+        buckets: int `(batch or 1, query_length, key_length)`.
+
+    Example: see `RelativeEmbedding`.
+
+    Source: He et al. 2020, "DeBERTa", section 3.1.
+    """
+
+    states: Any
+    buckets: Any
+
+    def of_first_query(self) -> "RelativeStates":
+        """Those of the first query alone."""
+        return self._replace(buckets=self.buckets[:, :1])
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RelativeEmbedding(SavesArguments, keras.layers.Layer):
+    """A trained state for each bucket of distances, for attention that is `disentangled`.
+
+    The score of a query `q` and a key `k` that are in bucket `p` is `(q.k + q.K(p) + Q(p).k) /
+    sqrt(3 head_dim)`; `Q` and `K` project the state of the bucket. Distances up to a quarter of the
+    buckets, in each direction, have one each, larger ones share logarithmically growing buckets. It
+    computes the scores of all pairs: memory grows with the square of the length.
+
+    Args:
+        dim: int, width of a state: that of the states that are attended to.
+        num_buckets: int, of both directions together.
+        max_distance: int, at this distance the buckets end. Half of `num_buckets` for a bucket for
+            each distance.
+        normalization: a name in `config.NORMALIZATIONS`, of the states.
+        normalization_epsilon: float.
+        embeddings_initializer: initializer of the states.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        query_positions: int `(batch or 1, query_length)`.
+        key_positions: int `(batch or 1, key_length)`.
+
+    Returns:
+        `RelativeStates`.
+
+    Raises:
+        ValueError: for fewer than 4 buckets, or a `max_distance` below half of their number.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers import EncoderBlock, RelativeEmbedding
+
+    x, positions = np.random.rand(2, 7, 32), np.arange(7)[None]
+    relative = RelativeEmbedding(32, num_buckets=16, max_distance=32)(positions, positions)
+    assert relative.states.shape == (1, 16, 32) and relative.buckets.shape == (1, 7, 7)
+    block = EncoderBlock(num_heads=4, intermediate_dim=64, disentangled="shared")
+    assert block(x, relative=relative).shape == (2, 7, 32)
+    ```
+
+    Source: He et al. 2020, "DeBERTa", section 3.1; buckets: its published models.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_buckets: int = 512,
+        max_distance: int = 512,
+        normalization: str = "layer_norm",
+        normalization_epsilon: float = 1e-7,
+        embeddings_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if not 2 <= num_buckets // 2 <= max_distance:
+            raise ValueError(
+                "`num_buckets` must be at least 4 and `max_distance` at least half of it, received "
+                f"{num_buckets} and {max_distance}."
+            )
+        self.dim = dim
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.norm = make_normalization(
+            normalization, normalization_epsilon, name="norm", dtype=self.dtype_policy
+        )
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+
+    def build(self, query_positions_shape=None, key_positions_shape=None):
+        shape = (self.num_buckets, self.dim)
+        self.embeddings = self.add_weight(
+            name="embeddings", shape=shape, initializer=self.embeddings_initializer
+        )
+        self.norm.build((None, *shape))
+
+    def call(self, query_positions, key_positions):
+        distances = ops.subtract(
+            ops.expand_dims(query_positions, 2), ops.expand_dims(key_positions, 1)
+        )
+        states = self.norm(ops.convert_to_tensor(self.embeddings)[None])
+        return RelativeStates(states, self._buckets(ops.cast(distances, "int32")))
+
+    def _buckets(self, distances):
+        half = self.num_buckets // 2
+        buckets = distances
+        if half < self.max_distance:
+            exact = half // 2
+            far = ops.abs(distances)
+            ratio = ops.cast(ops.maximum(far, 1), "float32") / exact
+            scaled = ops.log(ratio) / math.log((self.max_distance - 1) / exact) * (exact - 1)
+            # Not to the next bucket by a rounding error: at the last distance it is a whole number.
+            shared = ops.cast(ops.ceil(scaled - 2e-5), "int32") + exact
+            buckets = ops.where(far <= exact, distances, ops.sign(distances) * shared)
+        return ops.clip(buckets + half, 0, 2 * half - 1)
+
+    def compute_output_spec(self, query_positions, key_positions):
+        (rows, queries), (others, keys) = query_positions.shape, key_positions.shape
+        shape = (others if rows == 1 else rows, queries, keys)
+        states = keras.KerasTensor((1, self.num_buckets, self.dim), self.compute_dtype)
+        return RelativeStates(states, keras.KerasTensor(shape, "int32"))
+
+
+def position_projections(attention) -> tuple | None:
+    """The layers that make queries and keys of relative positions, None where there are none."""
+    if attention.disentangled is None:
+        return None
+    if attention.disentangled == "shared":
+        return attention.query_dense, attention.key_dense
+    if attention.disentangled != "own":
+        raise ValueError(
+            f"`disentangled` must be 'shared', 'own' or None, received {attention.disentangled!r}."
+        )
+    pairs = ((attention.query_dense, "position_query"), (attention.key_dense, "position_key"))
+    return tuple(attention._projection(d.units, name, attention.use_bias) for d, name in pairs)
+
+
+def with_relative_scores(attention, queries, keys, relative, cache, bias):
+    """The bias of the scores, with those of contents and relative positions in it."""
+    wanted = attention.disentangled is not None
+    if wanted != (relative is not None) or (wanted and cache is not None):
+        raise ValueError(
+            "`relative`, of a `RelativeEmbedding`, goes with `disentangled`, and neither with a "
+            f"`cache`: received disentangled={attention.disentangled!r} "
+            f"{'with' if relative is not None else 'without'} `relative`."
+        )
+    if not wanted:
+        return bias
+    heads = (attention.num_heads, attention.num_key_value_heads)
+    position_queries, position_keys = (
+        attention._split(dense(relative.states), count)[0]
+        for dense, count in zip(attention.position_projections, heads, strict=True)
+    )
+    groups = heads[0] // heads[1]
+    if groups > 1:
+        position_keys = ops.repeat(position_keys, groups, axis=1)
+        keys = ops.repeat(keys, groups, axis=2)
+    buckets = relative.buckets[:, None]
+    by_query = ops.einsum("btnh,pnh->bntp", queries, position_keys)
+    by_key = ops.einsum("pnh,bsnh->bnps", position_queries, keys)
+    scores = ops.take_along_axis(by_query, buckets, axis=3)
+    scores = scores + ops.take_along_axis(by_key, buckets, axis=2)
+    scores = scores * attention.score_function.scale
+    return scores if bias is None else scores + bias
