@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from keras_transformer.config_checks import (
@@ -135,6 +136,12 @@ class TransformerConfig:
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
+    share_normalization: bool = option(
+        "one norm for both sub-layers of a `parallel_residual` (GPT-J).", False
+    )
+    residual_scale: float = option(
+        "factor of what a sub-layer gives, before it is added (Granite).", 1.0, positive=True
+    )
     normalization: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
         "multiplies by one more than its weight (Gemma).",
@@ -215,10 +222,23 @@ class TransformerConfig:
     scale_embedding: bool = option(
         "multiply the token embedding by `sqrt(hidden_dim)`.", False, of="model"
     )
+    embedding_scale: float | None = option(
+        "factor of the token embedding (Granite). Defaults to that of `scale_embedding`, or 1.",
+        None,
+        of="model",
+        positive=True,
+    )
     scale_logits: bool = option(
         "divide the states by `sqrt(hidden_dim)` before the output projection (T5).",
         False,
         of="model",
+    )
+    logit_scale: float | None = option(
+        "factor of the states before the output projection (Cohere). Defaults to that of "
+        "`scale_logits`, or 1.",
+        None,
+        of="model",
+        positive=True,
     )
     output_bias: bool = option("a bias for each token of the output.", False, of="model")
     logit_soft_cap: float | None = option(
@@ -240,6 +260,9 @@ class TransformerConfig:
         "number of features of a head that are rotated. None for all. An odd number is rounded up.",
         None,
         least=1,
+    )
+    rotary_interleaved: bool = option(
+        "neighbouring features are pairs (GPT-J); False for those of the two halves.", False
     )
     rotary_scaling: str | None = option(
         'stretches the wavelengths for sequences longer than in training: `"linear"`, '
@@ -352,6 +375,10 @@ class TransformerConfig:
             "attention_output_bias": (
                 self.use_bias if self.attention_bias is None else self.attention_bias
             ),
+            "embedding_scale": (
+                math.sqrt(self.embedding_dim or self.hidden_dim) if self.scale_embedding else 1.0
+            ),
+            "logit_scale": self.hidden_dim**-0.5 if self.scale_logits else 1.0,
             "final_normalization": self.normalize_first,
             "relative_bias": self.position == "relative",
             "rotary_original_length": (

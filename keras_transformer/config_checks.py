@@ -230,6 +230,11 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
+    alone = not (config.parallel_residual and config.attention_normalization)
+    if config.share_normalization and alone:
+        raise ValueError(
+            "`share_normalization` needs `parallel_residual` and `attention_normalization`."
+        )
     if config.score_scale is not None and config.score != "scaled_dot":
         raise ValueError(
             f"`score_scale` is of score='scaled_dot', received score={config.score!r}."

@@ -132,7 +132,7 @@ _FEED_FORWARD = (
     *_dense("feed_forward/intermediate", "hidden_dim", "intermediate_dim", "use_bias"),
     *_dense("feed_forward/gate", "hidden_dim", "intermediate_dim", "use_bias", gated=True),
     *_dense("feed_forward/output", "intermediate_dim", "hidden_dim", "use_bias"),
-    *_norms("feed_forward"),
+    *_norms("feed_forward", share_normalization=False),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.
