@@ -27,18 +27,18 @@ class Weight:
     # Theirs holds several of ours, side by side in the last axis of ours: which one, and how many.
     part: tuple[int, int] | None = None
     sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
-    per_head: bool = False  # the parts stand side by side within each head
+    per_head: bool = False  # the parts stand side by side within each group of heads
     row: bool = False  # theirs has a leading axis of length 1
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
     outside: bool = False  # beside the bare model: its name has no prefix
-    groups: int = 1  # the number of heads, for `per_head`; `of` sets it
+    groups: int = 1  # the number of heads of keys, for `per_head`; `of` sets it
 
     def of(self, config: TransformerConfig) -> "Weight":
         """The line for a config."""
-        line = dataclasses.replace(self, groups=config.num_heads) if self.per_head else self
-        sizes = tuple(getattr(config, name) for name in self.sizes)
-        return dataclasses.replace(line, sizes=sizes) if sizes else line
+        groups = config.num_key_value_heads if self.per_head else 1
+        sizes = tuple(getattr(config, name) // groups for name in self.sizes)
+        return dataclasses.replace(self, sizes=sizes, groups=groups)
 
     def at(self, i: int) -> "Weight":
         """The line of layer `i`."""
