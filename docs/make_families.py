@@ -65,10 +65,20 @@ NOT_COVERED = (
         "`TextEmbedder` takes it, and other heads are fresh.",
     ),
     NotCovered(
-        "Mixtures of experts; Phi 1 and 2, Cohere, GPT-J",
-        "Their blocks compute what no config value says: experts; one norm for two sub-layers; "
-        "rotary positions of neighbouring features.",
-        tuple({"model_type": name} for name in ("mixtral", "phi", "cohere")),
+        "Mixtures of experts",
+        "Their blocks compute what no config value says.",
+        ({"model_type": "mixtral"},),
+    ),
+    NotCovered(
+        "OPT-350m; Falcon-RW; StableLM 2 12B; Cohere before `cohere2`",
+        "A decoder here has no narrower embeddings; the ALiBi of Falcon-RW is rounded to bfloat16; "
+        "norms of queries and keys that each head has of its own are no config value.",
+        (
+            {"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512},
+            {"model_type": "falcon", "alibi": True},
+            {"model_type": "stablelm", "qk_layernorm": True},
+            {"model_type": "cohere"},
+        ),
     ),
     NotCovered(
         "Images for Gemma 3 (`gemma3`), both directions of attention (EmbeddingGemma)",
@@ -310,6 +320,7 @@ def absolute_positions(family: Family) -> str:
     share = ""
     if config.rotary_dim is not None:
         share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
+    share += ", of neighbouring features" if config.rotary_interleaved else ""
     stretched = scalings(family)
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
@@ -354,6 +365,7 @@ def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
+    read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
     biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
@@ -368,8 +380,13 @@ def special(family: Family) -> list[str]:
     parts.append(words)
     if "num_key_value_heads" in read:
         parts.append("grouped key and value heads")
-    if config.parallel_residual:
-        parts.append("attention and feed-forward side by side, unless the config says otherwise")
+    if config.parallel_residual or "parallel_residual" in read:
+        norm = " behind one norm" if config.share_normalization else ""
+        norm += " or two" if norm and "share_normalization" in read else ""
+        other = ", unless the config says otherwise"
+        other = other if config.parallel_residual else ", if the config says so"
+        other = "" if "parallel_residual" in family.constants else other
+        parts.append(f"attention and feed-forward side by side{norm}{other}")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
     if config.num_layer_groups < config.num_layers:
@@ -392,6 +409,14 @@ def special(family: Family) -> list[str]:
     if config.scale_embedding or "scale_embedding" in read:
         always = family.constants.get("scale_embedding", False)
         parts.append("scaled embeddings" + ("" if always else ", if the config says so"))
+    factors = {
+        "the embeddings": "embedding_scale",
+        "what sub-layers give": "residual_scale",
+        "the logits": "logit_scale",
+    }
+    named = [words for words, name in factors.items() if name in read]
+    if named:
+        parts.append(f"factors of {', '.join(named)}")
     if config.scale_logits:
         parts.append("scaled logits; in version 1.1 gated gelu instead, and logits as they are")
     if family.pooler:
