@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 from keras_transformer.config_checks import (
@@ -10,6 +9,7 @@ from keras_transformer.config_checks import (
     check_given,
     check_overrides,
     check_values,
+    derived_values,
     documented,
     option,
 )
@@ -307,7 +307,7 @@ class TransformerConfig:
 
     def __post_init__(self):
         check_values(self)
-        for name, value in self._derived().items():
+        for name, value in derived_values(self).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_agreement(self)
@@ -351,48 +351,13 @@ class TransformerConfig:
         """The flat configs of all layers of a side."""
         return tuple(self.layer(i) for i in range(self.num_layers))
 
-    def _derived(self) -> dict[str, Any]:
-        """The values that follow from others when they are not given."""
-        seq2seq = self.kind == "seq2seq"
-        encoder, decoder = self.encoder or {}, self.decoder or {}
-
-        def embedding(own):
-            width = own.get("hidden_dim", self.hidden_dim)
-            width = own.get("embedding_dim", self.embedding_dim or width)
-            return own.get("vocabulary_size", self.vocabulary_size), width
-
-        return {
-            "head_dim": (
-                None if self.hidden_dim % self.num_heads else self.hidden_dim // self.num_heads
-            ),
-            "num_key_value_heads": self.num_heads,
-            "num_decoder_layers": decoder.get("num_layers", self.num_layers) if seq2seq else None,
-            "num_layer_groups": self.num_layers,
-            "embedding_dim": self.hidden_dim,
-            "embedding_projection": self.embedding_dim not in (None, self.hidden_dim),
-            "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
-            "attention_bias": self.use_bias,
-            "attention_output_bias": (
-                self.use_bias if self.attention_bias is None else self.attention_bias
-            ),
-            "embedding_scale": (
-                math.sqrt(self.embedding_dim or self.hidden_dim) if self.scale_embedding else 1.0
-            ),
-            "logit_scale": self.hidden_dim**-0.5 if self.scale_logits else 1.0,
-            "final_normalization": self.normalize_first,
-            "relative_bias": self.position == "relative",
-            "rotary_original_length": (
-                self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
-            ),
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""
         return dataclasses.asdict(self)
 
     def stated(self) -> dict[str, Any]:
         """The values except those that follow from others: `from_dict` gives the config back."""
-        derived = self._derived()
+        derived = derived_values(self)
         return {
             name: value
             for name, value in self.to_dict().items()
