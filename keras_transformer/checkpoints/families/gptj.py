@@ -8,12 +8,7 @@ import dataclasses
 from keras_transformer.checkpoints.families.family import Conversion, Field
 from keras_transformer.checkpoints.families.gpt import GPT2, inner_width
 from keras_transformer.checkpoints.families.shared import decoder_heads, number
-from keras_transformer.checkpoints.weights import (
-    Weight,
-    attention,
-    layers,
-    output_matrix,
-)
+from keras_transformer.checkpoints.weights import Weight, attention, layers, output_matrix
 
 _ONCE = {"token_embedding": "wte", "decoder/final_norm": "ln_f"}
 _LAYER = {

@@ -5,13 +5,7 @@ Attention and feed-forward side by side, behind one norm; rotary positions on a 
 
 from keras_transformer.checkpoints.families.family import Family, Field
 from keras_transformer.checkpoints.families.shared import decoder_heads, rotary
-from keras_transformer.checkpoints.weights import (
-    Names,
-    Weight,
-    attention,
-    layers,
-    output_matrix,
-)
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 
 _LAYER = {
     **attention("self_attn.{}", "q_proj", "k_proj", "v_proj", "dense"),
