@@ -70,11 +70,21 @@ NOT_COVERED = (
         "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
     ),
     NotCovered(
-        "Phi 1 and 2, Cohere, GPT-J; DeepSeek-V3",
-        "Their blocks compute what no config value says: one norm for two sub-layers; rotary "
-        "positions of neighbouring features; keys and values of a common small projection, experts "
-        "chosen by groups.",
-        tuple({"model_type": name} for name in ("phi", "cohere", "deepseek_v3")),
+        "DeepSeek-V3",
+        "Keys and values of a common small projection, and experts chosen by groups, are no config "
+        "values.",
+        ({"model_type": "deepseek_v3"},),
+    ),
+    NotCovered(
+        "OPT-350m; Falcon-RW; StableLM 2 12B; Cohere before `cohere2`",
+        "A decoder here has no narrower embeddings; the ALiBi of Falcon-RW is rounded to bfloat16; "
+        "norms of queries and keys that each head has of its own are no config value.",
+        (
+            {"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512},
+            {"model_type": "falcon", "alibi": True},
+            {"model_type": "stablelm", "qk_layernorm": True},
+            {"model_type": "cohere"},
+        ),
     ),
     NotCovered(
         "Images for Gemma 3 (`gemma3`), both directions of attention (EmbeddingGemma)",
@@ -319,6 +329,7 @@ def absolute_positions(family: Family) -> str:
     if config.rotary_dim is not None:
         share = f" on {config.rotary_dim / config.head_dim:.0%} of a head"
     share += "" if config.rotary_truncate else ", not rounded"
+    share += ", of neighbouring features" if config.rotary_interleaved else ""
     stretched = scalings(family)
     return f"rotary{share}" + (f"; scaling {', '.join(stretched)}" if stretched else "")
 
@@ -363,6 +374,7 @@ def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
+    read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
     if config.gate_limit is not None:
@@ -387,8 +399,13 @@ def special(family: Family) -> list[str]:
     parts.append(words)
     if "num_key_value_heads" in read:
         parts.append("grouped key and value heads")
-    if config.parallel_residual:
-        parts.append("attention and feed-forward side by side, unless the config says otherwise")
+    if config.parallel_residual or "parallel_residual" in read:
+        norm = " behind one norm" if config.share_normalization else ""
+        norm += " or two" if norm and "share_normalization" in read else ""
+        other = ", unless the config says otherwise"
+        other = other if config.parallel_residual else ", if the config says so"
+        other = "" if "parallel_residual" in family.constants else other
+        parts.append(f"attention and feed-forward side by side{norm}{other}")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
     if config.num_layer_groups < config.num_layers:
@@ -418,6 +435,14 @@ def special(family: Family) -> list[str]:
     if config.scale_embedding or "scale_embedding" in read:
         always = family.constants.get("scale_embedding", False)
         parts.append("scaled embeddings" + ("" if always else ", if the config says so"))
+    factors = {
+        "the embeddings": "embedding_scale",
+        "what sub-layers give": "residual_scale",
+        "the logits": "logit_scale",
+    }
+    named = [words for words, name in factors.items() if name in read]
+    if named:
+        parts.append(f"factors of {', '.join(named)}")
     if config.scale_logits:
         parts.append("scaled logits; in version 1.1 gated gelu instead, and logits as they are")
     if family.pooler:

@@ -9,6 +9,7 @@ from keras_transformer.config_checks import (
     check_given,
     check_overrides,
     check_values,
+    derived_values,
     documented,
     option,
 )
@@ -131,6 +132,12 @@ class TransformerConfig(FeedForwardOptions):
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
+    share_normalization: bool = option(
+        "one norm for both sub-layers of a `parallel_residual` (GPT-J).", False
+    )
+    residual_scale: float = option(
+        "factor of what a sub-layer gives, before it is added (Granite).", 1.0, positive=True
+    )
     normalization: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
         "multiplies by one more than its weight (Gemma).",
@@ -235,10 +242,23 @@ class TransformerConfig(FeedForwardOptions):
     scale_embedding: bool = option(
         "multiply the token embedding by `sqrt(hidden_dim)`.", False, of="model"
     )
+    embedding_scale: float | None = option(
+        "factor of the token embedding (Granite). Defaults to that of `scale_embedding`, or 1.",
+        None,
+        of="model",
+        positive=True,
+    )
     scale_logits: bool = option(
         "divide the states by `sqrt(hidden_dim)` before the output projection (T5).",
         False,
         of="model",
+    )
+    logit_scale: float | None = option(
+        "factor of the states before the output projection (Cohere). Defaults to that of "
+        "`scale_logits`, or 1.",
+        None,
+        of="model",
+        positive=True,
     )
     output_bias: bool = option("a bias for each token of the output.", False, of="model")
     logit_soft_cap: float | None = option(
@@ -260,6 +280,9 @@ class TransformerConfig(FeedForwardOptions):
         "number of features of a head that are rotated. None for all. An odd number is rounded up.",
         None,
         least=1,
+    )
+    rotary_interleaved: bool = option(
+        "neighbouring features are pairs (GPT-J); False for those of the two halves.", False
     )
     rotary_scaling: str | None = option(
         'stretches the wavelengths for sequences longer than in training: `"linear"`, '
@@ -309,7 +332,7 @@ class TransformerConfig(FeedForwardOptions):
 
     def __post_init__(self):
         check_values(self)
-        for name, value in self._derived().items():
+        for name, value in derived_values(self).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_agreement(self)
@@ -353,38 +376,6 @@ class TransformerConfig(FeedForwardOptions):
         """The flat configs of all layers of a side."""
         return tuple(self.layer(i) for i in range(self.num_layers))
 
-    def _derived(self) -> dict[str, Any]:
-        """The values that follow from others when they are not given."""
-        seq2seq = self.kind == "seq2seq"
-        encoder, decoder = self.encoder or {}, self.decoder or {}
-
-        def embedding(own):
-            width = own.get("hidden_dim", self.hidden_dim)
-            width = own.get("embedding_dim", self.embedding_dim or width)
-            return own.get("vocabulary_size", self.vocabulary_size), width
-
-        return {
-            "head_dim": (
-                None if self.hidden_dim % self.num_heads else self.hidden_dim // self.num_heads
-            ),
-            "num_key_value_heads": self.num_heads,
-            "num_decoder_layers": decoder.get("num_layers", self.num_layers) if seq2seq else None,
-            "num_layer_groups": self.num_layers,
-            "embedding_dim": self.hidden_dim,
-            "embedding_projection": self.embedding_dim not in (None, self.hidden_dim),
-            "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
-            "attention_bias": self.use_bias,
-            "attention_output_bias": (
-                self.use_bias if self.attention_bias is None else self.attention_bias
-            ),
-            "expert_dim": self.intermediate_dim,
-            "final_normalization": self.normalize_first,
-            "relative_bias": self.position == "relative",
-            "rotary_original_length": (
-                self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
-            ),
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""
         values = dataclasses.asdict(self)
@@ -392,7 +383,7 @@ class TransformerConfig(FeedForwardOptions):
 
     def stated(self) -> dict[str, Any]:
         """The values except those that follow from others: `from_dict` gives the config back."""
-        derived = self._derived()
+        derived = derived_values(self)
         return {
             name: value
             for name, value in self.to_dict().items()

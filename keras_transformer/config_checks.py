@@ -1,6 +1,7 @@
 """What an option of a `TransformerConfig` is, and what values it accepts, alone and together."""
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,42 @@ def documented(options: Mapping[str, Any]) -> str:
         for line in lines
     )
     return "\n".join(["Args:", *(line for option in wrapped for line in option)])
+
+
+def derived_values(config: "TransformerConfig") -> dict[str, Any]:
+    """The values that follow from others when they are not given."""
+    seq2seq = config.kind == "seq2seq"
+    encoder, decoder = config.encoder or {}, config.decoder or {}
+
+    def embedding(own):
+        width = own.get("hidden_dim", config.hidden_dim)
+        width = own.get("embedding_dim", config.embedding_dim or width)
+        return own.get("vocabulary_size", config.vocabulary_size), width
+
+    scale = math.sqrt(config.embedding_dim or config.hidden_dim)
+    return {
+        "head_dim": (
+            None if config.hidden_dim % config.num_heads else config.hidden_dim // config.num_heads
+        ),
+        "num_key_value_heads": config.num_heads,
+        "num_decoder_layers": decoder.get("num_layers", config.num_layers) if seq2seq else None,
+        "num_layer_groups": config.num_layers,
+        "embedding_dim": config.hidden_dim,
+        "embedding_projection": config.embedding_dim not in (None, config.hidden_dim),
+        "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
+        "attention_bias": config.use_bias,
+        "attention_output_bias": (
+            config.use_bias if config.attention_bias is None else config.attention_bias
+        ),
+        "embedding_scale": scale if config.scale_embedding else 1.0,
+        "logit_scale": config.hidden_dim**-0.5 if config.scale_logits else 1.0,
+        "expert_dim": config.intermediate_dim,
+        "final_normalization": config.normalize_first,
+        "relative_bias": config.position == "relative",
+        "rotary_original_length": (
+            config.max_sequence_length if config.rotary_scaling in ("llama3", "yarn") else None
+        ),
+    }
 
 
 def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
@@ -264,6 +301,11 @@ def check_agreement(config: "TransformerConfig") -> None:
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
     check_pattern(config, config.kind == "decoder", config.position == "rotary")
+    alone = not (config.parallel_residual and config.attention_normalization)
+    if config.share_normalization and alone:
+        raise ValueError(
+            "`share_normalization` needs `parallel_residual` and `attention_normalization`."
+        )
     if config.score_scale is not None and config.score != "scaled_dot":
         raise ValueError(
             f"`score_scale` is of score='scaled_dot', received score={config.score!r}."

@@ -199,7 +199,7 @@ _EXPERTS = (
 _FEED_FORWARD = (
     *_feed_forward("feed_forward", "intermediate_dim", num_experts=False),
     *_EXPERTS,
-    *_norms("feed_forward"),
+    *_norms("feed_forward", share_normalization=False),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.

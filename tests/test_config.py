@@ -86,6 +86,8 @@ def test_values_that_follow_from_others():
             "`layer_pattern` must be of type tuple | list, received 'local'",
         ),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
+        ({"share_normalization": True}, "`share_normalization` needs `parallel_residual`"),
+        ({"residual_scale": 0.0}, "`residual_scale` must be a positive number, received 0.0"),
         ({"query_key_norm_across_heads": True}, "needs `query_key_norm`"),
         ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),
         ({"position": "alibi", "relative_bias": True}, "True and position='alibi' contradict"),

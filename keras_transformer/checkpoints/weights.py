@@ -29,7 +29,7 @@ class Weight:
     # Theirs holds several of ours, side by side in the last axis of ours: which one, and how many.
     part: tuple[int, int] | None = None
     sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
-    per_head: bool = False  # the parts stand side by side within each head
+    per_head: bool = False  # the parts stand side by side within each group of heads
     by_turns: bool = False  # the parts' columns stand by turns, in experts
     row: bool = False  # theirs has a leading axis of length 1
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
@@ -39,10 +39,10 @@ class Weight:
 
     def of(self, config: TransformerConfig) -> "Weight":
         """The line for a config."""
-        groups = config.expert_dim if self.by_turns else config.num_heads if self.per_head else 1
-        line = dataclasses.replace(self, groups=groups)
-        sizes = tuple(getattr(config, name) for name in self.sizes)
-        return dataclasses.replace(line, sizes=sizes) if sizes else line
+        heads = config.num_key_value_heads if self.per_head else 1
+        groups = config.expert_dim if self.by_turns else heads
+        sizes = tuple(getattr(config, name) // heads for name in self.sizes)
+        return dataclasses.replace(self, sizes=sizes, groups=groups)
 
     def at(self, i: int) -> "Weight":
         """The line of layer `i`."""

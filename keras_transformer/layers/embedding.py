@@ -59,7 +59,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     Args:
         vocabulary_size: int, number of token ids.
         hidden_dim: int, width of a vector.
-        scale: bool, multiply the vectors by `sqrt(hidden_dim)`. The logits are not scaled.
+        scale: float, factor of the vectors; True for `sqrt(hidden_dim)`. The logits are not scaled.
         tie_weights: bool, whether `reverse=True` uses the transposed embedding matrix.
         **kwargs: as in `keras.layers.ReversibleEmbedding`, e.g. `embeddings_initializer`,
             `mask_zero`, `dtype`, `name`.
@@ -93,7 +93,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         self,
         vocabulary_size: int,
         hidden_dim: int,
-        scale: bool = False,
+        scale: bool | float = False,
         tie_weights: bool = True,
         **kwargs,
     ):
@@ -126,9 +126,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         return ops.cast(kernel, self.compute_dtype)
 
     def _scaled(self, vectors):
-        if not self.scale:
-            return vectors
-        return vectors * ops.cast(math.sqrt(self.output_dim), vectors.dtype)
+        factor = math.sqrt(self.output_dim) if self.scale is True else float(self.scale or 1)
+        return vectors if factor == 1 else vectors * ops.cast(factor, vectors.dtype)
 
     def get_config(self) -> dict:
         config = super().get_config()

@@ -38,8 +38,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
     pre-norm `x + dropout(f(norm(x)))`, or parallel `x + f(norm_f(x)) + g(norm_g(x))`, both
-    sub-layers of the same `x`. With `normalize_output` it is `f`'s output that is normalized in
-    place of the sum, `x + dropout(norm(f(x)))`, or pre-norm once more, each with a norm of its own.
+    sub-layers of the same `x`, perhaps with one norm. With `normalize_output` it is `f`'s output
+    that is normalized in place of the sum, `x + dropout(norm(f(x)))`, or pre-norm once more, each
+    with a norm of its own.
 
     Args:
         num_heads: int.
@@ -60,6 +61,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             behind its sum.
         normalize_output: bool, normalize the output of each sub-layer before it is added.
         parallel_residual: bool, with `normalize_first` only.
+        share_normalization: bool, one pre-norm for both sub-layers. With `parallel_residual` only.
+        residual_scale: float, factor of each sub-layer's output.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
@@ -123,6 +126,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         normalize_output: bool = False,
         attention_normalization: bool = True,
         parallel_residual: bool = False,
+        share_normalization: bool = False,
+        residual_scale: float = 1.0,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
@@ -136,10 +141,16 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         super().__init__(**kwargs)
         if parallel_residual and not normalize_first:
             raise ValueError("`parallel_residual` needs `normalize_first`.")
+        if share_normalization and not (parallel_residual and attention_normalization):
+            raise ValueError(
+                "`share_normalization` needs `parallel_residual` and `attention_normalization`."
+            )
         self._norm_options = (normalization, normalization_epsilon)
         self.normalize_first = normalize_first
         self.normalize_output = normalize_output
         self.parallel_residual = parallel_residual
+        self.share_normalization = share_normalization
+        self.residual_scale = residual_scale
         self.num_heads, self.head_dim = num_heads, head_dim
         self._of_self = {name: attention.pop(name) for name in _OF_SELF & set(attention)}
         self.rotary, self.window = self._of_self.get("rotary"), self._of_self.get("window")
@@ -160,7 +171,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self.supports_masking = True
 
         self._make_norms("self_attention", around=attention_normalization)
-        self._make_norms("feed_forward")
+        self._make_norms("feed_forward", around=not share_normalization)
         inner = {
             "activation": activation,
             "gated": gated,
@@ -233,10 +244,14 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         """The attentions, and the feed-forward layer behind or beside them."""
         with quick_products(inputs):
             kept = inputs[:, :1] if first_only else inputs
+            if self.share_normalization:
+                inputs = self.self_attention_norm(inputs)
             x = self._sublayer("self_attention", attend, inputs, kept, training)
             if attend_to_encoder is not None:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
-            given, feed_forward = kept if self.parallel_residual else x, self.feed_forward
+            given, feed_forward = x, self.feed_forward
+            if self.parallel_residual:
+                given = inputs[:, :1] if first_only else inputs
             if self.has_experts:
                 mask = mask[:, :1] if first_only and mask is not None else mask
                 feed_forward = functools.partial(feed_forward, mask=mask, training=training)
@@ -245,9 +260,10 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
     def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
         norm, output_norm = self._norms(name)
-        before = self.normalize_first and norm is not None
+        before = self.normalize_first and norm is not None and not self.share_normalization
         output = function(norm(inputs) if before else inputs)
         output = output if output_norm is None else output_norm(output)
+        output = output if self.residual_scale == 1 else output * self.residual_scale
         x = residual + self.dropout_layer(output, training=training)
         return x if self.normalize_first or norm is None else norm(x)
 

@@ -155,8 +155,8 @@ class LearnedPosition(Rematerializable, Embedding):
 class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
     """Rotates pairs of features of queries and keys by an angle that grows with the position.
 
-    Feature `i` is paired with `i + dim / 2`. The product of a rotated query and a rotated key
-    depends on the distance of their positions alone.
+    Feature `i` is paired with `i + dim / 2`, or interleaved `2 i` with `2 i + 1`. The product of a
+    rotated query and a rotated key depends on the distance of their positions alone.
 
     Args:
         base: float, wavelength base.
@@ -174,6 +174,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         min_turns, max_turns: float, numbers of turns within `original_length`.
         original_length: int, the longest sequence in training.
         truncate: bool, of `"yarn"`: the pairs that the proportion is between are whole numbers.
+        interleaved: bool, neighbouring features are pairs (GPT-J).
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -210,6 +211,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         max_turns: float = 32.0,
         original_length: int | None = None,
         truncate: bool = True,
+        interleaved: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -233,6 +235,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         self.max_turns = max_turns
         self.original_length = original_length
         self.truncate = truncate
+        self.interleaved = interleaved
 
     def call(self, inputs, positions=None):
         width = inputs.shape[-1]
@@ -247,12 +250,17 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         positions = sequence_positions(inputs) if positions is None else positions
         angles = ops.expand_dims(_angles(positions, frequencies), 2)
         x = ops.cast(inputs, "float32")
-        first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+        turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+        first, second = turned[..., :pairs], turned[..., pairs:]
+        if self.interleaved:
+            first, second = turned[..., ::2], turned[..., 1::2]
         sin, cos = ops.sin(angles), ops.cos(angles)
         if self.scaling == "yarn" and self.factor > 1:
             raised = 0.1 * math.log(self.factor) + 1
             sin, cos = sin * raised, cos * raised
         parts = [first * cos - second * sin, second * cos + first * sin]
+        if self.interleaved:
+            parts = [ops.reshape(ops.stack(parts, axis=-1), ops.shape(turned))]
         rotated = ops.concatenate([*parts, rest] if 2 * pairs < width else parts, axis=-1)
         return ops.cast(rotated, inputs.dtype)
 

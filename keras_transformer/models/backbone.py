@@ -89,7 +89,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return TokenEmbedding(
             side.vocabulary_size,
             side.embedding_dim,
-            scale=side.scale_embedding,
+            scale=side.embedding_scale,
             tie_weights=tied,
             embeddings_initializer=embedding_initializer(side, self.initializer),
             name=name,
@@ -220,8 +220,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="logits")
-        if self.config.scale_logits:
-            hidden_states = hidden_states * self.config.sides[-1].hidden_dim ** -0.5
+        hidden_states = self._scaled(hidden_states)
         with quick_products(hidden_states):
             logits = self.token_embedding(hidden_states, reverse=True)
         logits = logits if self.output_bias is None else self.output_bias(logits)
@@ -240,9 +239,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
         The bias is to be added. For a loss that does not need all logits at once.
         """
-        if self.config.scale_logits:
-            hidden_states = hidden_states * self.config.sides[-1].hidden_dim ** -0.5
-        return hidden_states, self.token_embedding.output_kernel()
+        return self._scaled(hidden_states), self.token_embedding.output_kernel()
+
+    def _scaled(self, hidden_states):
+        scale = self.config.sides[-1].logit_scale
+        return hidden_states if scale == 1 else hidden_states * scale
 
     def checked_inputs(
         self,

@@ -89,12 +89,11 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     tokens, item, parts = rows.count * length, rows.itemsize, rows.model_parallel
     sublayers = 2 if source is None else 3
     each = 2 if config.normalize_first and config.normalize_output else 1
-    norms = (sublayers * each - (not config.attention_normalization)) * _OF_NORM[
-        config.normalization
-    ]
+    count = sublayers * each - (not config.attention_normalization) - config.share_normalization
+    norms = count * _OF_NORM[config.normalization]
     residuals = sublayers
     if config.parallel_residual:  # one input, one sum
-        norms, residuals = norms - 1, 1
+        norms, residuals = norms - (not config.share_normalization), 1
     whole = tokens * config.hidden_dim * item * (norms + residuals)
     cut = _attention(config, rows, length, length)
     scores = length * length

@@ -71,6 +71,18 @@ _OLMOE = {**_MOE, "num_experts": 4, "num_key_value_heads": 3}
 _QWEN_MOE = {**_MOE, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 4}
 _QWEN2_MOE = {**_QWEN_MOE, "shared_expert_intermediate_size": 10}
 _GPT_OSS = {**_MIXTRAL, "head_dim": 6, "sliding_window": 4, "swiglu_limit": 0.4}
+_OPT = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "ffn_dim": 20,
+    "max_position_embeddings": 80,
+}
+_BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
+_GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
+_PHI = {**_NEOX, "hidden_size": 24}
+_FALCON = {**_PHI, "ffn_hidden_size": 20}
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
 _WIDER_MOE = {**_WIDER, "intermediate_size": 36}  # their products ask for fours
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -444,6 +456,87 @@ CONFIGS = {
                 "rope_parameters": {**_YARN, "truncate": True},
                 "num_experts_per_tok": 1,
             },
+        ],
+    ),
+    "opt": (
+        "OPT",
+        [
+            _OPT,
+            {**_OPT, "hidden_size": 40, "num_attention_heads": 5, "do_layer_norm_before": False},
+            {**_OPT, "enable_bias": False, "tie_word_embeddings": False},
+        ],
+    ),
+    "bloom": (
+        "Bloom",
+        [
+            _BLOOM,
+            {**_BLOOM, "hidden_size": 40, "n_head": 5, "layer_norm_epsilon": 1e-3},
+            {**_BLOOM, "n_layer": 3, "n_head": 2, "tie_word_embeddings": False},
+        ],
+    ),
+    "gptj": (
+        "GPTJ",
+        [
+            _GPTJ,
+            {**_GPTJ, "n_embd": 40, "n_head": 5, "n_inner": 33, "rotary_dim": 8},
+            {**_GPTJ, "activation_function": "relu", "rotary_dim": 6, "tie_word_embeddings": True},
+        ],
+    ),
+    "falcon": (
+        "Falcon",
+        [
+            _FALCON,
+            {**_FALCON, "num_attention_heads": 6, "new_decoder_architecture": True}
+            | {"num_kv_heads": 2, "rope_parameters": {"rope_theta": 50.0}, "bias": True},
+            {**_FALCON, "num_attention_heads": 6, "new_decoder_architecture": True}
+            | {"num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "activation": "relu"},
+            {**_FALCON, "multi_query": False, "bias": True, "tie_word_embeddings": False},
+        ],
+    ),
+    "phi": (
+        "Phi",
+        [
+            _PHI,
+            {**_PHI, "num_attention_heads": 6, "num_key_value_heads": 2, "qk_layernorm": True},
+            {
+                **_PHI,
+                "hidden_act": "relu",
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.25},
+            },
+        ],
+    ),
+    "stablelm": (
+        "StableLm",
+        [
+            {**_LLAMA, "hidden_size": 24, "use_qkv_bias": True},
+            {**_LLAMA, "hidden_size": 24, "use_parallel_residual": True, "hidden_act": "gelu"},
+            {
+                **_LLAMA,
+                "num_key_value_heads": 3,
+                "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
+                "tie_word_embeddings": True,
+            },
+        ],
+    ),
+    "cohere2": (
+        "Cohere2",
+        [
+            {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 4},
+            {**_LLAMA, "sliding_window": 3, "sliding_window_pattern": 2, "attention_bias": True}
+            | {"num_hidden_layers": 3, "logit_scale": 0.3, "rope_parameters": {"rope_theta": 50.0}},
+            {**_LLAMA, "sliding_window": 4, "num_key_value_heads": 3, "tie_word_embeddings": False}
+            | {"layer_types": ["full_attention", "sliding_attention"], "hidden_act": "gelu"},
+        ],
+    ),
+    "granite": (
+        "Granite",
+        [
+            {**_LLAMA, "embedding_multiplier": 12.0, "logits_scaling": 6.0}
+            | {"residual_multiplier": 0.22, "attention_multiplier": 0.3},
+            {**_LLAMA, "attention_bias": True, "tie_word_embeddings": True},
+            {**_LLAMA, "mlp_bias": True, "hidden_act": "gelu", "rope_parameters": _YARN}
+            | {"logits_scaling": 49.0},
         ],
     ),
     "t5": (

@@ -124,6 +124,14 @@ def test_the_words_are_those_of_the_papers(page):
         "qwen2_moe": ("2407.10671", "60 experts, 4 a token and a shared one"),
         "qwen3_moe": ("2505.09388", "128 experts, 8 a token", "queries and keys"),
         "gpt_oss": ("2508.10925", "cut gates", "with a bias", "to nothing", "by turns in `window`"),
+        "opt": ("2205.01068", "learned, from row 2", "relu", "LayerNorm first"),
+        "bloom": ("2211.05100", "alibi", "on the embeddings", "gelu (tanh"),
+        "gptj": ("Komatsuzaki 2021", "of neighbouring", "side by side behind one norm", "bias on"),
+        "falcon": ("2311.16867", "rotary", "grouped", "behind one norm or two", "no biases"),
+        "phi": ("2306.11644", "rotary on 50% of a head", "behind one norm", "bias on the logits"),
+        "stablelm": ("2402.17834", "on 25% of a head", "side by side, if the config says so"),
+        "cohere2": ("2504.00698", "neighbouring", "`window`, `position`", "without bias first"),
+        "granite": ("granite-3.0", "factors of the embeddings, what sub-layers", "of the scores"),
         "t5": ("relative, 32 buckets", "no biases", "scores not scaled", "RMSNorm first"),
         "bart": ("learned, from row 2", "on the embeddings", "bias on the logits"),
         "marian": ("arxiv.org/abs/1804.00344", "sinusoidal, sines first"),
@@ -139,6 +147,7 @@ def test_the_words_know_every_config_value(maker):
     """A config value that is neither a number nor in the words would be left out unnoticed."""
     source = (DOCS / "make_families.py").read_text(encoding="utf-8")
     said = ("kind", "rotary_scaling", "embedding_dim", "output_bias", "num_key_value_heads")
+    said += ("embedding_scale", "residual_scale", "logit_scale")
     unsaid = {
         field.name
         for field in dataclasses.fields(TransformerConfig)

@@ -19,6 +19,8 @@ def test_looks_up_and_scales_by_the_root_of_the_width():
     table = numpy(plain.embeddings)
     assert_close(plain(IDS), table[IDS])
     assert_close(scaled(IDS), table[IDS] * 4)  # sqrt(16)
+    scaled.scale = 2.5
+    assert_close(scaled(IDS), table[IDS] * 2.5)
 
 
 @pytest.mark.parametrize("wrong", [5, -1])

@@ -109,6 +109,20 @@ def test_without_a_norm_of_the_attention(normalize_first):
     assert_close(layer(X), expected, atol=2e-5)
 
 
+def test_one_norm_for_two_sublayers_and_a_factor_of_what_they_give():
+    options = {"normalize_first": True, "parallel_residual": True, "share_normalization": True}
+    block = EncoderBlock(2, 16, residual_scale=0.25, **options)
+    x = random(2, 5, 8)
+    result = block(x)
+    assert block.feed_forward_norm is None
+    normed = block.self_attention_norm(x)
+    given = block.self_attention(normed) + block.feed_forward(normed)
+    assert_close(result, x + 0.25 * numpy(given))
+    for lacking in ("parallel_residual", "attention_normalization"):
+        with pytest.raises(ValueError, match=f"`share_normalization` needs .*`{lacking}`"):
+            EncoderBlock(2, 16, **{**options, lacking: False})
+
+
 def test_normalization_epsilon_and_kind():
     assert made(normalization_epsilon=1e-3).self_attention_norm.epsilon == 1e-3
     with pytest.raises(ValueError, match="Unknown normalization 'batch'. Known are: 'layer_norm'"):

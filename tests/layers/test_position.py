@@ -80,6 +80,17 @@ def test_rotary_equals_the_reference(torch):
     assert_close(result, expected.transpose(1, 2).numpy())
 
 
+def test_rotary_of_neighbouring_features():
+    """Su et al. 2021, equation 34: each pair is a complex number, times one on the circle."""
+    x, positions = random(2, 5, 3, 10), np.array([[0, 1, 2, 3, 4], [7, 3, 90, 0, 1]])
+    angles = positions[..., None] / 10000 ** (np.arange(0, 8, 2) / 8)
+    turned = (x[..., 0:8:2] + 1j * x[..., 1:8:2]) * np.exp(1j * angles)[:, :, None]
+    expected = x.copy()
+    expected[..., 0:8:2], expected[..., 1:8:2] = turned.real, turned.imag
+    result = RotaryEmbedding(dim=8, interleaved=True)(x, positions=positions)
+    assert_close(result, expected, atol=1e-5)
+
+
 def test_rotary_products_depend_on_the_distance_alone():
     rotary, x = RotaryEmbedding(), random(1, 2, 1, 8)
 

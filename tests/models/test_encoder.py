@@ -37,6 +37,13 @@ def test_packed_documents_equal_the_documents_alone(values):
         {"position": "relative", "normalize_first": True, "final_normalization": True},
         {"position": "alibi", "window": 2},
         {"position": "learned", "normalize_first": True, "parallel_residual": True},
+        {
+            "position": "rotary",
+            "rotary_interleaved": True,
+            "normalize_first": True,
+            "parallel_residual": True,
+            "share_normalization": True,
+        },
         {"score": "location"},
     ],
 )

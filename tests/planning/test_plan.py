@@ -24,6 +24,8 @@ VARIANTS = [
     {"kind": "decoder", "num_key_value_heads": 2, "gated": True, "query_key_norm": True},
     {"kind": "decoder", "tie_embeddings": False, "output_bias": True, "parallel_residual": True,
      "normalize_first": True},
+    {"kind": "decoder", "share_normalization": True, "parallel_residual": True,
+     "normalize_first": True},
     {"kind": "decoder", "score": "general", "normalization": "rms_norm", "head_dim": 10},
     {"kind": "seq2seq", "position": "relative", "num_decoder_layers": 3},
 ]  # fmt: skip

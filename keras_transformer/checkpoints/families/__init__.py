@@ -10,14 +10,19 @@ from keras_transformer.checkpoints.families.albert import ALBERT
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
+from keras_transformer.checkpoints.families.bloom import BLOOM
+from keras_transformer.checkpoints.families.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
+from keras_transformer.checkpoints.families.falcon import FALCON
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
+from keras_transformer.checkpoints.families.gptj import GPTJ
+from keras_transformer.checkpoints.families.granite import GRANITE
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
@@ -29,10 +34,13 @@ from keras_transformer.checkpoints.families.nearest import advice
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.olmoe import OLMOE
+from keras_transformer.checkpoints.families.opt import OPT
+from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
+from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
@@ -70,6 +78,14 @@ FAMILIES = {
         QWEN2_MOE,
         QWEN3_MOE,
         GPT_OSS,
+        OPT,
+        BLOOM,
+        GPTJ,
+        FALCON,
+        PHI,
+        STABLELM,
+        COHERE2,
+        GRANITE,
         T5,
         BART,
         MARIAN,

@@ -43,15 +43,19 @@ def _weights(tokens: str, positions: str) -> tuple[Weight, ...]:
     )
 
 
-def _read_width(values: Values) -> dict[str, Any]:
-    width = number(values, "n_embd", 768)
-    inner = values.get("n_inner")
-    return {"intermediate_dim": 4 * width if inner is None else inner}
+def inner_width(default: int) -> Conversion:
+    """The width of the feed-forward layer; `default` is that of the states."""
 
+    def read(values: Values) -> dict[str, Any]:
+        width, inner = number(values, "n_embd", default), values.get("n_inner")
+        return {"intermediate_dim": 4 * width if inner is None else inner}
 
-def _write_width(config: TransformerConfig) -> dict[str, Any]:
-    usual = config.intermediate_dim == 4 * config.hidden_dim
-    return {"embd_pdrop": config.dropout} | ({} if usual else {"n_inner": config.intermediate_dim})
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        inner = config.intermediate_dim
+        usual = inner == 4 * config.hidden_dim
+        return {"embd_pdrop": config.dropout} | ({} if usual else {"n_inner": inner})
+
+    return Conversion(read, write)
 
 
 GPT2 = Family(
@@ -63,7 +67,7 @@ GPT2 = Family(
         **_FIELDS,
     },
     constants={"kind": "decoder", "position": "learned", "normalize_first": True},
-    conversions=(Conversion(_read_width, _write_width),),
+    conversions=(inner_width(768),),
     required={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,

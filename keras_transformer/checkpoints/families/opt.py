@@ -1,0 +1,74 @@
+"""OPT: Zhang et al. 2022, https://arxiv.org/abs/2205.01068."""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.config import TransformerConfig
+
+_ONCE = {
+    "token_embedding": "embed_tokens",
+    "decoder/position_embedding": "embed_positions",
+    "decoder/final_norm": "final_layer_norm",
+}
+_LAYER = {
+    "self_attention/query": "self_attn.q_proj",
+    "self_attention/key": "self_attn.k_proj",
+    "self_attention/value": "self_attn.v_proj",
+    "self_attention/output": "self_attn.out_proj",
+    "self_attention_norm": "self_attn_layer_norm",
+    "feed_forward/intermediate": "fc1",
+    "feed_forward/output": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+}
+
+
+def _read_width(values: Values) -> dict[str, Any]:
+    width, embedded = values.get("hidden_size", 768), values.get("word_embed_proj_dim")
+    if embedded not in (None, width):
+        raise ValueError(
+            f"word_embed_proj_dim={embedded!r} and hidden_size={width!r} must be equal: a decoder "
+            "with narrower embeddings is not supported."
+        )
+    return {}
+
+
+def _write_width(config: TransformerConfig) -> dict[str, Any]:
+    return {"word_embed_proj_dim": config.hidden_dim}
+
+
+OPT = Family(
+    model_type="opt",
+    architecture="OPTModel",
+    fields={
+        "vocab_size": Field("vocabulary_size", 50272),
+        "hidden_size": Field("hidden_dim", 768),
+        "num_hidden_layers": Field("num_layers", 12),
+        "num_attention_heads": Field("num_heads", 12),
+        "ffn_dim": Field("intermediate_dim", 3072),
+        "activation_function": Field("activation", "relu"),
+        "do_layer_norm_before": Field("normalize_first", True),
+        "enable_bias": Field("use_bias", True),
+        "dropout": Field("dropout", 0.1),
+        "attention_dropout": Field("attention_dropout", 0.0),
+        "max_position_embeddings": Field("max_sequence_length", 2048),
+        "init_std": Field("initializer_range", 0.02),
+        "tie_word_embeddings": Field("tie_embeddings", True),
+    },
+    constants={
+        "kind": "decoder",
+        "position": "learned",
+        "position_offset": 2,
+        "normalization_epsilon": 1e-5,
+    },
+    conversions=(Conversion(_read_width, _write_width),),
+    required={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    weights=(
+        *layers(_ONCE, theirs="decoder."),
+        *layers(_LAYER, "decoder/layer_{i}/", "decoder.layers.{i}."),
+        output_matrix("lm_head.weight"),
+    ),
+    heads=decoder_heads(),
+    names=Names(prefixes=("model.",), ignored=("score.*", "qa_outputs.*")),
+)

@@ -1,0 +1,44 @@
+"""StableLM: Bellagente et al. 2024, https://arxiv.org/abs/2402.17834.
+
+A Llama with LayerNorm, and rotary positions on a part of each head.
+"""
+
+import dataclasses
+
+from keras_transformer.checkpoints.families.family import Conversion, Field
+from keras_transformer.checkpoints.families.llama import LLAMA
+from keras_transformer.checkpoints.families.shared import rotary
+
+_OTHER = ("head_dim", "attention_bias", "mlp_bias", "rms_norm_eps")
+_PARALLEL = Conversion(
+    lambda values: dict.fromkeys(
+        ("parallel_residual", "share_normalization"), values.get("use_parallel_residual", False)
+    ),
+    lambda config: {"use_parallel_residual": config.parallel_residual},
+)
+
+STABLELM = dataclasses.replace(
+    LLAMA,
+    model_type="stablelm",
+    architecture="StableLmModel",
+    fields={name: field for name, field in LLAMA.fields.items() if name not in _OTHER}
+    | {
+        "vocab_size": Field("vocabulary_size", 50304),
+        "hidden_size": Field("hidden_dim", 2560),
+        "num_key_value_heads": Field("num_key_value_heads", 32),
+        "intermediate_size": Field("intermediate_dim", 6912),
+        "hidden_dropout": Field("dropout", 0.0),
+        "max_position_embeddings": Field("max_sequence_length", 4096),
+        "layer_norm_eps": Field("normalization_epsilon", 1e-5),
+        "use_qkv_bias": Field("attention_bias", False),
+    },
+    constants={
+        **LLAMA.constants,
+        "normalization": "layer_norm",
+        "use_bias": False,
+        "attention_output_bias": False,
+    },
+    conversions=(rotary(default_share=0.25, default_head_dim=80), _PARALLEL),
+    # Each head has a norm of its own there.
+    required={"qk_layernorm": False},
+)
