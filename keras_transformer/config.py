@@ -115,6 +115,13 @@ class TransformerConfig:
         of="side",
         least=1,
     )
+    layers_per_group: int = option(
+        "a group is so many blocks, used again in turn (ALBERT's inner groups).",
+        1,
+        of="side",
+        least=1,
+        most=MOST_LAYERS,
+    )
     activation: str = option(
         "one of `config.ACTIVATIONS`, see `layers.FeedForward`.", "relu", choices=ACTIVATIONS
     )
@@ -344,7 +351,7 @@ class TransformerConfig:
             ),
             "num_key_value_heads": self.num_heads,
             "num_decoder_layers": decoder.get("num_layers", self.num_layers) if seq2seq else None,
-            "num_layer_groups": self.num_layers,
+            "num_layer_groups": max(self.num_layers // self.layers_per_group, 1),
             "embedding_dim": self.hidden_dim,
             "embedding_projection": self.embedding_dim not in (None, self.hidden_dim),
             "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,

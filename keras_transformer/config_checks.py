@@ -204,7 +204,7 @@ def _check_layers(config: "TransformerConfig", allowed: list[str]) -> None:
                 f"layer_pattern[{i}] has num_heads={layer.num_heads}, but the bias of position="
                 f"{config.position!r} is one for all layers, of {config.num_heads} heads."
             )
-    if config.num_layer_groups != config.num_layers:
+    if config.num_layer_groups * config.layers_per_group != config.num_layers:
         raise ValueError("`layer_pattern` and `num_layer_groups` do not go together.")
 
 
@@ -240,6 +240,13 @@ def check_agreement(config: "TransformerConfig") -> None:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="
             f"{config.num_layers}."
+        )
+    each = config.layers_per_group
+    if config.num_layers % each or config.num_layer_groups * each > config.num_layers:
+        raise ValueError(
+            f"num_layers={config.num_layers} cannot be num_layer_groups={config.num_layer_groups} "
+            f"groups of layers_per_group={each} blocks, used again: it must be a multiple of "
+            f"{each}, and at least {config.num_layer_groups * each}."
         )
     counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
     if config.position_padding_id is not None and not counted:

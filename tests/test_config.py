@@ -76,6 +76,8 @@ def test_values_that_follow_from_others():
         ({"embedding_dim": 8, "kind": "decoder"}, "need kind='encoder', received kind='decoder'"),
         ({"embedding_dim": 8, "embedding_projection": False}, "need the `embedding_projection`"),
         ({"num_layer_groups": 3}, "num_layer_groups=3 is more than num_layers=2"),
+        ({"layers_per_group": 3}, "must be a multiple of 3, and at least 3"),
+        ({"layers_per_group": 2, "num_layer_groups": 2}, "multiple of 2, and at least 4"),
         ({"num_layers": 10_001}, "`num_layers` must be at most 10,000, received 10001"),
         ({"kind": "seq2seq", "num_decoder_layers": 10**9}, "`num_decoder_layers` must be at most"),
         ({"kind": "seq2seq", "encoder": {"num_layers": 10**9}}, "`num_layers` must be at most"),

@@ -14,6 +14,7 @@ from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, RelativePositionBias
 from keras_transformer.models.block_run import BlockRun
+from keras_transformer.structure import block_order
 
 
 def block_options(config: TransformerConfig) -> dict[str, Any]:
@@ -70,6 +71,7 @@ class Stack(keras.layers.Layer):
             self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
         kind = DecoderBlock if causal else EncoderBlock
         further = {"cross_attention": cross_dim is not None} if causal else {}
+        self.order = block_order(config)
         self.blocks = [
             kind(
                 **block_options(config.layer(i)),
@@ -78,11 +80,8 @@ class Stack(keras.layers.Layer):
                 name=f"layer_{i}",
                 dtype=self.dtype_policy,
             )
-            for i in range(config.num_layer_groups)
+            for i in range(max(self.order) + 1)
         ]
-        # Layers of a group are one block, in turn.
-        depth = config.num_layers
-        self.order = [i * config.num_layer_groups // depth for i in range(depth)]
         if config.final_normalization:
             self.final_norm = make_normalization(
                 config.normalization,

@@ -25,6 +25,7 @@ class Classifier(Task):
     task_options = ("num_classes", "labels", "dropout")
     adversarial_norm: float = 0.0
     fewest_classes = 2
+    output_weights = CLASSIFIER_HEAD
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Classifier(Task):
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
         hidden = HIDDEN_OF_HEAD if values.get("hidden_activation") else ()
-        return shapes_of((*hidden, *CLASSIFIER_HEAD), config, num_classes=classes)
+        return shapes_of((*hidden, *cls.output_weights), config, num_classes=classes)
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

@@ -108,6 +108,7 @@ CONFIGS = {
             {**_BERT, "embedding_size": 7},
             {**_BERT, **_WIDER, "embedding_size": 40, "num_hidden_groups": 2},
             {**_BERT, "embedding_size": 20, "hidden_act": "relu", "tie_word_embeddings": False},
+            {**_BERT, "num_hidden_groups": 2, "inner_group_num": 2, "num_attention_heads": 2},
         ],
     ),
     "electra": (

@@ -252,7 +252,7 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type='su'"),
         ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
-        ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
+        ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
         (

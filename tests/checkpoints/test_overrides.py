@@ -42,6 +42,7 @@ CHANGES = {
     "embedding_dim": ("encoder", {}, 4),
     "embedding_projection": ("encoder", {}, True),
     "num_layer_groups": ("encoder", {}, 1),
+    "layers_per_group": ("encoder", {"num_layer_groups": 1}, 2),
     "activation": ("encoder", {}, "sigmoid"),
     "gated": ("encoder", {}, True),
     "use_bias": ("encoder", {}, False),

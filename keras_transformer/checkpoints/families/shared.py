@@ -58,10 +58,15 @@ def encoder_heads(
     }
 
 
-def decoder_heads(*lm_classes: str) -> dict[str, Head]:
-    """The two tasks of a decoder; a language model's head belongs to the backbone."""
+def decoder_heads(*lm_classes: str, tokens: str | None = None) -> dict[str, Head]:
+    """The tasks of a decoder, by the layer of its token classifier if there is such a class."""
     score = Weight("output/kernel", "score.weight", transpose=True)
-    return {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}
+    # A language model's head belongs to the backbone.
+    heads = {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}
+    if tokens is not None:
+        weights = layers({"output": tokens})
+        heads["TokenClassifier"] = Head(weights=weights, dropout="classifier_dropout")
+    return heads
 
 
 # Values that are not one of ours each
