@@ -9,6 +9,7 @@ from keras_transformer.config_checks import (
     check_given,
     check_overrides,
     check_values,
+    derived_values,
     documented,
     option,
 )
@@ -27,7 +28,7 @@ NORMALIZATIONS = {
 ACTIVATIONS = (
     "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "mish", "quick_gelu", "relu_squared",
 )  # fmt: skip
-ROTARY_SCALINGS = ("linear", "llama3", "yarn")
+ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
 MOST_LAYERS = 10_000
@@ -250,7 +251,7 @@ class TransformerConfig:
     )
     rotary_scaling: str | None = option(
         'stretches the wavelengths for sequences longer than in training: `"linear"`, '
-        '`"llama3"` or `"yarn"`, see `layers.RotaryEmbedding`.',
+        '`"llama3"`, `"yarn"`, `"dynamic"` or `"longrope"`, see `layers.RotaryEmbedding`.',
         None,
         choices=(None, *ROTARY_SCALINGS),
     )
@@ -260,6 +261,10 @@ class TransformerConfig:
     rotary_original_length: int | None = option(
         "of `rotary_scaling`. Defaults to `max_sequence_length`.", None, least=1
     )
+    rotary_short_factors: tuple | list | None = option(
+        'divisors of the angle of each pair, of `rotary_scaling="longrope"`.', None
+    )
+    rotary_long_factors: tuple | list | None = option("likewise, in longer rows.", None)
     relative_bias: bool | None = option(
         "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
         '`position` is `"relative"`.',
@@ -291,7 +296,7 @@ class TransformerConfig:
 
     def __post_init__(self):
         check_values(self)
-        for name, value in self._derived().items():
+        for name, value in derived_values(self).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_agreement(self)
@@ -335,44 +340,13 @@ class TransformerConfig:
         """The flat configs of all layers of a side."""
         return tuple(self.layer(i) for i in range(self.num_layers))
 
-    def _derived(self) -> dict[str, Any]:
-        """The values that follow from others when they are not given."""
-        seq2seq = self.kind == "seq2seq"
-        encoder, decoder = self.encoder or {}, self.decoder or {}
-
-        def embedding(own):
-            width = own.get("hidden_dim", self.hidden_dim)
-            width = own.get("embedding_dim", self.embedding_dim or width)
-            return own.get("vocabulary_size", self.vocabulary_size), width
-
-        return {
-            "head_dim": (
-                None if self.hidden_dim % self.num_heads else self.hidden_dim // self.num_heads
-            ),
-            "num_key_value_heads": self.num_heads,
-            "num_decoder_layers": decoder.get("num_layers", self.num_layers) if seq2seq else None,
-            "num_layer_groups": max(self.num_layers // self.layers_per_group, 1),
-            "embedding_dim": self.hidden_dim,
-            "embedding_projection": self.embedding_dim not in (None, self.hidden_dim),
-            "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
-            "attention_bias": self.use_bias,
-            "attention_output_bias": (
-                self.use_bias if self.attention_bias is None else self.attention_bias
-            ),
-            "final_normalization": self.normalize_first,
-            "relative_bias": self.position == "relative",
-            "rotary_original_length": (
-                self.max_sequence_length if self.rotary_scaling in ("llama3", "yarn") else None
-            ),
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""
         return dataclasses.asdict(self)
 
     def stated(self) -> dict[str, Any]:
         """The values except those that follow from others: `from_dict` gives the config back."""
-        derived = self._derived()
+        derived = derived_values(self)
         return {
             name: value
             for name, value in self.to_dict().items()

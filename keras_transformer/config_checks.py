@@ -56,6 +56,38 @@ def documented(options: Mapping[str, Any]) -> str:
     return "\n".join(["Args:", *(line for option in wrapped for line in option)])
 
 
+def derived_values(config: "TransformerConfig") -> dict[str, Any]:
+    """The values that follow from others when they are not given."""
+    seq2seq = config.kind == "seq2seq"
+    encoder, decoder = config.encoder or {}, config.decoder or {}
+
+    def embedding(own):
+        width = own.get("hidden_dim", config.hidden_dim)
+        width = own.get("embedding_dim", config.embedding_dim or width)
+        return own.get("vocabulary_size", config.vocabulary_size), width
+
+    return {
+        "head_dim": (
+            None if config.hidden_dim % config.num_heads else config.hidden_dim // config.num_heads
+        ),
+        "num_key_value_heads": config.num_heads,
+        "num_decoder_layers": decoder.get("num_layers", config.num_layers) if seq2seq else None,
+        "num_layer_groups": max(config.num_layers // config.layers_per_group, 1),
+        "embedding_dim": config.hidden_dim,
+        "embedding_projection": config.embedding_dim not in (None, config.hidden_dim),
+        "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
+        "attention_bias": config.use_bias,
+        "attention_output_bias": (
+            config.use_bias if config.attention_bias is None else config.attention_bias
+        ),
+        "final_normalization": config.normalize_first,
+        "relative_bias": config.position == "relative",
+        "rotary_original_length": (
+            None if config.rotary_scaling in (None, "linear") else config.max_sequence_length
+        ),
+    }
+
+
 def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
     """ValueError if what a config is to be made of lacks names, or has others."""
     if not isinstance(values, dict):
@@ -83,10 +115,8 @@ def check_values(config: "TransformerConfig") -> None:
         given = value
         if is_number(value) and type(value) not in (int, float):  # of NumPy
             value = value.item()
-        if field.name == "layer_pattern" and isinstance(value, list):  # of JSON
-            value = tuple(value)
-        if isinstance(value, dict) and isinstance(value.get("layer_pattern"), list):
-            value = {**value, "layer_pattern": tuple(value["layer_pattern"])}
+        if field.type in (dict | None, tuple | list | None):
+            value = _with_tuples(value)
         if value is not given:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
@@ -97,6 +127,13 @@ def check_values(config: "TransformerConfig") -> None:
             f"{config.hidden_dim} and num_heads={config.num_heads}. Change one of them, or give "
             "`head_dim`."
         )
+
+
+def _with_tuples(value: Any) -> Any:
+    """A value with tuples for the lists of JSON."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
@@ -260,6 +297,17 @@ def check_agreement(config: "TransformerConfig") -> None:
             "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
             f"rotary_dim={config.rotary_dim} and head_dim={config.head_dim}."
         )
+    long = config.rotary_scaling == "longrope"
+    for name in ("rotary_short_factors", "rotary_long_factors"):
+        factors, pairs = getattr(config, name), (rotated + 1) // 2 if long else 0
+        numbers = all(is_number(factor) and 0 < factor < 1e30 for factor in factors or ())
+        if len(factors or ()) != pairs or not numbers:
+            raise ValueError(
+                f"`{name}` must be {pairs} positive numbers, one for each pair of features, with "
+                f"rotary_scaling={config.rotary_scaling!r}. Received {shorten(factors)}."
+            )
+    if long and config.rotary_original_length < 2:
+        raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
     if config.rotary_min_turns >= config.rotary_max_turns:
         raise ValueError(
             "`rotary_min_turns` must be below `rotary_max_turns`, received "

@@ -75,6 +75,11 @@ def test_values_that_follow_from_others():
         ({"score": "cos"}, "`score` must be one of 'scaled_dot'.*'cos'"),
         ({"embedding_dim": 8, "kind": "decoder"}, "need kind='encoder', received kind='decoder'"),
         ({"embedding_dim": 8, "embedding_projection": False}, "need the `embedding_projection`"),
+        ({"rotary_short_factors": [1.0]}, "`rotary_short_factors` must be 0 positive numbers"),
+        (
+            {"position": "rotary", "rotary_scaling": "longrope", "rotary_short_factors": [1, 0]},
+            "`rotary_short_factors` must be . positive numbers",
+        ),
         ({"num_layer_groups": 3}, "num_layer_groups=3 is more than num_layers=2"),
         ({"layers_per_group": 3}, "must be a multiple of 3, and at least 3"),
         ({"layers_per_group": 2, "num_layer_groups": 2}, "multiple of 2, and at least 4"),

@@ -93,7 +93,7 @@ class GenerationCall:
             batch_size,
             copies=self.copies,
             seed=seed or 0,
-            share_prefix=config.kind == "decoder",
+            share_prefix=config.kind == "decoder" and not _by_length(config),
             longest=config.max_sequence_length if config.position == "learned" else None,
         )
 
@@ -251,6 +251,11 @@ class _Row:
         """The text that was not taken yet."""
         pieces, self._pieces = self._pieces, []
         return "".join(pieces) + (self.stream.finish() if last else "")
+
+
+def _by_length(config) -> bool:
+    """Whether what is computed of a text's beginning depends on how long the text is."""
+    return any(layer.rotary_scaling in ("dynamic", "longrope") for layer in config.layers)
 
 
 def _with_constraint(task, rules: Rules | None, constraint) -> Rules | None:

@@ -59,6 +59,12 @@ _YARN = {
     "beta_fast": 8.0,
     "original_max_position_embeddings": 16,
 }
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 50.0,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 4.0],
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -196,6 +202,7 @@ CONFIGS = {
                 "num_key_value_heads": 2,
                 "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 70.0},
             },
+            {**_LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
         ],
     ),
     "mistral": (
@@ -281,7 +288,14 @@ CONFIGS = {
                 "hidden_size": 24,
                 "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.75},
             },
-            {**_LLAMA, **_PAD, "hidden_act": "gelu", "tie_word_embeddings": True},
+            {
+                **_LLAMA,
+                **_PAD,
+                "hidden_act": "gelu",
+                "tie_word_embeddings": True,
+                "rope_parameters": _LONGROPE,
+                "original_max_position_embeddings": 16,
+            },
         ],
     ),
     "olmo2": (

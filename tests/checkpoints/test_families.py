@@ -236,7 +236,10 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
             },
             "for mixed=.*, a=1, .*, g=1, 2 more",
         ),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamics", "factor": 2.0}},
+            "'dynamics'",
+        ),
         ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"] * 32},
@@ -248,9 +251,19 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_att"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping=9"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type='longrope'"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type='su'"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "rotary_short_factors. must",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "su"}},
+            "rotary_short_factors. must be 48",
+        ),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
+            "attention_factor=2.0 of rope_parameters",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),

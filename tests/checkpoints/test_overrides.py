@@ -26,6 +26,12 @@ ROTARY = {
     "max_sequence_length": 16,
     "normalize_first": True,
 }
+LONGROPE = {
+    **ROTARY,
+    "rotary_scaling": "longrope",
+    "rotary_short_factors": (1.0, 1.5),
+    "rotary_long_factors": (2.0, 4.0),
+}
 RELATIVE = {"position": "relative", "relative_num_buckets": 8, "relative_max_distance": 16}
 
 # For each value of the config a model, and what is given in place of what the model has.
@@ -86,6 +92,8 @@ CHANGES = {
     "rotary_min_turns": ("decoder", ROTARY, 0.5),
     "rotary_max_turns": ("decoder", ROTARY, 8.0),
     "rotary_original_length": ("decoder", ROTARY, 4),
+    "rotary_short_factors": ("decoder", LONGROPE, (1.0, 3.0)),
+    "rotary_long_factors": ("decoder", LONGROPE, (1.0, 3.0)),
     "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),
