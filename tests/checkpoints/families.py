@@ -49,6 +49,13 @@ _BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+_SIDE = {
+    **_LLAMA,
+    "head_dim": 6,
+    "sliding_window": 2,
+    "attn_logit_softcapping": 2.0,
+    "query_pre_attn_scalar": 5,
+}
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
 _GEMMA3 = {"head_dim": 6, "sliding_window": 4}
@@ -345,6 +352,55 @@ CONFIGS = {
             },
         ],
     ),
+    "mt5": (
+        "MT5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-silu", "num_decoder_layers": 1},
+            {**_T5, "feed_forward_proj": "relu", "relative_attention_num_buckets": 8},
+        ],
+    ),
+    "t5gemma": (
+        "T5Gemma",
+        [
+            {"encoder": _SIDE, "decoder": _SIDE, "vocab_size": 61},
+            {
+                "encoder": {**_SIDE, "num_attention_heads": 6, "num_key_value_heads": 2},
+                "decoder": {
+                    **_SIDE,
+                    "hidden_size": 18,
+                    "num_hidden_layers": 3,
+                    "head_dim": 8,
+                    "intermediate_size": 28,
+                    "sliding_window": 3,
+                    "final_logit_softcapping": None,
+                },
+                "vocab_size": 61,
+                "tie_word_embeddings": False,
+            },
+            {
+                "encoder": {**_SIDE, "layer_types": ["full_attention"] * 2},
+                "decoder": {**_SIDE, "rope_parameters": {"rope_theta": 50.0}},
+                "vocab_size": 61,
+            },
+        ],
+    ),
+    "mbart": (
+        "MBart",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+        ],
+    ),
+    "pegasus": (
+        "Pegasus",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "encoder_attention_heads": 2, "encoder_ffn_dim": 28},
+        ],
+    ),
     "bart": (
         "Bart",
         [
@@ -376,6 +432,10 @@ LANGUAGE_MODELS = {
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+    "t5gemma": "T5GemmaForConditionalGeneration",
     "marian": "MarianMTModel",
 }
 
@@ -413,7 +473,7 @@ def make(model_type, number, suffix, seed=0, **values):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "embed_positions" in name and model_type == "marian":
+            if "embed_positions" in name and model_type in ("marian", "pegasus"):
                 continue
             norm = "norm" in name.lower() or "ln_" in name
             offset = 1.0 if norm and name.endswith("weight") else 0.0

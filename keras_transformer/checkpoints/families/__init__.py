@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.nearest import advice
@@ -24,7 +25,8 @@ from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
-from keras_transformer.checkpoints.families.t5 import T5
+from keras_transformer.checkpoints.families.t5 import MT5, T5
+from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -54,8 +56,12 @@ FAMILIES = {
         OLMO2,
         SMOLLM3,
         T5,
+        MT5,
+        T5GEMMA,
         BART,
+        MBART,
         MARIAN,
+        PEGASUS,
     )
 }
 
