@@ -84,6 +84,8 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     export_to_huggingface(backbone, tmp_path / "ours")
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    if model_type == "pegasus":  # the sines and cosines, which it computes
+        info["missing_keys"] = {n for n in info["missing_keys"] if "embed_positions" not in n}
     assert not any(info.values()), info
     assert again.config.model_type == model_type
     _, theirs, mask = inputs_of(reference)

@@ -33,15 +33,22 @@ SAID = {
     "gpt_base_en": 117,
     "gpt_neox_20b_en": 20_000,
     "llama2_7b_en": 7_000,
+    "mbart50_large_multi": 611,
     "mistral_7b_en": 7_300,
     "modernbert_base_en": 149,
     "modernbert_large_en": 395,
     "mpnet_base_en": 110,
+    "mt5_small_multi": 300,
+    "mt5_base_multi": 580,
+    "mt5_large_multi": 1200,
+    "mt5_xl_multi": 3700,
+    "mt5_xxl_multi": 13_000,
     "nomic_embed_1_5_en": 137,
     "olmo2_1b_en": 1485,
     "olmo2_7b_en": 7300,
     "olmo2_13b_en": 13_700,
     "olmo2_32b_en": 32_200,
+    "pegasus_large_en": 568,
     "phi3_mini_4k_instruct_en": 3800,
     "phi3_medium_4k_instruct_en": 14_000,
     "phi4_14b": 14_700,
@@ -50,6 +57,7 @@ SAID = {
     "roberta_base_en": 125,
     "smollm3_3b_en": 3080,
     "t5_small_multi": 60,
+    "t5gemma_9b_9b": 20_300,
     "t5_11b_multi": 11_000,
     "xlm_roberta_base_multi": 270,
 }
@@ -103,12 +111,12 @@ def test_sizes_are_those_of_the_transformers_library():
         count = sum(
             parameter.numel()
             for path, parameter in model.named_parameters()
-            if not (metadata["family"] == "marian" and "embed_positions" in path)
+            if not (metadata["family"] in ("marian", "pegasus") and "embed_positions" in path)
         )
         pooled = any("pooler" in path for path, _ in model.named_parameters())
         if config.kind == "encoder" and pooled and not config.pooler:
             count -= config.hidden_dim * (config.hidden_dim + 1)
-        if metadata["family"] == "t5" and not config.tie_embeddings:  # it always ties
+        if metadata["family"] in ("t5", "mt5") and not config.tie_embeddings:  # they always tie
             count += config.vocabulary_size * config.hidden_dim
         if config.output_bias:  # a constant there
             count += config.vocabulary_size
