@@ -74,7 +74,7 @@ _FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True
         ("bart", {**_RULES, **_FORCED, "num_beams": 3, "early_stopping": True}),
         ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
         ("llama", {**_RULES, "min_new_tokens": 6}),
-        ("llama", {"max_length": 9, "temperature": 0.1}),
+        ("llama", {"max_length": 9}),
     ],
 )
 def test_a_checkpoint_says_how_it_generates(tmp_path, family, said):
@@ -86,7 +86,6 @@ def test_a_checkpoint_says_how_it_generates(tmp_path, family, said):
     found = found[len(PROMPT) if family == "llama" else 1 :]
     ended = [*(i for i, token in enumerate(found) if token in task.end_ids), len(found)]
     assert task.generate(PROMPT) == found[: ended[0]]
-    assert len(found) == (said.get("max_new_tokens") or len(found))
     task.save(tmp_path / "task.keras")
     assert keras.models.load_model(tmp_path / "task.keras").generate(PROMPT) == found[: ended[0]]
 
