@@ -1,6 +1,6 @@
 """T5: Raffel et al. 2019, https://arxiv.org/abs/1910.10683; 1.1 and Flan: gated feed-forward.
 
-mT5: Xue et al. 2020, https://arxiv.org/abs/2010.11934: as 1.1, of 101 languages.
+MT5: Xue et al. 2020, https://arxiv.org/abs/2010.11934, as 1.1, of 101 languages.
 
 Relative positions, no biases, root-mean-square norms first, and scores that are not scaled.
 """
