@@ -55,10 +55,6 @@ class NotCovered:
     refused: tuple[Mapping[str, Any], ...] = ()
 
 
-def _llama_rope(kind: str) -> dict[str, Any]:
-    return {"model_type": "llama", "rope_parameters": {"rope_type": kind, "factor": 2.0}}
-
-
 NOT_COVERED = (
     NotCovered(
         "The convolution of DeBERTa v2 (its sizes xlarge and xxlarge)",
@@ -92,18 +88,16 @@ NOT_COVERED = (
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
-        "Rotary scaling `dynamic` and `longrope` (Phi-3 mini 128k, Phi-4 mini)",
-        "Their angles depend on the length of the input.",
-        (_llama_rope("dynamic"), _llama_rope("longrope")),
-    ),
-    NotCovered(
-        "The encoder of T5 alone (`T5EncoderModel`)",
+        "The encoder of T5 alone (`T5EncoderModel`, `T5ForTokenClassification`)",
         "A seq2seq backbone has both sides. Of a whole T5, `backbone.encode` gives the encoder's "
         "states.",
     ),
     NotCovered(
-        "Heads of BART for classes and answers; next sentence (BERT), order of sentences (ALBERT), "
-        "replaced tokens (ELECTRA, DeBERTa v3)",
+        "Heads of BART, T5 and T5Gemma for classes and answers",
+        "They read a text with both sides at once. Tasks give a text to one side.",
+    ),
+    NotCovered(
+        "Next sentence (BERT), order of sentences (ALBERT), replaced tokens (ELECTRA, DeBERTa v3)",
         "There is no such task here. The backbone loads, the head is left out.",
     ),
     NotCovered(
@@ -337,12 +331,17 @@ def absolute_positions(family: Family) -> str:
 def scalings(family: Family) -> list[str]:
     """The kinds of rotary scaling that a family reads."""
     read = []
+    config = defaults(family)
+    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    ones = [1.0] * (rotated // 2)
     for kind in ROTARY_SCALINGS:
         options = {
             "rope_type": kind,
             "factor": 2.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
+            "short_factor": ones,
+            "long_factor": ones,
         }
         with contextlib.suppress(ValueError):  # of one that the family refuses
             if family.config({"rope_scaling": options}).rotary_scaling == kind:

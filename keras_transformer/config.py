@@ -27,7 +27,7 @@ NORMALIZATIONS = {
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
 }
-ROTARY_SCALINGS = ("linear", "llama3", "yarn")
+ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
 MOST_LAYERS = 10_000
@@ -114,6 +114,13 @@ class TransformerConfig(FeedForwardOptions):
         None,
         of="side",
         least=1,
+    )
+    layers_per_group: int = option(
+        "a group is so many blocks, used again in turn (ALBERT's inner groups).",
+        1,
+        of="side",
+        least=1,
+        most=MOST_LAYERS,
     )
     use_bias: bool = option(
         "biases in the projections, those of the feed-forward layer and all below.", True
@@ -286,7 +293,7 @@ class TransformerConfig(FeedForwardOptions):
     )
     rotary_scaling: str | None = option(
         'stretches the wavelengths for sequences longer than in training: `"linear"`, '
-        '`"llama3"` or `"yarn"`, see `layers.RotaryEmbedding`.',
+        '`"llama3"`, `"yarn"`, `"dynamic"` or `"longrope"`, see `layers.RotaryEmbedding`.',
         None,
         choices=(None, *ROTARY_SCALINGS),
     )
@@ -299,6 +306,10 @@ class TransformerConfig(FeedForwardOptions):
     rotary_truncate: bool = option(
         '`"yarn"`: the pairs between which wavelengths are mixed are whole numbers.', True
     )
+    rotary_short_factors: tuple | list | None = option(
+        'divisors of the angle of each pair, of `rotary_scaling="longrope"`.', None
+    )
+    rotary_long_factors: tuple | list | None = option("likewise, in longer rows.", None)
     relative_bias: bool | None = option(
         "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
         '`position` is `"relative"`.',

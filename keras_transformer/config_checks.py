@@ -74,7 +74,7 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         ),
         "num_key_value_heads": config.num_heads,
         "num_decoder_layers": decoder.get("num_layers", config.num_layers) if seq2seq else None,
-        "num_layer_groups": config.num_layers,
+        "num_layer_groups": max(config.num_layers // config.layers_per_group, 1),
         "embedding_dim": config.hidden_dim,
         "embedding_projection": config.embedding_dim not in (None, config.hidden_dim),
         "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
@@ -88,7 +88,7 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         "final_normalization": config.normalize_first,
         "relative_bias": config.position == "relative",
         "rotary_original_length": (
-            config.max_sequence_length if config.rotary_scaling in ("llama3", "yarn") else None
+            None if config.rotary_scaling in (None, "linear") else config.max_sequence_length
         ),
     }
 
@@ -120,10 +120,8 @@ def check_values(config: "TransformerConfig") -> None:
         given = value
         if is_number(value) and type(value) not in (int, float):  # of NumPy
             value = value.item()
-        if field.name == "layer_pattern" and isinstance(value, list):  # of JSON
-            value = tuple(value)
-        if isinstance(value, dict) and isinstance(value.get("layer_pattern"), list):
-            value = {**value, "layer_pattern": tuple(value["layer_pattern"])}
+        if field.type in (dict | None, tuple | list | None):
+            value = _with_tuples(value)
         if value is not given:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
@@ -134,6 +132,13 @@ def check_values(config: "TransformerConfig") -> None:
             f"{config.hidden_dim} and num_heads={config.num_heads}. Change one of them, or give "
             "`head_dim`."
         )
+
+
+def _with_tuples(value: Any) -> Any:
+    """A value with tuples for the lists of JSON."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
@@ -273,7 +278,7 @@ def _check_layers(config: "TransformerConfig", allowed: list[str]) -> None:
                 f"layer_pattern[{i}] has num_heads={layer.num_heads}, but the bias of position="
                 f"{config.position!r} is one for all layers, of {config.num_heads} heads."
             )
-    if config.num_layer_groups != config.num_layers:
+    if config.num_layer_groups * config.layers_per_group != config.num_layers:
         raise ValueError("`layer_pattern` and `num_layer_groups` do not go together.")
 
 
@@ -324,6 +329,13 @@ def check_agreement(config: "TransformerConfig") -> None:
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="
             f"{config.num_layers}."
         )
+    each = config.layers_per_group
+    if config.num_layers % each or config.num_layer_groups * each > config.num_layers:
+        raise ValueError(
+            f"num_layers={config.num_layers} cannot be num_layer_groups={config.num_layer_groups} "
+            f"groups of layers_per_group={each} blocks, used again: it must be a multiple of "
+            f"{each}, and at least {config.num_layer_groups * each}."
+        )
     counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
     if config.position_padding_id is not None and not counted:
         raise ValueError(
@@ -336,6 +348,17 @@ def check_agreement(config: "TransformerConfig") -> None:
             "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
             f"rotary_dim={config.rotary_dim} and head_dim={config.head_dim}."
         )
+    long = config.rotary_scaling == "longrope"
+    for name in ("rotary_short_factors", "rotary_long_factors"):
+        factors, pairs = getattr(config, name), (rotated + 1) // 2 if long else 0
+        numbers = all(is_number(factor) and 0 < factor < 1e30 for factor in factors or ())
+        if len(factors or ()) != pairs or not numbers:
+            raise ValueError(
+                f"`{name}` must be {pairs} positive numbers, one for each pair of features, with "
+                f"rotary_scaling={config.rotary_scaling!r}. Received {shorten(factors)}."
+            )
+    if long and config.rotary_original_length < 2:
+        raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
     if config.rotary_min_turns >= config.rotary_max_turns:
         raise ValueError(
             "`rotary_min_turns` must be below `rotary_max_turns`, received "

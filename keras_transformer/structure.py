@@ -267,6 +267,7 @@ CLASSIFIER_HEAD = (
     *_weight("output/kernel", "hidden_dim", "num_classes"),
     *_weight("output/bias", "num_classes", kind="encoder"),
 )
+TOKEN_HEAD = _dense("output", "hidden_dim", "num_classes")
 
 _ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
 # Of biases and normalizations, which weight decay spares: the names of vectors.
@@ -299,8 +300,16 @@ def sides(config: TransformerConfig) -> list[Side]:
     found: list[Side] = []
     for side in config.sides:
         source = found[0].config.hidden_dim if found else None
-        found.append(Side(side.kind, side, side.num_layers, side.num_layer_groups, source))
+        found.append(Side(side.kind, side, side.num_layers, max(block_order(side)) + 1, source))
     return found
+
+
+def block_order(config: TransformerConfig) -> list[int]:
+    """Of each layer of a side which block it is: those of a group are used again."""
+    each = config.layers_per_group
+    rounds = config.num_layers // each
+    groups = [i * config.num_layer_groups // rounds for i in range(rounds)]
+    return [group * each + i for group in groups for i in range(each)]
 
 
 def block(

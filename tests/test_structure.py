@@ -100,7 +100,7 @@ def random_config(seed):
     if kind == "seq2seq":
         values["num_decoder_layers"] = one_of(1, 3)
     else:
-        values["num_layer_groups"] = one_of(1, 2)
+        values |= one_of({}, {"num_layer_groups": 1}, {"layers_per_group": 2})
     return TransformerConfig(**values)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_transformer.checking import check_bool
+from keras_transformer.checking import check_bool, shorten
 from keras_transformer.checkpoints.assignment import check, fill
 from keras_transformer.checkpoints.heads import TASKS
 from keras_transformer.checkpoints.overrides import changed_config
@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.preset import GENERATION, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.saved_head import SavedHead
 from keras_transformer.config import OPTIONS, TransformerConfig
+from keras_transformer.generation.published import not_done
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
@@ -151,7 +152,18 @@ def _load_task(
             raise ValueError(f"The values {head.options} do not fit {name}: {error}") from error
     if load_weights:
         head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
+    if task_class.generates:
+        _tell_not_done(preset, not_done(backbone.generation_config, task.continues_prompts))
     return task
+
+
+def _tell_not_done(preset: Preset, values: Mapping[str, Any]) -> None:
+    if values:
+        logging.getLogger("keras_transformer").warning(
+            "The generation config of %r has values that `generate` does not heed: %s.",
+            preset.name,
+            ", ".join(f"{name}={shorten(value)}" for name, value in values.items()),
+        )
 
 
 def _build(

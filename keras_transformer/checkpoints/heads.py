@@ -7,10 +7,12 @@ attributes what is asked here: `alias` (what users call the task), `backbone_kin
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
+_LOGGER = logging.getLogger("keras_transformer")
 
 TASKS: dict[str, type] = {}  # by the name of the class, which a preset keeps
 
@@ -50,6 +52,19 @@ def _write_labels(task: Values) -> dict[str, Any]:
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     }
+
+
+def _read_problem(values: Values) -> dict[str, Any]:
+    kind, count = values.get("problem_type"), len(values.get("id2label", "ab"))
+    if kind is not None and (kind == "regression") != (count == 1):
+        _LOGGER.warning(
+            "problem_type=%r of %s labels is not learned here: `predict` gives the same numbers, "
+            "and `fit` learns %s.",
+            kind,
+            count,
+            "one number" if count == 1 else "classes",
+        )
+    return {"multi_label": True} if kind == _MULTI_LABEL else {}
 
 
 def _write_problem(task: Values) -> dict[str, Any]:
@@ -101,10 +116,7 @@ def _token_ids(name: str, ids: list) -> list[int]:
 _MULTI_LABEL = "multi_label_classification"
 # What published configs say of a saved head: the names of its classes, and what they are to a text.
 LABELS = Conversion(_read_labels, _write_labels)
-PROBLEM = Conversion(
-    lambda values: {"multi_label": True} if values.get("problem_type") == _MULTI_LABEL else {},
-    _write_problem,
-)
+PROBLEM = Conversion(_read_problem, _write_problem)
 # What they say of a task whether or not its head is there.
 END_IDS = Conversion(_read_ends, _write_ends)
 # Between a question and its context, of models whose questions see all (Longformer).

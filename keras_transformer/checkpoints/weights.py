@@ -44,9 +44,10 @@ class Weight:
         sizes = tuple(getattr(config, name) // heads for name in self.sizes)
         return dataclasses.replace(self, sizes=sizes, groups=groups)
 
-    def at(self, i: int) -> "Weight":
-        """The line of layer `i`."""
+    def at(self, i: int, each: int = 1) -> "Weight":
+        """The line of block `i`, of groups of `each`."""
         ours, theirs = (name.replace("{i}", str(i)) for name in (self.ours, self.theirs))
+        theirs = theirs.replace("{group}", str(i // each)).replace("{inner}", str(i % each))
         also = tuple(name.replace("{i}", str(i)) for name in self.also)
         return dataclasses.replace(self, ours=ours, theirs=theirs, also=also)
 
@@ -175,8 +176,9 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
         weight = weight.of(config)
         if "{i}" in weight.ours:
             name = weight.ours.split("/")[0]
-            depth = next(side.groups for side in sides(config) if side.name == name)
-            lines.extend(weight.at(i) for i in range(depth))
+            side = next(side for side in sides(config) if side.name == name)
+            each = side.config.layers_per_group
+            lines.extend(weight.at(i, each) for i in range(side.groups))
         else:
             lines.append(weight)
     return lines

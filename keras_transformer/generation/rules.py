@@ -12,6 +12,7 @@ from keras_transformer.checking import (
     LARGEST_PENALTY,
     MOST_TOKENS,
     MOST_TRACED,
+    check_bool,
     check_fields,
     check_float,
     check_ids,
@@ -67,6 +68,8 @@ class Rules:
         automaton: `TokenAutomaton`, the texts that are allowed. Nothing lifts this ban, and a text
             is complete at its limit, if one of them is short enough.
         forced_end: id, the last token of a text that comes to its limit. It scores 0.
+        renormalize: bool, make log-probabilities of the scores in the end. Only beam search, which
+            adds them up, gives other texts by it.
 
     Raises:
         ValueError: for values that are out of range.
@@ -99,6 +102,7 @@ class Rules:
     function: Callable | None = None
     automaton: Any = None
     forced_end: int | None = None
+    renormalize: bool = False
 
     def __post_init__(self):
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -115,6 +119,7 @@ class Rules:
         check_fields(self, check_words, "bad_words")
         if self.forced_end is not None:
             check_fields(self, check_int, "forced_end", at_least=0)
+        check_fields(self, check_bool, "renormalize")
         if self.function is not None and not callable(self.function):
             raise ValueError(f"`function` must be callable, received {self.function!r}.")
         fields = ("transitions", "token_classes", "accepting")
@@ -174,6 +179,10 @@ class Rules:
 
         They are NaN where `function` gives no numbers.
         """
+        ruled = self._ruled(logits, state, limits)
+        return ops.log_softmax(ruled, axis=-1) if self.renormalize else ruled
+
+    def _ruled(self, logits, state: RulesState, limits: Limits):
         logits = self._penalized(logits, state)
         ruled = logits
         for banned in self._bans(state, logits.shape[-1], limits):

@@ -118,7 +118,7 @@ class Speculative(Sampler):
         if rules is not None:
             raise ValueError(
                 "Rules that change the logits do not go with `Speculative`. Use another sampler, "
-                "or leave them out."
+                "or leave them out: `rules=Rules()` leaves out those of a checkpoint."
             )
         if self.draft is None:
             return

@@ -22,7 +22,7 @@ from keras_transformer.layers.disentangled import position_projections, with_rel
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.position import RotaryEmbedding, sequence_positions
+from keras_transformer.layers.position import RotaryEmbedding, row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
@@ -291,11 +291,18 @@ class MultiHeadAttention(
         if positions is None and from_cache and own_keys and self.rotary is not None:
             positions = first_slot + sequence_positions(query)
         key_positions = positions if own_keys else visibility.key_positions
+        lengths = None
+        if self.rotary_embedding is not None and self.rotary_embedding.by_length:
+            places = sequence_positions(query if value is None else value)
+            places = places if key_positions is None else key_positions
+            lengths = row_lengths(places, None if from_cache else visibility.padding)
+        rotation = {"positions": positions, "lengths": lengths}
         queries = self._normalized_and_rotated(
-            self.query_dense(query), self.num_heads, self.query_norm, positions
+            self.query_dense(query), self.num_heads, self.query_norm, rotation
         )
         if own_keys or value is not None:
-            keys, values = self._keys_and_values(query, value, key, key_positions)
+            rotation["positions"] = key_positions
+            keys, values = self._keys_and_values(query, value, key, rotation)
             bias = with_relative_scores(self, queries, keys, relative, cache, bias)
             if cache is not None:
                 cache = cache.write(keys, values)
@@ -340,22 +347,22 @@ class MultiHeadAttention(
         elif value is None:
             refuse_unused("the keys are those of the cache. Give `value` too.", key=key)
 
-    def _keys_and_values(self, query, value, key, positions):
+    def _keys_and_values(self, query, value, key, rotation):
         value = query if value is None else value
         key = value if key is None else key
         keys = self._normalized_and_rotated(
-            self.key_dense(key), self.num_key_value_heads, self.key_norm, positions
+            self.key_dense(key), self.num_key_value_heads, self.key_norm, rotation
         )
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
 
-    def _normalized_and_rotated(self, states, heads, norm, positions):
+    def _normalized_and_rotated(self, states, heads, norm, rotation):
         if norm is not None and self.query_key_norm_across_heads:
             states, norm = norm(states), None
         states = self._split(states, heads)
         states = states if norm is None else norm(states)
         if self.rotary_embedding is None:
             return states
-        return self.rotary_embedding(states, positions=positions)
+        return self.rotary_embedding(states, **rotation)
 
     def _split(self, states, heads: int):
         shape = ops.shape(states)

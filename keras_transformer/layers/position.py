@@ -1,11 +1,13 @@
 """Positions: added to the embeddings, or rotated into queries and keys."""
 
 import math
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.config import ROTARY_SCALINGS
 from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.embedding import Embedding
 from keras_transformer.layers.remat import Rematerializable
@@ -14,6 +16,13 @@ from keras_transformer.layers.remat import Rematerializable
 def sequence_positions(inputs):
     """Positions 0, 1, 2, ... of the second axis of `inputs`, int `(1, length)`."""
     return ops.expand_dims(ops.arange(ops.shape(inputs)[1], dtype="int32"), 0)
+
+
+def row_lengths(positions, padding=None):
+    """How many tokens each row has, int `(batch,)`: by the positions of those that are real."""
+    if padding is not None:
+        positions = ops.where(ops.cast(padding, "bool"), positions, 0)
+    return ops.max(positions, axis=1) + 1
 
 
 def _for_each_row(table, inputs):
@@ -169,24 +178,35 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
             `"llama3"`: below `min_turns` turns divided, above `max_turns` not, and between them
             in proportion to the turns (Grattafiori et al. 2024, section 3.4.3);
             `"yarn"`: likewise in proportion to the pair's number, and scores are raised by
-            `(0.1 ln(factor) + 1)^2` (Peng et al. 2023, sections 3.2 to 3.4).
+            `(0.1 ln(factor) + 1)^2` (Peng et al. 2023, sections 3.2 to 3.4);
+            `"dynamic"`: in rows longer than `original_length` the base grows with the length;
+            `"longrope"`: each pair's angle is divided by a factor of its own, and in rows longer
+            than `original_length` by another one; scores are raised by
+            `1 + ln(factor) / ln(original_length)` (Ding et al. 2024, section 3).
+            With the last two, tokens in a cache keep the angles that they got when their row was
+            shorter, as in Transformers, but for its Phi-3, which computes the cache anew where the
+            row passes `original_length`.
         factor: float, how many times longer the sequences are.
         min_turns, max_turns: float, numbers of turns within `original_length`.
         original_length: int, the longest sequence in training.
         truncate: bool, of `"yarn"`: the pairs that the proportion is between are whole numbers.
         interleaved: bool, neighbouring features are pairs (GPT-J).
+        short_factors, long_factors: list of float, the divisors of each pair, of `"longrope"`.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         inputs: float `(batch, length, heads, head_dim)`.
         positions: optional int `(batch, length)`. Defaults to 0, 1, 2, ...
+        lengths: optional int `(batch,)`, how many tokens each row has so far, for `"dynamic"` and
+            `"longrope"`. Defaults to its greatest position and 1.
 
     Returns:
         Float, the shape of `inputs`.
 
     Raises:
         ValueError: for more features to rotate than there are, or an odd number of all; for an
-            unknown scaling, one without `original_length`, or a factor without scaling.
+            unknown scaling, one without `original_length`, or a factor without scaling; for
+            factors that are not one for each pair, or not of `"longrope"`.
 
     Example:
     ```python
@@ -212,21 +232,29 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         original_length: int | None = None,
         truncate: bool = True,
         interleaved: bool = False,
+        short_factors: Sequence[float] | None = None,
+        long_factors: Sequence[float] | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if scaling not in (None, "linear", "llama3", "yarn"):
+        known = ", ".join(map(repr, ROTARY_SCALINGS))
+        if scaling not in (None, *ROTARY_SCALINGS):
             raise ValueError(
-                f"Unknown scaling {scaling!r} of rotary positions. Known are: 'linear', 'llama3', "
-                "'yarn'."
+                f"Unknown scaling {scaling!r} of rotary positions. Known are: {known}."
             )
         if scaling is None and factor != 1:
             raise ValueError(
-                f"factor={factor} of rotary positions does nothing without `scaling`: give it, "
-                "'linear', 'llama3' or 'yarn'."
+                f"factor={factor} of rotary positions does nothing without `scaling`: give it, one "
+                f"of {known}."
             )
-        if scaling in ("llama3", "yarn") and not original_length:
+        if scaling not in (None, "linear") and not original_length:
             raise ValueError(f"scaling={scaling!r} of rotary positions needs `original_length`.")
+        given = [x is not None for x in (short_factors, long_factors)]
+        if given != [scaling == "longrope"] * 2:
+            raise ValueError(
+                "`short_factors` and `long_factors` of rotary positions belong to "
+                f"scaling='longrope', which needs both. Received scaling={scaling!r}."
+            )
         self.base = base
         self.dim = dim
         self.scaling = scaling
@@ -236,8 +264,12 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         self.original_length = original_length
         self.truncate = truncate
         self.interleaved = interleaved
+        self.short_factors = short_factors
+        self.long_factors = long_factors
+        # Whether the angles of all tokens depend on how many there are.
+        self.by_length = scaling in ("dynamic", "longrope")
 
-    def call(self, inputs, positions=None):
+    def call(self, inputs, positions=None, lengths=None):
         width = inputs.shape[-1]
         dim = width if self.dim is None else self.dim
         frequencies = self._scaled_frequencies(dim)
@@ -248,6 +280,9 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
                 f"received {dim}."
             )
         positions = sequence_positions(inputs) if positions is None else positions
+        if self.by_length:
+            lengths = row_lengths(positions) if lengths is None else lengths
+            frequencies = self._of_lengths(lengths, frequencies, dim)
         angles = ops.expand_dims(_angles(positions, frequencies), 2)
         x = ops.cast(inputs, "float32")
         turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
@@ -255,8 +290,8 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         if self.interleaved:
             first, second = turned[..., ::2], turned[..., 1::2]
         sin, cos = ops.sin(angles), ops.cos(angles)
-        if self.scaling == "yarn" and self.factor > 1:
-            raised = 0.1 * math.log(self.factor) + 1
+        raised = self._raised()
+        if raised != 1:
             sin, cos = sin * raised, cos * raised
         parts = [first * cos - second * sin, second * cos + first * sin]
         if self.interleaved:
@@ -266,7 +301,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def _scaled_frequencies(self, dim: int) -> np.ndarray:
         frequencies = _frequencies(dim, self.base)
-        if self.scaling is None:
+        if self.scaling is None or self.by_length:
             return frequencies
         kept = np.zeros(len(frequencies))  # the share of a frequency that is not divided
         if self.scaling == "llama3":
@@ -285,6 +320,31 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
             kept = 1 - (np.arange(len(frequencies)) - first) / max(last - first, 0.001)
         kept = np.clip(kept, 0, 1)
         return frequencies * (kept + (1 - kept) / self.factor)
+
+    def _of_lengths(self, lengths, frequencies: np.ndarray, dim: int):
+        """The frequencies in rows of these lengths, float32 `(batch, 1, pairs)`."""
+        longer = ops.cast(lengths, "float32")[:, None, None] / self.original_length
+        if self.scaling == "dynamic":
+            growth = self.factor * ops.maximum(longer, 1.0) - (self.factor - 1)
+            exponents = np.arange(0, dim, 2, dtype="float32") / max(dim - 2, 1)
+            return growth ** ops.convert_to_tensor(-exponents) * frequencies.astype("float32")
+        of_pairs = []
+        for factors in (self.long_factors, self.short_factors):
+            if len(factors) != len(frequencies):
+                raise ValueError(
+                    f"`short_factors` and `long_factors` of rotary positions must have "
+                    f"{len(frequencies)} numbers, one for each pair, received {len(factors)}."
+                )
+            of_pairs.append(ops.convert_to_tensor(frequencies / np.array(factors), "float32"))
+        return ops.where(longer > 1.0, *of_pairs)
+
+    def _raised(self) -> float:
+        """What queries and keys each are multiplied by."""
+        if self.factor <= 1 or self.scaling not in ("yarn", "longrope"):
+            return 1.0
+        if self.scaling == "yarn":
+            return 0.1 * math.log(self.factor) + 1
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         return inputs_shape

@@ -336,6 +336,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
             "family": self.family,
+            "generation_config": self.generation_config,
             **(
                 {}
                 if self.token_embedding is not None
@@ -351,9 +352,10 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             values["dtype"] = keras.dtype_policies.deserialize(values["dtype"])
         if isinstance(values.get("stem"), dict):
             values["stem"] = keras.saving.deserialize_keras_object(values["stem"])
-        family = values.pop("family", None)
+        origin = {name: values.pop(name, None) for name in ("family", "generation_config")}
         backbone = cls(**values)
-        backbone.family = family
+        for name, known in origin.items():
+            setattr(backbone, name, known)
         return backbone
 
 

@@ -17,6 +17,7 @@ from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.block_run import BlockRun
+from keras_transformer.structure import block_order
 
 
 def block_options(config: TransformerConfig) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class Stack(keras.layers.Layer):
             )
         kind = DecoderBlock if causal else EncoderBlock
         further = {"cross_attention": cross_dim is not None} if causal else {}
+        self.order = block_order(config)
         self.blocks = [
             kind(
                 **block_options(config.layer(i)),
@@ -96,11 +98,8 @@ class Stack(keras.layers.Layer):
                 name=f"layer_{i}",
                 dtype=self.dtype_policy,
             )
-            for i in range(config.num_layer_groups)
+            for i in range(max(self.order) + 1)
         ]
-        # Layers of a group are one block, in turn.
-        depth = config.num_layers
-        self.order = [i * config.num_layer_groups // depth for i in range(depth)]
         if config.final_normalization:
             self.final_norm = make_normalization(
                 config.normalization,

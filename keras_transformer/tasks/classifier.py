@@ -26,6 +26,7 @@ class Classifier(OptionalHidden, Task):
     task_options = ("num_classes", "labels", "dropout", *OptionalHidden.hidden_options)
     adversarial_norm: float = 0.0
     fewest_classes = 2
+    output_weights = CLASSIFIER_HEAD
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class Classifier(OptionalHidden, Task):
         classes = values.get("num_classes")
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
-        weights = (*cls.hidden_weights(config, values), *CLASSIFIER_HEAD)
+        weights = (*cls.hidden_weights(config, values), *cls.output_weights)
         return shapes_of(weights, config, num_classes=classes)
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:

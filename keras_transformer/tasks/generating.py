@@ -50,10 +50,15 @@ class GenerationCall:
         self.prompts = prompts
         self.sampler = sampler = task.sampler if sampler is None else samplers.get(sampler)
         rules = _with_constraint(task, rules, constraint)
-        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+        max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS, none=True)
         batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
         self.num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
         max_length = check_int("max_length", max_length, 1, MOST_TOKENS, none=True)
+        said = ""
+        if max_new_tokens is None:
+            max_new_tokens, longest = task.published_limits(max_length)
+            if max_length is None and longest is not None:
+                max_length, said = longest, " of the checkpoint's generation config"
         self.verbose = check_flag("verbose", verbose)
         for place, row in enumerate(prompts):
             if not row:
@@ -71,7 +76,7 @@ class GenerationCall:
         if stop_ids:
             task.backbone.check_ids(stop=np.asarray(stop_ids))
         self.end_ids = (*task.end_ids, *stop_ids)
-        self.limits = self._limits(max_new_tokens, max_length)
+        self.limits = self._limits(max_new_tokens, max_length, said)
         if constraint is not None and min(self.limits) < rules.automaton.shortest:
             raise ValueError(
                 f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
@@ -88,7 +93,7 @@ class GenerationCall:
             batch_size,
             copies=self.copies,
             seed=seed or 0,
-            share_prefix=config.kind == "decoder",
+            share_prefix=config.kind == "decoder" and not _by_length(config),
             longest=config.max_sequence_length if config.position == "learned" else None,
         )
 
@@ -110,7 +115,7 @@ class GenerationCall:
                 f"num_samples={number} needs at least as many beams, received {sampler}."
             )
 
-    def _limits(self, max_new_tokens: int, max_length: int | None) -> list[int]:
+    def _limits(self, max_new_tokens: int, max_length: int | None, said: str) -> list[int]:
         """The most new tokens of each prompt."""
         config, continues = self.task.backbone.config, self.task.continues_prompts
         room = config.max_sequence_length if config.position == "learned" else float("inf")
@@ -122,7 +127,7 @@ class GenerationCall:
             if limit < 1:
                 raise ValueError(
                     f"`prompts[{place}]` has {len(row)} tokens: max_length="
-                    f"{max_length} leaves no room for a new one."
+                    f"{max_length}{said} leaves no room for a new one."
                 )
             if before + limit > room:
                 if not continues:
@@ -248,8 +253,13 @@ class _Row:
         return "".join(pieces) + (self.stream.finish() if last else "")
 
 
+def _by_length(config) -> bool:
+    """Whether what is computed of a text's beginning depends on how long the text is."""
+    return any(layer.rotary_scaling in ("dynamic", "longrope") for layer in config.layers)
+
+
 def _with_constraint(task, rules: Rules | None, constraint) -> Rules | None:
-    """The rules with the automaton of a constraint, and the end that the checkpoint forces."""
+    """The rules with the automaton of a constraint, and with what the checkpoint says."""
     if not isinstance(rules, Rules | None):
         raise ValueError(
             "`rules` must be a keras_transformer.generation.Rules, received "
@@ -267,7 +277,12 @@ def _with_constraint(task, rules: Rules | None, constraint) -> Rules | None:
                 + (" Of a pattern it is `constraint(regex=...)`." * isinstance(constraint, str))
             )
         rules = (rules or Rules()).with_automaton(constraint)
-    known = rules is not None and (rules.forced_end, rules.automaton) != (None, None)
-    if task.forced_end_id is None or known:
+    if rules is not None and rules.automaton is not None:
         return rules
-    return dataclasses.replace(rules or Rules(), forced_end=task.forced_end_id)
+    published = task.published_rules()
+    if rules is not None:
+        forced = {"forced_prefix": (), "forced_end": None}
+        missing = [name for name, none in forced.items() if getattr(rules, name) == none]
+        forced = {name: getattr(published, name) for name in missing}
+        published = dataclasses.replace(rules, **forced)
+    return None if published == Rules() else published

@@ -6,8 +6,15 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool, check_flag, check_text, is_int, shorten
-from keras_transformer.generation import samplers
+from keras_transformer.checking import (
+    MOST_TOKENS,
+    check_bool,
+    check_flag,
+    check_text,
+    is_int,
+    shorten,
+)
+from keras_transformer.generation import published, samplers
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
@@ -23,6 +30,8 @@ from keras_transformer.tasks.text import text_rows, tokenizer_of
 from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
+
+_MOST_NEW_TOKENS = 64  # where neither the caller nor the checkpoint says it
 
 
 class IdsOfText(list):
@@ -40,7 +49,7 @@ class LanguageModel(TokenPredictor):
     generates = True
     task_options = ("end_ids",)
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
-    sampler: Sampler = samplers.Greedy()  # of `generate`, when it is not told
+    _sampler: Sampler | None = None  # of `compile`
     pack_weights: bool = False
 
     def __init__(
@@ -73,12 +82,13 @@ class LanguageModel(TokenPredictor):
 
         Args:
             *args: as of `keras.Model.compile`.
-            sampler: name or object, the default of `generate`, at first `"greedy"`.
+            sampler: name or object, the default of `generate`. At first it is what the checkpoint
+                says, `backbone.generation_config`, and else `"greedy"`.
             pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in
                 the order in which they are read. Faster, for the memory of the model once more.
             **kwargs: as of `keras.Model.compile`.
         """
-        sampler = self.sampler if sampler is None else samplers.get(sampler)
+        sampler = self._sampler if sampler is None else samplers.get(sampler)
         if pack_weights is None:
             pack_weights = self.pack_weights
         pack_weights = check_flag("pack_weights", pack_weights)
@@ -86,14 +96,14 @@ class LanguageModel(TokenPredictor):
         self.sampler, self.pack_weights = sampler, pack_weights
 
     def compile_values(self) -> dict:
-        return {"sampler": self.sampler, "pack_weights": self.pack_weights}
+        return {"sampler": self._sampler, "pack_weights": self.pack_weights}
 
     @answers_theirs
     @reads
     def generate(
         self,
         prompts,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
         sampler: "str | Sampler | None" = None,
         batch_size: int = 32,
         return_prompt: bool = False,
@@ -116,14 +126,18 @@ class LanguageModel(TokenPredictor):
 
         Args:
             prompts: a string, a list of strings, a list of ids, or a list of lists of ids.
-            max_new_tokens: int, the most tokens of a continuation.
+            max_new_tokens: int, the most tokens of a continuation. Defaults to what the checkpoint
+                says (`backbone.generation_config`), else to 64.
             sampler: `"greedy"`, `"beam"`, `"random"`, `"top_k"`, `"top_p"`, `"contrastive"`,
                 `"speculative"`, or a sampler object. Defaults to that of `compile`.
             batch_size: int, prompts decoded together.
             return_prompt: bool, put the prompt before its continuation.
             max_length: int, the most tokens of prompt and continuation, or of a translation.
             stop: strings and token ids that end a text, one or a list. They are not part of it.
-            rules: `Rules`, what the text must or must not contain.
+            rules: `Rules`, what the text must or must not contain. Defaults to those of the
+                checkpoint. Those that are given stand in their place, but for a first or last token
+                that it forces and they do not; so `Rules()` leaves them out. With a `constraint`
+                they are left out too.
             constraint: a JSON Schema as a dict, or what `constraint` returns. The text is valid.
             num_samples: int, texts for each prompt: the best of beam search, else drawn ones.
             seed: int from 0 to 2**64 - 1, for samplers that draw. Defaults to a drawn one.
@@ -232,11 +246,25 @@ class LanguageModel(TokenPredictor):
         return score_continuations(self.engine, self._scoring_inputs, pairs, self.pad_id)
 
     @property
-    def forced_end_id(self) -> int | None:
-        """The end that a text gets at its limit, if the checkpoint says so, as BART's do."""
-        said = (self.backbone.generation_config or {}).get("forced_eos_token_id")
-        ids = said if isinstance(said, list) else [said]
-        return ids[0] if ids and is_int(ids[0]) else None
+    def sampler(self) -> Sampler:
+        """That of `generate` when it is not told: `compile`'s, or else the checkpoint's."""
+        if self._sampler is not None:
+            return self._sampler
+        return published.sampler_of(self.backbone.generation_config)
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler | None) -> None:
+        self._sampler = sampler
+
+    def published_rules(self) -> Rules:
+        """The rules that the checkpoint asks for."""
+        return published.rules_of(self.backbone.generation_config, self.continues_prompts)
+
+    def published_limits(self, max_length: int | None) -> tuple[int, int | None]:
+        """The most new tokens, and of the whole text, where the caller gave this length or none."""
+        said = published.limits_of(self.backbone.generation_config, self.continues_prompts)
+        most = MOST_TOKENS if max_length is None and said[1] is not None else _MOST_NEW_TOKENS
+        return said[0] or most, said[1]
 
     @property
     def pad_id(self) -> int:

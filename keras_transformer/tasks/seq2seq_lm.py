@@ -108,7 +108,7 @@ class Seq2SeqLM(LanguageModel):
 
         def encode(texts, place):
             sources, targets = texts
-            encoded = tokenizer.encode_targets(targets)
+            encoded = self._encode_targets(targets)
             targets = with_end([row[: max_length - 1] for row in encoded], tokenizer.end_id)
             return {
                 "sources": tokenizer.encode_batch(sources, max_length=max_length),
@@ -116,7 +116,7 @@ class Seq2SeqLM(LanguageModel):
             }
 
         rows = encode_rows(
-            self, texts, encode, max_length=max_length, start_id=self.start_id
+            self, texts, encode, max_length=max_length, start_id=self.start_id, first=self._first()
         ).columns
         targets = rows["targets"]
 
@@ -185,7 +185,7 @@ class Seq2SeqLM(LanguageModel):
             texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
             for place, text in enumerate(texts):
                 check_text(f"targets[{place}]", text)
-            targets = tokenizer_of(self).encode_targets(texts)
+            targets = self._encode_targets(texts)
         else:
             targets = self._prompt_ids(targets, "targets")[0]
         check_equal(rows, targets, ("sources", "targets"))
@@ -196,6 +196,14 @@ class Seq2SeqLM(LanguageModel):
                 self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
         targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
         return self._scores(list(zip(rows, targets, strict=True)), per_token, single)
+
+    def _first(self) -> list[int]:
+        """What every target starts with: what the checkpoint forces, as mBART-50 a language."""
+        return list(self.published_rules().forced_prefix)
+
+    def _encode_targets(self, texts):
+        first = self._first()
+        return [[*first, *row] for row in tokenizer_of(self).encode_targets(texts)]
 
     def _encode_prompts(self, texts):
         return tokenizer_of(self).encode_batch(texts)

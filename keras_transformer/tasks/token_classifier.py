@@ -11,6 +11,7 @@ from keras_transformer.checkpoints.heads import LABELS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.turns import reads
+from keras_transformer.structure import TOKEN_HEAD
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import listed
 from keras_transformer.tasks.labels import check_weights
@@ -44,7 +45,7 @@ class Entity(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenClassifier(Classifier):
-    """An encoder with a linear layer on every state. Returns logits for each token.
+    """An encoder or a decoder with a linear layer on every state: logits for each token.
 
     A word has the label of its first token; the others have no weight in `fit`. Words are those
     that the tokenizer splits a text into before it spells them in tokens. A text too long for the
@@ -75,7 +76,7 @@ class TokenClassifier(Classifier):
 
     Raises:
         ValueError: for fewer than two classes, labels that disagree with `num_classes`, an
-            unknown activation, a backbone that is not an encoder.
+            unknown activation, a seq2seq backbone.
 
     Example:
     ```python
@@ -93,7 +94,8 @@ class TokenClassifier(Classifier):
     Source: Devlin et al. 2018, "BERT", section 5.3.
     """
 
-    backbone_kinds = ("encoder",)
+    backbone_kinds = ("encoder", "decoder")
+    output_weights = TOKEN_HEAD
     alias = "token_classification"
     published_as = ("ForTokenClassification",)
     published_head = (LABELS,)

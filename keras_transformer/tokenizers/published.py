@@ -11,13 +11,14 @@ Facts are from Transformers 5.23, `models/*/tokenization_*.py`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from keras_transformer.tokenizers.folder import Folder
+from keras_transformer.tokenizers.languages import CODES_25, CODES_50, set_language
 from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
 from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
 from keras_transformer.tokenizers.training import TEMPLATES, set_template
@@ -127,11 +128,16 @@ def _prepare_words(
     prefix = folder.flag("add_prefix_space", True) if prefix is None else prefix
     for rules in charsmap_normalizers(folder.charsmap, folder.where):
         backend.normalizer = rules
-    words = {"replacement": SPACE, "prepend_scheme": "always" if prefix else "never"}
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**words)]
-    )
-    backend.decoder = decoders.Metaspace(**words)
+    _set_words(backend, "always" if prefix else "never")
+
+
+def _set_words(
+    backend: tokenizers.Tokenizer, scheme: str = "always", at_white_space: bool = True
+) -> None:
+    words = pre_tokenizers.Metaspace(SPACE, scheme)
+    split = [pre_tokenizers.WhitespaceSplit(), words]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(split) if at_white_space else words
+    backend.decoder = decoders.Metaspace(SPACE, scheme)
 
 
 def _prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
@@ -173,14 +179,40 @@ def _prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     backend.decoder = space_decoder(strip=prefix)
 
 
+def _prepare_spaces(
+    backend: tokenizers.Tokenizer, folder: Folder, unruled: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Words behind `▁`, normalized by the file's rules or else as `unruled` says."""
+    steps = charsmap_normalizers(folder.charsmap, folder.where)
+    steps = steps or [normalizers.Replace(old, new) for old, new in unruled]
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
+    _set_words(backend, at_white_space=False)
+
+
+def _language_template(first: bool) -> Setter:
+    """The source's language, that of the folder or English, in front of a text or behind it."""
+
+    def set_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+        code = folder.values.get("src_lang") or "en_XX"
+        if not isinstance(code, str) or backend.token_to_id(code) is None:
+            raise ValueError(f"'src_lang' is {code!r} in {folder.where}, which is no token of it.")
+        (end,) = folder.needed(backend, "eos_token")
+        set_language(backend, code, end, first)
+
+    return set_template
+
+
 # Models from SentencePiece's files. The id of the unknown piece is that of the class.
 
 
-def _fairseq_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
-    """The pieces behind Fairseq's four special tokens, then the mask."""
+def _fairseq_pieces(
+    pieces: SentencePieceModel, folder: Folder, codes: Sequence[str] = ()
+) -> models.Model:
+    """The pieces behind Fairseq's four special tokens, then codes of languages and the mask."""
     names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
     specials = [(folder.tokens[name] or f"<{name}>", 0.0) for name in names]
-    return models.Unigram([*specials[:4], *pieces.scored[3:], specials[4]], 3, False)
+    behind = [*((code, 0.0) for code in codes), specials[4]]
+    return models.Unigram([*specials[:4], *pieces.scored[3:], *behind], 3, False)
 
 
 def _sentinels(folder: Folder) -> list[AddedToken]:
@@ -193,6 +225,23 @@ def _t5_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
     """The pieces, then the sentinels, the last one first."""
     sentinels = [(token.content, 0.0) for token in reversed(_sentinels(folder))]
     return models.Unigram(pieces.scored + sentinels, 2, False)
+
+
+def _pegasus_tokens(folder: Folder) -> list[AddedToken]:
+    """What was learned with: the mask of sentences, and tokens of no meaning."""
+    count = folder.size("offset", 103, most=10_000)
+    names = ["<mask_1>", *(f"<unk_{i}>" for i in range(2, count))]
+    return [AddedToken(name, special=True) for name in names]
+
+
+def _pegasus_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
+    """The pieces behind these tokens, the padding and the end."""
+    mask, *plain = (token.content for token in _pegasus_tokens(folder))
+    names = (folder.tokens["pad_token"], folder.tokens["eos_token"])
+    named = [*names, mask, folder.tokens["mask_token"]]
+    scored = [*((name, 0.0) for name in named), *((name, -100.0) for name in plain)]
+    unknown = pieces.special_ids["unk"] + len(scored) - 2
+    return models.Unigram([*scored, *pieces.scored[2:]], unknown, False)
 
 
 # The classes
@@ -276,6 +325,21 @@ _T5 = Published(
     from_pieces=_t5_pieces,
     further=_sentinels,
 )
+
+
+def _mbart(codes: Sequence[str], first: bool, prepare: Setter) -> Published:
+    return Published(
+        model=models.Unigram,
+        files=("sentencepiece.bpe.model",),
+        tokens=_ROBERTA_TOKENS,
+        prepare=prepare,
+        template=_language_template(first),
+        own_template=True,
+        from_pieces=functools.partial(_fairseq_pieces, codes=codes),
+        further=lambda folder: [AddedToken(code, special=True) for code in codes],
+    )
+
+
 CLASSES = {
     "BertTokenizer": _BERT,
     "DistilBertTokenizer": _BERT,
@@ -335,6 +399,18 @@ CLASSES = {
         from_pieces=lambda pieces, folder: models.Unigram(
             pieces.scored, pieces.special_ids["unk"], False
         ),
+    ),
+    "MBartTokenizer": _mbart(CODES_25, False, lambda backend, folder: _set_words(backend)),
+    "MBart50Tokenizer": _mbart(CODES_50, True, _prepare_spaces),
+    "PegasusTokenizer": Published(
+        model=models.Unigram,
+        files=("spiece.model",),
+        tokens={**_T5.tokens, "mask_token": "<mask_2>"},
+        prepare=functools.partial(_prepare_spaces, unruled=[("\n", " ")]),
+        template=_around(("$A {end}", "$A $B {end}"), "eos_token", "eos_token"),
+        own_template=True,
+        from_pieces=_pegasus_pieces,
+        further=_pegasus_tokens,
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,

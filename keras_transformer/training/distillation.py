@@ -12,6 +12,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.initializers import HostZeros
 from keras_transformer.models import build_backbone
 from keras_transformer.models.turns import ThreadSafe, Turns
+from keras_transformer.structure import sides
 from keras_transformer.training.compile_ahead import CompiledSteps
 from keras_transformer.training.optimizers import FineTuningAdamW
 from keras_transformer.training.steps import TrainingLoss
@@ -43,7 +44,7 @@ def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
     config = teacher.backbone.config
     if not teacher.backbone.stacks:
         raise ValueError("The blocks of the teacher are your own: make the student yourself.")
-    if config.num_layer_groups != config.num_layers:
+    if any(side.groups < side.depth for side in sides(config)):
         raise ValueError("The teacher's layers share their weights: fewer of them are no smaller.")
     values = {"num_layers": num_layers}
     if config.kind == "seq2seq":

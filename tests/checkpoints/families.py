@@ -83,6 +83,13 @@ _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
 _PHI = {**_NEOX, "hidden_size": 24}
 _FALCON = {**_PHI, "ffn_hidden_size": 20}
+_SIDE = {
+    **_LLAMA,
+    "head_dim": 6,
+    "sliding_window": 2,
+    "attn_logit_softcapping": 2.0,
+    "query_pre_attn_scalar": 5,
+}
 _WIDER = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 33}
 _WIDER_MOE = {**_WIDER, "intermediate_size": 36}  # their products ask for fours
 _PAD = {"pad_token_id": 0}  # the published one is not in so small a vocabulary
@@ -93,6 +100,12 @@ _YARN = {
     "factor": 4.0,
     "beta_fast": 8.0,
     "original_max_position_embeddings": 16,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 50.0,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 4.0],
 }
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -143,6 +156,7 @@ CONFIGS = {
             {**_BERT, "embedding_size": 7},
             {**_BERT, **_WIDER, "embedding_size": 40, "num_hidden_groups": 2},
             {**_BERT, "embedding_size": 20, "hidden_act": "relu", "tie_word_embeddings": False},
+            {**_BERT, "num_hidden_groups": 2, "inner_group_num": 2, "num_attention_heads": 2},
         ],
     ),
     "electra": (
@@ -273,6 +287,7 @@ CONFIGS = {
                 "num_key_value_heads": 2,
                 "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 70.0},
             },
+            {**_LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
         ],
     ),
     "mistral": (
@@ -358,7 +373,14 @@ CONFIGS = {
                 "hidden_size": 24,
                 "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.75},
             },
-            {**_LLAMA, **_PAD, "hidden_act": "gelu", "tie_word_embeddings": True},
+            {
+                **_LLAMA,
+                **_PAD,
+                "hidden_act": "gelu",
+                "tie_word_embeddings": True,
+                "rope_parameters": _LONGROPE,
+                "original_max_position_embeddings": 16,
+            },
         ],
     ),
     "olmo2": (
@@ -553,6 +575,55 @@ CONFIGS = {
             },
         ],
     ),
+    "mt5": (
+        "MT5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-silu", "num_decoder_layers": 1},
+            {**_T5, "feed_forward_proj": "relu", "relative_attention_num_buckets": 8},
+        ],
+    ),
+    "t5gemma": (
+        "T5Gemma",
+        [
+            {"encoder": _SIDE, "decoder": _SIDE, "vocab_size": 61},
+            {
+                "encoder": {**_SIDE, "num_attention_heads": 6, "num_key_value_heads": 2},
+                "decoder": {
+                    **_SIDE,
+                    "hidden_size": 18,
+                    "num_hidden_layers": 3,
+                    "head_dim": 8,
+                    "intermediate_size": 28,
+                    "sliding_window": 3,
+                    "final_logit_softcapping": None,
+                },
+                "vocab_size": 61,
+                "tie_word_embeddings": False,
+            },
+            {
+                "encoder": {**_SIDE, "layer_types": ["full_attention"] * 2},
+                "decoder": {**_SIDE, "rope_parameters": {"rope_theta": 50.0}},
+                "vocab_size": 61,
+            },
+        ],
+    ),
+    "mbart": (
+        "MBart",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+        ],
+    ),
+    "pegasus": (
+        "Pegasus",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "encoder_attention_heads": 2, "encoder_ffn_dim": 28},
+        ],
+    ),
     "bart": (
         "Bart",
         [
@@ -600,6 +671,10 @@ LANGUAGE_MODELS = {
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+    "t5gemma": "T5GemmaForConditionalGeneration",
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
@@ -639,7 +714,7 @@ def make(model_type, number, suffix, seed=0, **values):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "embed_positions" in name and model_type == "marian":
+            if "embed_positions" in name and model_type in ("marian", "pegasus"):
                 continue
             norm = "norm" in name.lower() or "ln_" in name
             offset = 1.0 if norm and name.endswith("weight") else 0.0

@@ -90,6 +90,8 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
     backbone = load_backbone(saved(reference, tmp_path / "theirs"))
     export_to_huggingface(backbone, tmp_path / "ours")
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    if model_type == "pegasus":  # the sines and cosines, which it computes
+        info["missing_keys"] = {n for n in info["missing_keys"] if "embed_positions" not in n}
     assert not any(info.values()), info
     assert again.config.model_type == model_type
     _, theirs, mask = inputs_of(reference)
@@ -120,7 +122,10 @@ def test_export_is_the_way_back(tmp_path, model_type, number):
         "cohere2",
         "granite",
         "t5",
+        "t5gemma",
         "bart",
+        "mbart",
+        "pegasus",
     ],
 )
 def test_same_gradients(tmp_path, model_type):
@@ -243,8 +248,12 @@ def _gradients(backbone, loss):
         "cohere2",
         "granite",
         "t5",
+        "mt5",
+        "t5gemma",
         "bart",
+        "mbart",
         "marian",
+        "pegasus",
     ],
 )
 def test_greedy_decoding_is_the_same(tmp_path, model_type):
@@ -255,15 +264,15 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
     reference.generation_config.eos_token_id = None
     reference.generation_config.forced_eos_token_id = None
     reference.config.eos_token_id = None
-    if model_type == "t5":
+    if model_type in ("t5", "mt5"):
         reference.generation_config.decoder_start_token_id = 0
     task = Seq2SeqLM if kind_of(model_type) == "seq2seq" else CausalLM
     model = task.from_preset(saved(reference, tmp_path))
     ids = families.batch()[0][:1]
     # Past all windows, where there is no longest text.
     config = model.backbone.config
-    free = config.position in ("rotary", "alibi") or config.max_sequence_length > 73
-    count = 64 if free else 8
+    limited = config.position in ("learned", "sinusoidal") and config.max_sequence_length < 74
+    count = 8 if limited else 64
     with torch.no_grad():
         expected = reference.generate(
             torch.tensor(ids).long(), max_new_tokens=count, min_new_tokens=count, do_sample=False
@@ -295,7 +304,10 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
             },
             "for mixed=.*, a=1, .*, g=1, 2 more",
         ),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamics", "factor": 2.0}},
+            "'dynamics'",
+        ),
         ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"] * 32},
@@ -307,9 +319,19 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_att"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping=9"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type='longrope'"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "rope_type='su'"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "yarn"}}, "rope_type='yarn'"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "rotary_short_factors. must",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "su"}},
+            "rotary_short_factors. must be 48",
+        ),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
+            "attention_factor=2.0 of rope_parameters",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
         (
             {"model_type": "opt", "word_embed_proj_dim": 512, "hidden_size": 1024},
@@ -323,12 +345,12 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type):
         ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "needs new_decoder_architecture"),
         ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm=True"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling must be positive"),
-        ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 3}, "conv_kernel_size=3"),
         ({**_RELATIVE, "pos_att_type": "c2p"}, "pos_att_type='c2p' is not supported with relative"),
         ({**_RELATIVE, "relative_attention": False}, "with relative_attention=False, only"),
         ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
         ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
+        ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
         ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
         (

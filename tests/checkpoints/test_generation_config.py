@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,9 @@ import transformers
 
 import keras_transformer as kt
 from keras_transformer.checkpoints import load_config
-from tests.checkpoints.families import CONFIGS
+from keras_transformer.generation import published
+from tests.checkpoints.conftest import small_backbone
+from tests.checkpoints.families import CONFIGS, class_name
 
 pytestmark = pytest.mark.one_backend
 
@@ -19,15 +22,15 @@ PROMPT = [5, 6, 7, 8]
 PRESETS = {"bart": "bart_base_en", "marian": "opus_mt_en_de", "llama": "llama3_2_1b"}
 
 
-def theirs(family, folder, in_config):
+def theirs(family, folder, in_config=False, said=SAID):
     """A random checkpoint of theirs that says how it generates, in a file or in its config."""
     prefix, configs = CONFIGS[family]
-    name = f"{prefix}MTModel" if family == "marian" else f"{prefix}ForConditionalGeneration"
+    name = class_name(family, "LanguageModel")
     torch.manual_seed(0)
     model = getattr(transformers, name)(getattr(transformers, f"{prefix}Config")(**configs[0]))
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.5)
-    model.generation_config.update(**SAID)
+    model.generation_config.update(**said)
     model.save_pretrained(folder)
     if in_config:
         path = folder / "generation_config.json"
@@ -55,6 +58,97 @@ def test_an_export_generates_there_as_the_original_does(tmp_path, family, in_con
         assert SAID.items() <= kept.items() and kept["forced_eos_token_id"] == 2
     assert found[0] == found[1]
     assert len(found[0][0]) == 12 and found[0][0][-1] == 2  # The end is forced at the limit.
+
+
+_RULES = {
+    "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[9], [5, 6]],
+    "suppress_tokens": [11, 12], "max_new_tokens": 14,
+}  # fmt: skip
+_FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("bart", SAID),
+        ("bart", {**_RULES, **_FORCED, "num_beams": 3, "early_stopping": True}),
+        ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
+        ("llama", {**_RULES, "min_new_tokens": 6}),
+        ("llama", {"max_length": 9}),
+    ],
+)
+def test_a_checkpoint_says_how_it_generates(tmp_path, family, said):
+    model_class = theirs(family, tmp_path, said=said)
+    model = model_class.from_pretrained(tmp_path).eval()
+    task_class = kt.CausalLM if family == "llama" else kt.Seq2SeqLM
+    task = task_class.from_preset(tmp_path)
+    found = model.generate(torch.tensor([PROMPT]))[0].tolist()
+    found = found[len(PROMPT) if family == "llama" else 1 :]
+    ended = [*(i for i, token in enumerate(found) if token in task.end_ids), len(found)]
+    assert task.generate(PROMPT) == found[: ended[0]]
+    task.save(tmp_path / "task.keras")
+    assert keras.models.load_model(tmp_path / "task.keras").generate(PROMPT) == found[: ended[0]]
+
+
+def test_what_is_given_wins(tmp_path):
+    theirs("bart", tmp_path, said={**_RULES, "num_beams": 3, "forced_bos_token_id": 7})
+    task = kt.Seq2SeqLM.from_preset(tmp_path, end_ids=[])
+    assert task.sampler == kt.generation.BeamSearch(num_beams=3)
+    greedy = task.generate(PROMPT, sampler="greedy", rules=kt.generation.Rules(), max_new_tokens=6)
+    task.compile(sampler="greedy")
+    assert task.generate(PROMPT, max_length=6, rules=kt.generation.Rules()) == greedy
+    assert greedy[0] == 7 and greedy[-1] == 2 and len(greedy) == 6
+    task.backbone.generation_config = None
+    rules = kt.generation.Rules(forced_prefix=[7], forced_end=2)
+    assert task.generate(PROMPT, max_new_tokens=6, rules=rules) == greedy
+    assert len(task.generate(PROMPT[:1], max_new_tokens=20)) == 20
+
+
+@pytest.mark.parametrize(
+    ("said", "sampler"),
+    [
+        ({}, kt.generation.Greedy()),
+        ({"temperature": 0.5, "top_k": 3}, kt.generation.Greedy()),
+        ({"do_sample": True}, kt.generation.Random(top_k=50)),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "min_p": 0.1},
+            kt.generation.Random(temperature=0.6, top_p=0.9, min_p=0.1),
+        ),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+            kt.generation.BeamSearch(num_beams=4, num_groups=2, diversity_penalty=0.5),
+        ),
+    ],
+)
+def test_samplers_of_checkpoints(said, sampler):
+    assert published.sampler_of(said) == sampler
+
+
+def test_values_that_are_not_heeded_are_named(tmp_path, caplog):
+    said = {"encoder_no_repeat_ngram_size": 2, "num_beams": 2, "do_sample": True}
+    said |= {"min_length": 5, "suppress_tokens": [2], "eos_token_id": 2, "guidance_scale": 1.0}
+    theirs("bart", tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(said))
+    with caplog.at_level("WARNING", "keras_transformer"):
+        task = kt.Seq2SeqLM.from_preset(tmp_path)
+    assert "encoder_no_repeat_ngram_size=2, do_sample=True, suppress_tokens=[2]." in caplog.text
+    assert published.not_done({"min_length": 5}, continues=True) == {"min_length": 5}
+    for wrong, argument in (
+        ({"do_sample": True, "temperature": 0.0}, "sampler"),
+        ({"num_beams": "two"}, "sampler"),
+        ({"bad_words_ids": 3}, "rules"),
+        ({"max_length": -1}, "max_new_tokens"),
+    ):
+        task.backbone.generation_config = wrong
+        ((name, value),) = list(wrong.items())[-1:]
+        message = rf"generation config has .*'{name}': {value!r}.*Give `generate` a `{argument}` of"
+        with pytest.raises(ValueError, match=message):
+            task.generate(PROMPT)
+    task = kt.CausalLM(small_backbone("decoder"))
+    task.backbone.generation_config = {"max_length": 4}
+    with pytest.raises(ValueError, match="max_length=4 of the checkpoint's generation config lea"):
+        task.generate(PROMPT)
 
 
 @pytest.mark.parametrize("family", PRESETS)

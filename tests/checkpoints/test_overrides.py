@@ -27,6 +27,12 @@ ROTARY = {
     "normalize_first": True,
 }
 EXPERTS = {"num_experts": 4}
+LONGROPE = {
+    **ROTARY,
+    "rotary_scaling": "longrope",
+    "rotary_short_factors": (1.0, 1.5),
+    "rotary_long_factors": (2.0, 4.0),
+}
 RELATIVE = {"position": "relative", "relative_num_buckets": 8, "relative_max_distance": 16}
 
 # For each value of the config a model, and what is given in place of what the model has.
@@ -43,6 +49,7 @@ CHANGES = {
     "embedding_dim": ("encoder", {}, 4),
     "embedding_projection": ("encoder", {}, True),
     "num_layer_groups": ("encoder", {}, 1),
+    "layers_per_group": ("encoder", {"num_layer_groups": 1}, 2),
     "activation": ("encoder", {}, "sigmoid"),
     "gated": ("encoder", {}, True),
     "gate_limit": ("encoder", {"gated": True}, 0.5),
@@ -103,6 +110,8 @@ CHANGES = {
     "rotary_max_turns": ("decoder", ROTARY, 8.0),
     "rotary_original_length": ("decoder", ROTARY, 4),
     "rotary_truncate": ("decoder", ROTARY, False),
+    "rotary_short_factors": ("decoder", LONGROPE, (1.0, 3.0)),
+    "rotary_long_factors": ("decoder", LONGROPE, (1.0, 3.0)),
     "relative_bias": ("encoder", {}, True),
     "relative_num_buckets": ("encoder", RELATIVE, 4),
     "relative_max_distance": ("encoder", RELATIVE, 8),

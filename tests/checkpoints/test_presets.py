@@ -26,7 +26,9 @@ from tests.checkpoints.conftest import needs_minilm, small_backbone
 
 pytestmark = pytest.mark.one_backend
 
-WITHOUT_WEIGHTS = ("transformer_base", "transformer_big")  # and those of GPT-3
+WITHOUT_WEIGHTS = (
+    "transformer_base", "transformer_big", "mbart_large_multi", "pegasus_large_en",
+)  # fmt: skip
 
 
 def test_bundled_presets_are_listed_by_task():
@@ -51,7 +53,7 @@ def test_every_bundled_preset_is_complete(name):
     if source.file("tokenizer.json").is_file():
         assert source.file("tokenizer_config.json").is_file()
         assert config.vocabulary_size == Tokenizer.from_preset(name).vocabulary_size
-    if name in WITHOUT_WEIGHTS or name.startswith("gpt3_"):
+    if name in WITHOUT_WEIGHTS or name.startswith(("gpt3_", "mt5_")):
         assert "load_weights=False" in card
         with pytest.raises(FileNotFoundError, match=f"{name}' is a configuration without weights"):
             load_backbone(name)

@@ -58,12 +58,18 @@ SAID = {
     "longt5_tglobal_large_en": 780,
     "gpt_oss_20b": 20_910,
     "gpt_oss_120b": 116_830,
+    "mbart50_large_multi": 611,
     "mistral_7b_en": 7_300,
     "mixtral_8x7b": 46_700,
     "mixtral_8x22b": 141_000,
     "modernbert_base_en": 149,
     "modernbert_large_en": 395,
     "mpnet_base_en": 110,
+    "mt5_small_multi": 300,
+    "mt5_base_multi": 580,
+    "mt5_large_multi": 1200,
+    "mt5_xl_multi": 3700,
+    "mt5_xxl_multi": 13_000,
     "nomic_embed_1_5_en": 137,
     "olmo2_1b_en": 1485,
     "olmo2_7b_en": 7300,
@@ -75,6 +81,7 @@ SAID = {
     "opt_66b_en": 66_000,
     "phi1_5_1_3b_en": 1_400,
     "phi2_2_7b_en": 2_780,
+    "pegasus_large_en": 568,
     "phi3_mini_4k_instruct_en": 3800,
     "phi3_medium_4k_instruct_en": 14_000,
     "phi4_14b": 14_700,
@@ -89,6 +96,7 @@ SAID = {
     "stablelm2_1_6b_multi": 1644,
     "stablelm_3b_en": 2796,
     "t5_small_multi": 60,
+    "t5gemma_9b_9b": 20_300,
     "t5_11b_multi": 11_000,
     "xlm_roberta_base_multi": 270,
 }
@@ -142,14 +150,15 @@ def test_sizes_are_those_of_the_transformers_library():
         count = sum(
             parameter.numel()
             for path, parameter in model.named_parameters()
-            if not (metadata["family"] == "marian" and "embed_positions" in path)
+            if not (metadata["family"] in ("marian", "pegasus") and "embed_positions" in path)
         )
         pooled = any("pooler" in path for path, _ in model.named_parameters())
         if config.kind == "encoder" and pooled and not config.pooler:
             count -= config.hidden_dim * (config.hidden_dim + 1)
-        if metadata["family"] in ("t5", "longt5") and not config.tie_embeddings:  # it always ties
+        # They always tie.
+        if metadata["family"] in ("t5", "mt5", "longt5") and not config.tie_embeddings:
             count += config.vocabulary_size * config.hidden_dim
-        if config.output_bias and metadata["family"] in ("bart", "marian"):  # a constant there
+        if config.output_bias and config.kind == "seq2seq":  # a constant there
             count += config.vocabulary_size
         assert count == metadata["parameters"], name
 

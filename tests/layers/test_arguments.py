@@ -334,5 +334,14 @@ def test_positions_beside_a_cache():
 def test_options_that_do_nothing_alone():
     with pytest.raises(ValueError, match="factor=4.0 .* does nothing without `scaling`"):
         layers.RotaryEmbedding(factor=4.0)
+    for scaling in (None, "dynamic"):
+        with pytest.raises(ValueError, match=f"belong to .*longrope.*Received scaling={scaling!r}"):
+            layers.RotaryEmbedding(
+                scaling=scaling, original_length=4, short_factors=[1.0], long_factors=[1.0]
+            )
+    with pytest.raises(ValueError, match="must have 4 numbers.*received 1"):
+        factors = {"short_factors": [1.0], "long_factors": [1.0]}
+        rotary = layers.RotaryEmbedding(scaling="longrope", original_length=4, **factors)
+        rotary(np.zeros((1, 2, 1, 8), "float32"))
     with pytest.raises(ValueError, match="`key_pack` would be ignored"):
         layers.combine_masks(5, 5, key_pack=PACK)

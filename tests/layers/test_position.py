@@ -91,6 +91,40 @@ def test_rotary_of_neighbouring_features():
     assert_close(result, expected, atol=1e-5)
 
 
+_FACTORS = {"short_factors": [1.0, 1.5, 2.0, 2.5], "long_factors": [2.0, 4.0, 5.0, 9.0]}
+
+
+@pytest.mark.parametrize(
+    ("values", "further"),
+    [
+        ({"rope_type": "dynamic", "factor": 3.0}, {}),
+        ({"rope_type": "longrope", "factor": 4.0}, _FACTORS),
+    ],
+)
+def test_angles_that_depend_on_the_length(torch, values, further):
+    transformers = pytest.importorskip("transformers")
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    lists = {name.removesuffix("s"): value for name, value in further.items()}
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_attention_heads=2, max_position_embeddings=6,
+        rope_parameters={"rope_theta": 50.0, **values, **lists},
+    )  # fmt: skip
+    kind, factor = values["rope_type"], values["factor"]
+    rotary = RotaryEmbedding(50.0, scaling=kind, factor=factor, original_length=6, **further)
+    x = random(2, 11, 2, 8)
+    for length in (4, 6, 7, 11):
+        reference = module.LlamaRotaryEmbedding(config)
+        part = torch.tensor(x[:, :length]).transpose(1, 2)
+        cos, sin = reference(part, torch.arange(length)[None])
+        expected = module.apply_rotary_pos_emb(part, part, cos, sin)[0].transpose(1, 2).numpy()
+        assert_close(rotary(x[:, :length]), expected, atol=1e-5)
+        # Of a row that is padded, and of the last token of one that came before.
+        lengths = np.array([length] * 2)
+        assert_close(rotary(x, lengths=lengths)[:, :length], expected, atol=1e-5)
+        last = rotary(x[:, length - 1 : length], positions=np.array([[length - 1]] * 2))
+        assert_close(last, expected[:, -1:], atol=1e-5)
+
+
 def test_rotary_products_depend_on_the_distance_alone():
     rotary, x = RotaryEmbedding(), random(1, 2, 1, 8)
 

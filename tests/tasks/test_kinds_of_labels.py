@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from tests.checkpoints.families import batch, make
 from tests.tasks.common import ENGLISH, classifier, config, randomized, tokenizer
 
 pytestmark = pytest.mark.one_backend
@@ -228,6 +229,37 @@ def test_published_kinds_of_problems(options, tmp_path):
         np.testing.assert_array_equal(
             *map(keras.ops.convert_to_numpy, (variable, loaded.head[name]))
         )
+
+
+@pytest.mark.parametrize(
+    ("problem", "count"), [("multi_label_classification", 3), ("regression", 1)]
+)
+def test_a_published_problem_has_its_loss(problem, count, tmp_path):
+    torch = pytest.importorskip("torch")
+    labels = {str(i): f"label {i}" for i in range(count)}
+    model = make("bert", 0, "ForSequenceClassification", problem_type=problem, id2label=labels)
+    model.save_pretrained(tmp_path)
+    task = kt.TextClassifier.from_preset(tmp_path)
+    ids, mask = batch()
+    targets = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0]] if count == 3 else [[0.5], [-2.0], [1.0]])
+    theirs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    expected = model(
+        **theirs, labels=torch.tensor(targets).float().squeeze(-1 if count == 1 else 0)
+    )
+    ours = {"token_ids": ids, "padding_mask": mask}
+    np.testing.assert_allclose(
+        task.predict(ours, verbose=0), expected.logits.detach().numpy(), atol=1e-4
+    )
+    loss = task.evaluate(ours, targets.astype("float32"), verbose=0, return_dict=True)["loss"]
+    assert loss == pytest.approx(float(expected.loss.detach()), rel=1e-4)
+
+
+def test_a_regression_of_several_numbers_is_named(tmp_path, caplog):
+    model = make("bert", 0, "ForSequenceClassification", problem_type="regression")
+    model.save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        assert kt.TextClassifier.from_preset(tmp_path).num_classes == 2
+    assert "problem_type='regression' of 2 labels is not learned here" in caplog.text
 
 
 def test_other_labels_than_those_of_a_saved_head(single, tmp_path, caplog):

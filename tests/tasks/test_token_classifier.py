@@ -54,6 +54,18 @@ def small(kind="wordpiece", **options):
     return randomized(kt.TokenClassifier(backbone, words, **options))
 
 
+def test_a_decoder():
+    words = common_tokenizer("bpe", add_prefix_space=False)
+    backbone = kt.models.Decoder(config("decoder", words, hidden_dim=24))
+    task = randomized(kt.TokenClassifier(backbone, words, labels=LABELS))
+    assert set(task.head) == {"output/kernel", "output/bias"}
+    rows = [text.split() for text in ENGLISH]
+    losses = task.fit(rows, [["O"] * len(row) for row in rows], epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    for entity in task.recognize(ENGLISH[0]):
+        assert entity.text == ENGLISH[0][entity.start : entity.end]
+
+
 @pytest.mark.each_backend
 def test_logits_of_bert(pair, tmp_path):
     task, model = pair

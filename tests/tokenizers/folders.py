@@ -217,6 +217,22 @@ def xlm_roberta(folder: Path) -> None:
     write_json(folder, "tokenizer_config.json", {"clean_up_tokenization_spaces": True})
 
 
+def mbart(folder: Path) -> None:
+    train_pieces(folder, "sentencepiece.bpe.model")
+    write_json(folder, "config.json", {"model_type": "mbart"})
+
+
+def mbart50(folder: Path) -> None:
+    mbart(folder)
+    values = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "de_DE"}
+    write_json(folder, "tokenizer_config.json", values)
+
+
+def pegasus(folder: Path) -> None:
+    train_pieces(folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    write_json(folder, "config.json", {"model_type": "pegasus"})
+
+
 def t5(folder: Path) -> None:
     train_pieces(folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     write_json(folder, "config.json", {"model_type": "t5"})
@@ -404,6 +420,7 @@ FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
     *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
+    *(mbart, mbart50, pegasus),
     *(llama, llama_legacy, llama_no_prefix, llama_json, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

@@ -27,6 +27,7 @@ from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.longt5 import LONGT5
+from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
@@ -41,7 +42,8 @@ from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
-from keras_transformer.checkpoints.families.t5 import T5
+from keras_transformer.checkpoints.families.t5 import MT5, T5
+from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -87,10 +89,14 @@ FAMILIES = {
         COHERE2,
         GRANITE,
         T5,
+        MT5,
+        T5GEMMA,
         BART,
+        MBART,
         MARIAN,
         LED,
         LONGT5,
+        PEGASUS,
     )
 }
 

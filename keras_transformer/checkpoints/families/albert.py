@@ -3,10 +3,19 @@
 Narrow embeddings, section 3.1, and layers that share their weights.
 """
 
+from typing import Any
+
 from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS
-from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.families.shared import (
+    ENCODER,
+    IGNORED,
+    encoder_heads,
+    masked_lm,
+    number,
+)
 from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
+from keras_transformer.config import TransformerConfig
 
 _LAYER = {
     **attention("attention.{}", "query", "key", "value", "dense"),
@@ -15,13 +24,26 @@ _LAYER = {
     "feed_forward/output": "ffn_output",
     "feed_forward_norm": "full_layer_layer_norm",
 }
+_GROUP = "encoder.albert_layer_groups.{group}"
 _ONCE = {"encoder/embedding_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
+
+
+def _read_depth(values: Values) -> dict[str, Any]:
+    # Theirs are rounds, each of the blocks of one group.
+    rounds, each = number(values, "num_hidden_layers", 12), number(values, "inner_group_num", 1)
+    return {"num_layers": rounds * each, "layers_per_group": each}
+
+
+def _write_depth(config: TransformerConfig) -> dict[str, Any]:
+    each = config.layers_per_group
+    return {"num_hidden_layers": config.num_layers // each, "inner_group_num": each}
+
 
 ALBERT = Family(
     model_type="albert",
     architecture="AlbertModel",
     fields={
-        **FIELDS,
+        **{name: field for name, field in FIELDS.items() if name != "num_hidden_layers"},
         "vocab_size": Field("vocabulary_size", 30000),
         "embedding_size": Field("embedding_dim", 128),
         "hidden_size": Field("hidden_dim", 4096),
@@ -33,12 +55,13 @@ ALBERT = Family(
         "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
     },
     constants={**ENCODER, "embedding_projection": True},
-    required={"position_embedding_type": "absolute", "inner_group_num": 1},
+    conversions=(Conversion(_read_depth, _write_depth),),
+    required={"position_embedding_type": "absolute"},
     weights=(
         *layers(EMBEDDINGS),
         output_matrix("predictions.decoder.weight"),
         *layers(_ONCE),
-        *layers(_LAYER, "encoder/layer_{i}/", "encoder.albert_layer_groups.{i}.albert_layers.0."),
+        *layers(_LAYER, "encoder/layer_{i}/", f"{_GROUP}.albert_layers.{{inner}}."),
     ),
     heads=encoder_heads(
         masked_lm("predictions.", "dense", "LayerNorm", "bias", "decoder.bias"),

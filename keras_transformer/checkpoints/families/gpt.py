@@ -74,11 +74,17 @@ GPT2 = Family(
         "add_cross_attention": False,
     },
     weights=(*_weights("wte", "wpe"), *layers({"decoder/final_norm": "ln_f"})),
-    heads=decoder_heads("GPT2LMHeadModel"),
+    heads=decoder_heads("GPT2LMHeadModel", tokens="classifier"),
     names=Names(
         prefixes=("transformer.",),
-        # The causal masks of older releases; the head of a classifier; that of two tasks in one.
-        ignored=("h.*.attn.bias", "h.*.attn.masked_bias", "score.*", "multiple_choice_head.*"),
+        # The causal masks of older releases; the heads of classifiers; that of two tasks in one.
+        ignored=(
+            "h.*.attn.bias",
+            "h.*.attn.masked_bias",
+            "score.*",
+            "classifier.*",
+            "multiple_choice_head.*",
+        ),
     ),
 )
 

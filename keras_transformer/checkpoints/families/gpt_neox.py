@@ -43,15 +43,16 @@ GPT_NEOX = Family(
         *fused(_QKV, "layers.{i}.attention.query_key_value", per_head=True),
         *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
-    heads=decoder_heads(),
+    heads=decoder_heads(tokens="classifier"),
     names=Names(
         prefixes=("gpt_neox.",),
-        # Masks and angles of older releases; the head of a classifier.
+        # Masks and angles of older releases; the heads of classifiers.
         ignored=(
             "layers.*.attention.bias",
             "layers.*.attention.masked_bias",
             "layers.*.attention.rotary_emb.inv_freq",
             "score.*",
+            "classifier.*",
         ),
     ),
 )

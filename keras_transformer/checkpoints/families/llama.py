@@ -59,7 +59,7 @@ LLAMA = Family(
         output_matrix("lm_head.weight"),
         *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
-    heads=decoder_heads(),
+    heads=decoder_heads(tokens="score"),
     names=Names(
         prefixes=("model.",), ignored=("layers.*.self_attn.rotary_emb.inv_freq", "score.*")
     ),

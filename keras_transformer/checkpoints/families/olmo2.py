@@ -8,6 +8,7 @@ import dataclasses
 
 from keras_transformer.checkpoints.families.family import Field
 from keras_transformer.checkpoints.families.llama import LLAMA
+from keras_transformer.checkpoints.families.shared import decoder_heads
 from keras_transformer.checkpoints.weights import layers
 
 _NORMS = {
@@ -34,4 +35,5 @@ OLMO2 = dataclasses.replace(
         "query_key_norm_across_heads": True,
     },
     weights=(*LLAMA.weights, *layers(_NORMS, "decoder/layer_{i}/", "layers.{i}.")),
+    heads=decoder_heads(),
 )

@@ -36,7 +36,9 @@ PHI3 = dataclasses.replace(
         "sliding_window": Field("window", None),
     },
     constants={**LLAMA.constants, "use_bias": False},
-    # Of other types the angles depend on the length of the input ("su" and "yarn" too, here).
-    conversions=(rotary(default_head_dim=96, scalings=()), NO_PADDING),
+    conversions=(
+        rotary(default_head_dim=96, scalings=("longrope",), longrope=("su", "yarn")),
+        NO_PADDING,
+    ),
     weights=(*(line for line in LLAMA.weights if line.ours not in _PLACES), *_FUSED),
 )

@@ -58,10 +58,15 @@ def encoder_heads(
     }
 
 
-def decoder_heads(*lm_classes: str) -> dict[str, Head]:
-    """The two tasks of a decoder; a language model's head belongs to the backbone."""
+def decoder_heads(*lm_classes: str, tokens: str | None = None) -> dict[str, Head]:
+    """The tasks of a decoder, by the layer of its token classifier if there is such a class."""
     score = Weight("output/kernel", "score.weight", transpose=True)
-    return {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}
+    # A language model's head belongs to the backbone.
+    heads = {"CausalLM": Head(architectures=lm_classes), "TextClassifier": Head(weights=(score,))}
+    if tokens is not None:
+        weights = layers({"output": tokens})
+        heads["TokenClassifier"] = Head(weights=weights, dropout="classifier_dropout")
+    return heads
 
 
 # Values that are not one of ours each
@@ -81,8 +86,9 @@ def rotary(
     default_head_dim: int | None = None,
     default_base: float = 10000.0,
     scalings: Sequence[str] = ROTARY_SCALINGS,
+    longrope: Sequence[str] = (),
 ) -> Conversion:
-    """Rotary positions, in the form of Transformers' release 5 or of those before it."""
+    """Rotary positions as release 5 of Transformers has them, or older ones (`longrope`: names)."""
 
     def read(values: Values) -> dict[str, Any]:
         options = values.get("rope_parameters") or values.get("rope_scaling") or {}
@@ -96,6 +102,7 @@ def rotary(
         }
         options = older | {key: value for key, value in options.items() if value is not None}
         kind = options.get("rope_type", options.get("type", "default"))
+        kind = "longrope" if kind in longrope else kind
         share = number(options, "partial_rotary_factor", None, float)
         ours = {
             "rotary_base": number(options, "rope_theta", None, float),
@@ -118,6 +125,12 @@ def rotary(
             options["partial_rotary_factor"] = rotated / config.head_dim
         if config.rotary_scaling is not None:
             options["factor"] = config.rotary_factor
+        if config.rotary_scaling == "longrope":
+            options["short_factor"] = list(config.rotary_short_factors)
+            options["long_factor"] = list(config.rotary_long_factors)
+            # Some of their configs have a value of this name beside, which counts.
+            original = {"original_max_position_embeddings": config.rotary_original_length}
+            return {"rope_parameters": options | original, **original}
         if config.rotary_scaling in _TURNS:
             low, high = _TURNS[config.rotary_scaling]
             options |= {low: config.rotary_min_turns, high: config.rotary_max_turns}
@@ -134,9 +147,14 @@ _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow
 
 def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     """How rotary positions are stretched to longer texts."""
+    longest = values.get("max_position_embeddings", 2048)
+    if kind == "longrope":
+        return _read_longrope(values, options, longest)
     ours = {"rotary_scaling": kind, "rotary_factor": number(options, "factor", None, float)}
     if kind == "linear":
         return ours
+    if kind == "dynamic":
+        return ours | {"rotary_original_length": longest}
     low, high = _TURNS[kind]
     for name in ("mscale", "mscale_all_dim"):
         if options.get(name):
@@ -144,12 +162,27 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     raised = options.get("attention_factor")
     if raised is not None and raised != 0.1 * math.log(ours["rotary_factor"]) + 1:
         raise ValueError(f"attention_factor={raised!r} of rope_parameters is not supported.")
-    longest = values.get("max_position_embeddings", 2048)
     return ours | {
         "rotary_min_turns": number(options, low, 1.0, float),
         "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
         "rotary_original_length": number(options, "original_max_position_embeddings", longest),
         "rotary_truncate": options.get("truncate", True),
+    }
+
+
+def _read_longrope(values: Values, options: Values, longest: Any) -> dict[str, Any]:
+    name = "original_max_position_embeddings"
+    original = number({name: options.get(name, longest)} | values, name, None)
+    stretch = number({"max_position_embeddings": longest}, "max_position_embeddings", 0)
+    for other in ("attention_factor", "short_mscale", "long_mscale"):
+        if options.get(other) is not None:
+            raise ValueError(f"{other}={options[other]!r} of rope_parameters is not supported.")
+    return {
+        "rotary_scaling": "longrope",
+        "rotary_factor": number(options, "factor", stretch / max(original, 1), float),
+        "rotary_original_length": original,
+        "rotary_short_factors": options.get("short_factor"),
+        "rotary_long_factors": options.get("long_factor"),
     }
 
 

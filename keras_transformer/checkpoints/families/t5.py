@@ -1,8 +1,11 @@
 """T5: Raffel et al. 2019, https://arxiv.org/abs/1910.10683; 1.1 and Flan: gated feed-forward.
 
+MT5: Xue et al. 2020, https://arxiv.org/abs/2010.11934, as 1.1, of 101 languages.
+
 Relative positions, no biases, root-mean-square norms first, and scores that are not scaled.
 """
 
+import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import (
@@ -131,4 +134,26 @@ T5 = Family(
         # A bias that early checkpoints have and that was never used.
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     ),
+)
+
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    architecture="MT5Model",
+    fields=T5.fields
+    | {
+        "vocab_size": Field("vocabulary_size", 250112),
+        "d_ff": Field("intermediate_dim", 1024),
+        "num_layers": Field("num_layers", 8),
+        "num_heads": Field("num_heads", 6),
+        # True too where the weights have an output matrix of their own, as the published ones.
+        "tie_word_embeddings": Field("tie_embeddings", True),
+    },
+    conversions=(
+        Conversion(
+            lambda values: _read_feed_forward({"feed_forward_proj": "gated-gelu", **values}),
+            _write_feed_forward,
+        ),
+    ),
+    heads={"Seq2SeqLM": Head(values={"start_id": 0})},
 )

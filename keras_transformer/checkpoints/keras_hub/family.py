@@ -114,7 +114,7 @@ class Line(Weight):
         line = dataclasses.replace(self, groups=groups, first=first)
         return line if "{i}" in self.ours else line.at(0)
 
-    def at(self, i: int) -> "Line":
+    def at(self, i: int, each: int = 1) -> "Line":
         number = self.first + i
         theirs = self.theirs.replace("{i}", f"_{number}" if number else "")
         return dataclasses.replace(self, ours=self.ours.replace("{i}", str(i)), theirs=theirs)

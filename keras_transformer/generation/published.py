@@ -1,0 +1,132 @@
+"""What a published checkpoint says of generation: as a sampler, as rules, as limits.
+
+The values are those of Transformers' `generation_config.json`. What is not in it is as there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keras_transformer.checking import MOST_TOKENS, check_int
+from keras_transformer.generation.beam_search import BeamSearch
+from keras_transformer.generation.rules import Rules
+from keras_transformer.generation.samplers import Greedy, Random, Sampler
+
+Values = Mapping[str, Any]
+
+_OF_RANDOM = {name: name for name in ("temperature", "top_p", "min_p", "typical_p")}
+_OF_BEAMS = {
+    "num_beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "num_beam_groups": "num_groups",
+    "diversity_penalty": "diversity_penalty",
+}
+_OF_RULES = {
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "min_new_tokens": "min_new_tokens",
+    "renormalize_logits": "renormalize",
+}
+# What changes a text there and is not done here, with the values that change nothing.
+_NOT_DONE = {
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_return_sequences": (1,),
+    "guidance_scale": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "penalty_alpha": (0,),
+    **dict.fromkeys(
+        (
+            "begin_suppress_tokens", "constraints", "dola_layers", "force_words_ids", "max_time",
+            "exponential_decay_length_penalty", "remove_invalid_values", "sequence_bias",
+            "stop_strings", "token_healing", "top_h", "watermarking_config",
+        ),
+        (False,),
+    ),
+}  # fmt: skip
+
+
+def sampler_of(values: Values | None) -> Sampler:
+    """The sampler that a checkpoint asks for."""
+    values = values or {}
+    with _naming(values, (*_OF_BEAMS, *_OF_RANDOM, "top_k"), "sampler"):
+        if check_int("num_beams", values.get("num_beams") or 1, 1) > 1:
+            return BeamSearch(**_given(values, _OF_BEAMS))
+        if not values.get("do_sample"):
+            return Greedy()
+        top_k = values.get("top_k")
+        return Random(top_k=50 if top_k is None else top_k or None, **_given(values, _OF_RANDOM))
+
+
+def rules_of(values: Values | None, continues: bool) -> Rules:
+    """The rules that a checkpoint asks for; `continues`: whether prompts are a part of texts."""
+    values = values or {}
+    with _naming(values, _RULED, "rules"):
+        given = _given(values, _OF_RULES)
+        bad_words = [*(values.get("bad_words_ids") or ())]
+        bad_words += [[token] for token in values.get("suppress_tokens") or ()]
+        if not continues:
+            # There the token that the decoder starts from counts too.
+            least = (values.get("min_length") or 0) - 1
+            given = {"min_new_tokens": max(least, 0), **given}
+            first = values.get("forced_bos_token_id")
+            given["forced_prefix"] = [] if first is None else [first]
+        last = values.get("forced_eos_token_id")
+        last = last[0] if isinstance(last, list) and last else last
+        return Rules(bad_words=bad_words, forced_end=last, **given)
+
+
+_RULED = (
+    *_OF_RULES, "bad_words_ids", "suppress_tokens", "min_length", "forced_bos_token_id",
+    "forced_eos_token_id",
+)  # fmt: skip
+
+
+def limits_of(values: Values | None, continues: bool) -> tuple[int | None, int | None]:
+    """The `max_new_tokens` and the `max_length` of a checkpoint, of which one is None, or both."""
+    values = values or {}
+    with _naming(values, ("max_new_tokens", "max_length"), "max_new_tokens"):
+        new = check_int("max_new_tokens", values.get("max_new_tokens"), 1, MOST_TOKENS, none=True)
+        length = check_int("max_length", values.get("max_length"), 1, MOST_TOKENS, none=True)
+    if new is not None or length is None:
+        return new, None
+    return None, length if continues else max(length - 1, 1)
+
+
+def not_done(values: Values | None, continues: bool) -> dict[str, Any]:
+    """Those of the values that change a text there and not here, by name."""
+    values = values or {}
+    found = {
+        name: value
+        for name, neutral in _NOT_DONE.items()
+        if (value := values.get(name)) is not None and value not in neutral
+    }
+    if (values.get("num_beams") or 1) != 1 and values.get("do_sample"):
+        found["do_sample"] = True
+    suppressed, ends = values.get("suppress_tokens"), values.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    if isinstance(suppressed, list) and any(end in suppressed for end in ends):
+        found["suppress_tokens"] = suppressed  # An end is no bad word.
+    if continues and values.get("min_length") and values.get("min_new_tokens") is None:
+        found["min_length"] = values["min_length"]
+    return found
+
+
+def _given(values: Values, names: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the values that there are, by our names."""
+    return {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+
+
+@contextlib.contextmanager
+def _naming(values: Values, names: tuple[str, ...], argument: str) -> Iterator[None]:
+    """Says in an error that the values are the checkpoint's, and what to give in their place."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        said = {name: values[name] for name in names if values.get(name) is not None}
+        raise ValueError(
+            f"The checkpoint's generation config has {said}, which cannot be: {error} Give "
+            f"`generate` a `{argument}` of your own."
+        ) from error
