@@ -15,6 +15,7 @@ from keras_transformer.config_checks import (
 )
 from keras_transformer.config_feed_forward import ACTIVATIONS as ACTIVATIONS
 from keras_transformer.config_feed_forward import FeedForwardOptions
+from keras_transformer.config_pattern import PatternOptions
 from keras_transformer.kerashub_names import check_options
 
 SIDES = ("encoder", "decoder")
@@ -34,7 +35,7 @@ MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(FeedForwardOptions):
+class TransformerConfig(PatternOptions, FeedForwardOptions):
     """The complete description of a backbone: values only, no code.
 
     The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
@@ -215,33 +216,6 @@ class TransformerConfig(FeedForwardOptions):
         "scores stay below it: they become `cap * tanh(scores / cap)` (Gemma 2). None for no cap.",
         None,
         positive=True,
-    )
-    window: int | None = option(
-        "attend at most to this many neighbouring tokens. None for all.", None, least=1
-    )
-    window_dilation: int = option(
-        "of these only every so manieth, as many of them on each side.", 1, least=1
-    )
-    global_tokens: int = option(
-        "so many first tokens see all others and are seen by all, whatever the `window`.",
-        0,
-        least=0,
-    )
-    global_projection: bool = option(
-        "tokens that see all have queries, keys and values of their own (Longformer).", False
-    )
-    block_size: int | None = option(
-        '`"encoder"` only, in place of a `window`: attend to the own block of so many tokens, to '
-        "its neighbours, and to the first and the last, which attend to all (BigBird).",
-        None,
-        least=1,
-    )
-    random_blocks: int = option("as many further blocks, at random. With `block_size`.", 0, least=0)
-    global_block_size: int | None = option(
-        "beside the `window`, attend to the normalized sum of each so many tokens (LongT5). With "
-        '`position="relative"` these have a bias of their own.',
-        None,
-        least=1,
     )
     tie_embeddings: bool = option(
         "the output projection is the token embedding, transposed.", True, of="model"
