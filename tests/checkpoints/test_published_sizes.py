@@ -22,6 +22,7 @@ SAID = {
     "bert_large_en_uncased": 340,
     "distilbert_base_en_uncased": 66,
     "electra_small_en": 14,
+    "embedding_gemma_300m": 303,
     "gemma_2b_en": 2510,
     "gemma_7b_en": 8540,
     "gemma2_2b_en": 2610,

@@ -299,7 +299,7 @@ class KerasHubFamily(Family):
             theirs["pooling_mode"] = modes[0]
         back = self.task({"task": {"class_name": made, "config": theirs}})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
-        for value in {"hidden_activation", "pooling"} & set(mine):
+        for value in {"hidden_activation", "pooling", "dense"} & set(mine):
             if mine[value] != its[value]:
                 raise ValueError(
                     f"{made} cannot express {value}={mine[value]!r}, only {its[value]!r}."
