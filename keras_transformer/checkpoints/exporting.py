@@ -79,8 +79,7 @@ def export_to_huggingface(
         if tokenizer is not None:
             tokenizer.save(folder)
         if pooled:
-            width = backbone.config.hidden_dim
-            sentence_transformers.write_embedder(folder, width, task, model.head, dtype)
+            sentence_transformers.write_embedder(folder, model, task, dtype)
         if head is not None and TASKS[head["name"]].generates:
             write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)

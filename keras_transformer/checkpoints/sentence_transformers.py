@@ -94,13 +94,10 @@ def dense_lines(tensors: Iterable[str]) -> list[Weight]:
 
 
 def write_embedder(
-    folder: Path,
-    hidden_dim: int,
-    task: dict[str, Any],
-    head: Mapping[str, keras.Variable],
-    dtype: str | None = None,
+    folder: Path, model: keras.Model, task: dict[str, Any], dtype: str | None = None
 ) -> None:
     """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does."""
+    hidden_dim = model.backbone.config.hidden_dim
     dense = task["dense"]
     normalize = ["Normalize"] if task["normalize"] else []
     kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *normalize]
@@ -120,7 +117,7 @@ def write_embedder(
     pooling["include_prompt"] = task["include_prompt"]
     write_json(folder / _POOLING_FOLDER / "config.json", pooling)
     places = [step["path"] for step in steps if step["path"].endswith("_Dense")]
-    _write_dense(folder, hidden_dim, dict(zip(places, dense, strict=True)), head, dtype)
+    _write_dense(folder, hidden_dim, dict(zip(places, dense, strict=True)), model.head, dtype)
     if task["prompts"]:
         names = ("prompts", "default_prompt_name")
         write_json(folder / _PROMPTS_FILE, {name: task[name] for name in names})
