@@ -83,8 +83,9 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "Images for Gemma 3 (`gemma3`), both directions of attention (EmbeddingGemma)",
-        "The text model alone is covered (`gemma3_text`), with causal attention.",
+        "Images for Gemma 3 (`gemma3`), both directions of attention in Gemma 1 and 2",
+        "The text model alone is covered (`gemma3_text`), as a decoder, and as an encoder whose "
+        "tokens see both sides (EmbeddingGemma).",
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
@@ -162,8 +163,8 @@ def page() -> str:
             "The cells name the classes of the Transformers library whose checkpoints bring the "
             "head of a task. Export writes the first one. A task can be made from any backbone of "
             "a kind that it takes: a head that the checkpoint lacks is fresh, and a warning says "
-            "so. `TextEmbedder` has no head; it takes encoders and decoders, and the "
-            "sentence-transformers files in a folder say how it pools."
+            "so. `TextEmbedder` takes encoders and decoders; the sentence-transformers files in a "
+            "folder say how it pools, and bring its linear layers and prompts."
         ),
     ]
     for kind, members in of_kind.items():
@@ -444,6 +445,8 @@ def special(family: Family) -> list[str]:
         parts.append(f"factors of {', '.join(named)}")
     if config.scale_logits:
         parts.append("scaled logits; in version 1.1 gated gelu instead, and logits as they are")
+    if "use_bidirectional_attention" in {*family.published_config(config)} - {*family.required}:
+        parts.append("an encoder, if the config says so (EmbeddingGemma)")
     if family.pooler:
         parts.append("a pooler, if the weights have one")
     if family.output_bias:

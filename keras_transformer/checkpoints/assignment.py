@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_transformer.checkpoints import sentence_transformers
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
@@ -183,8 +184,11 @@ def _plan(
     if weights.is_published:
         family = weights.family
         lines, names = expand(family.weights, config), family.names
+        names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*"))
         head_lines = family.heads[task].weights if task in family.heads else ()
-        required = False
+        required = task == sentence_transformers.TASK
+        if required:
+            head_lines = sentence_transformers.dense_lines(checkpoint)
     else:
         lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
         names = Names(ignored=(HEAD_PREFIX + "*",))

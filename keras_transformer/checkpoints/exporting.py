@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_choice, check_path, describe, shorten
+from keras_transformer.checkpoints import sentence_transformers
 from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import Family
@@ -16,7 +17,6 @@ from keras_transformer.checkpoints.preset import CONFIG_FILE, GENERATION, GENERA
 from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.saving import refuse_own_blocks
-from keras_transformer.checkpoints.sentence_transformers import write_embedder
 from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
@@ -66,20 +66,20 @@ def export_to_huggingface(
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
     task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
-    # Pooled states without a head are what sentence-transformers computes.
-    pooled = task is not None and not model.head and "pooling" in task
+    # Its head, if any, goes to files of its own.
+    pooled = task is not None and task["name"] == sentence_transformers.TASK
     head = _exported_head(backbone) if task is None or pooled else task
     chosen, config = _choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         config |= _token_ids(tokenizer, config, backbone.config)
-    tensors = _tensors(chosen, backbone, head, getattr(model, "head", {}))
+    tensors = _tensors(chosen, backbone, head, {} if pooled else getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)
         if tokenizer is not None:
             tokenizer.save(folder)
         if pooled:
-            write_embedder(folder, backbone.config.hidden_dim, task)
+            sentence_transformers.write_embedder(folder, model, task, dtype)
         if head is not None and TASKS[head["name"]].generates:
             write_json(folder / GENERATION_FILE, _generation(backbone, config))
         write_json(folder / CONFIG_FILE, config)

@@ -11,7 +11,10 @@ from pathlib import Path
 SCHEME = "hf://"
 # Values, texts and tokenizers; the weights only when they are asked for.
 DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "README.md")
-WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+WEIGHT_FILES = (
+    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
+    "[1-9]_Dense/model.safetensors",
+)  # fmt: skip
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@\w[\w./-]*)?", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}")
 

@@ -26,6 +26,8 @@ from keras_transformer.files import write_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Of sentence-transformers, each a linear layer: its tensors go by the folder and their name.
+DENSE_WEIGHTS = f"[1-9]_Dense/{WEIGHTS_FILE}"
 _HEADER_LIMIT = _INDEX_LIMIT = 16 * 2**20  # bytes, some hundred thousand tensors
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -61,6 +63,10 @@ class Checkpoint(Mapping):
             tensors = read_sharded(self.folder, index)
         else:
             raise no_weights(self.folder, [path.name for path in sorted(self.folder.iterdir())])
+        for place in sorted(self.folder.glob(DENSE_WEIGHTS)):
+            name = place.parent.name
+            header = read_header(path_inside(folder, f"{name}/{WEIGHTS_FILE}"))
+            tensors |= {f"{name}/{tensor}": info for tensor, info in header.items()}
         self._tensors = gathered_experts(tensors)
 
     def __getitem__(self, name: str) -> TensorInfo:

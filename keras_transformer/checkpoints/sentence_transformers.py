@@ -5,15 +5,25 @@ which is looked up here and never imported.
 """
 
 import json
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
+
+from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.untrusted import path_inside, read_json, write_json
+from keras_transformer.checkpoints.weights import Weight, export
 from keras_transformer.files import write_text
+
+TASK = "TextEmbedder"
 
 MODULES_FILE = "modules.json"
 _LENGTH_FILE = "sentence_bert_config.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
 _POOLING_FOLDER = "1_Pooling"
+_DENSE_FOLDER = re.compile(r"[1-9]_Dense")
 # Their switch for each of our poolings, and their newer name for it.
 _POOLINGS = {
     "mean": ("pooling_mode_mean_tokens", "mean"),
@@ -21,6 +31,17 @@ _POOLINGS = {
     "max": ("pooling_mode_max_tokens", "max"),
     "last": ("pooling_mode_lasttoken", "lasttoken"),
     "mean_sqrt_len": ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    "weighted_mean": ("pooling_mode_weightedmean_tokens", "weightedmean"),
+}
+# Their classes of an activation, which are in PyTorch, and our names for them.
+_ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": None,
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Mish": "mish",
 }
 _LIMIT = 64  # steps of a model
 
@@ -30,18 +51,26 @@ def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
     path = path_inside(folder, MODULES_FILE)
     if not path.is_file():
         return None
-    task: dict[str, Any] = {"name": "TextEmbedder", "pooling": "mean", "normalize": False}
+    task: dict[str, Any] = {"name": TASK, "pooling": "mean", "normalize": False}
     for step in _steps(path):
         kind = step["type"].rsplit(".", 1)[-1]
+        if task["normalize"] and kind != "Normalize":
+            raise ValueError(
+                f"{path} has a step {kind!r} behind Normalize, which must be the last."
+            )
         if kind == "Pooling":
-            task["pooling"] = _read_pooling(path_inside(folder, f"{step['path']}/config.json"))
+            task |= _read_pooling(path_inside(folder, f"{step['path']}/config.json"))
+        elif kind == "Dense":
+            dense = _read_dense(path, path_inside(folder, f"{step['path']}/config.json"), step)
+            task["dense"] = [*task.get("dense", ()), dense]
         elif kind == "Normalize":
             task["normalize"] = True
         elif kind != "Transformer":
             raise ValueError(
                 f"{path} has a step {kind!r}, which TextEmbedder does not take: only Transformer, "
-                "Pooling and Normalize."
+                "Pooling, Dense and Normalize."
             )
+    task |= _read_prompts(path_inside(folder, _PROMPTS_FILE))
     length = path_inside(folder, _LENGTH_FILE)
     if length.is_file():
         said = read_json(length).get("max_seq_length")
@@ -51,9 +80,27 @@ def read_embedder(folder: Path, longest: int) -> dict[str, Any] | None:
     return task
 
 
-def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
+def dense_lines(tensors: Iterable[str]) -> list[Weight]:
+    """The lines of the linear layers behind the pooling, of what `Checkpoint` has of them."""
+    folders = sorted({name.split("/")[0] for name in tensors if _DENSE_FOLDER.match(name)})
+    return [
+        line
+        for number, folder in enumerate(folders)
+        for line in (
+            Weight(f"dense_{number}/kernel", f"{folder}/linear.weight", transpose=True),
+            Weight(f"dense_{number}/bias", f"{folder}/linear.bias"),
+        )
+    ]
+
+
+def write_embedder(
+    folder: Path, model: keras.Model, task: dict[str, Any], dtype: str | None = None
+) -> None:
     """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
+    hidden_dim = model.backbone.config.hidden_dim
+    dense = task["dense"]
+    normalize = ["Normalize"] if task["normalize"] else []
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *normalize]
     steps = [
         {
             "idx": i,
@@ -66,13 +113,46 @@ def write_embedder(folder: Path, hidden_dim: int, task: dict[str, Any]) -> None:
     write_text(folder / MODULES_FILE, json.dumps(steps, indent=2) + "\n")
     (folder / _POOLING_FOLDER).mkdir()
     switches = {names[0]: pooling == task["pooling"] for pooling, names in _POOLINGS.items()}
-    write_json(
-        folder / _POOLING_FOLDER / "config.json",
-        {"word_embedding_dimension": hidden_dim, **switches},
-    )
+    pooling = {"word_embedding_dimension": hidden_dim, **switches}
+    pooling["include_prompt"] = task["include_prompt"]
+    write_json(folder / _POOLING_FOLDER / "config.json", pooling)
+    places = [step["path"] for step in steps if step["path"].endswith("_Dense")]
+    _write_dense(folder, hidden_dim, dict(zip(places, dense, strict=True)), model.head, dtype)
+    if task["prompts"]:
+        names = ("prompts", "default_prompt_name")
+        write_json(folder / _PROMPTS_FILE, {name: task[name] for name in names})
     if task.get("max_length") is not None:
         values = {"max_seq_length": task["max_length"], "do_lower_case": False}
         write_json(folder / _LENGTH_FILE, values)
+
+
+def _write_dense(
+    folder: Path,
+    width: int,
+    layers: Mapping[str, Mapping[str, Any]],
+    head: Mapping[str, keras.Variable],
+    dtype: str | None,
+) -> None:
+    """Config and weights of each linear layer, in a folder of its own."""
+    names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+    tensors = export(dense_lines(f"{place}/" for place in layers), head)
+    for place, layer in layers.items():
+        if layer["activation"] not in names:
+            raise ValueError(
+                f"sentence-transformers has no activation {layer['activation']!r} of a Dense step, "
+                f"only {', '.join(map(repr, filter(None, names)))}."
+            )
+        (folder / place).mkdir()
+        values = {
+            "in_features": width,
+            "out_features": layer["units"],
+            "bias": layer["use_bias"],
+            "activation_function": names[layer["activation"]],
+        }
+        write_json(folder / place / "config.json", values)
+        own = {n.split("/")[1]: t for n, t in tensors.items() if n.startswith(place)}
+        save_tensors(folder / place / WEIGHTS_FILE, own, dtype)
+        width = layer["units"]
 
 
 def _steps(path: Path) -> list[dict[str, str]]:
@@ -91,7 +171,7 @@ def _steps(path: Path) -> list[dict[str, str]]:
     return steps
 
 
-def _read_pooling(path: Path) -> str:
+def _read_pooling(path: Path) -> dict[str, Any]:
     values = read_json(path)
     newer = values.get("pooling_mode")
     chosen = [
@@ -104,4 +184,57 @@ def _read_pooling(path: Path) -> str:
             f"{path} must choose one pooling of {', '.join(_POOLINGS)}, and chooses "
             f"{' and '.join(chosen) or 'none of them'}."
         )
-    return chosen[0]
+    included = _checked(path, "include_prompt", values.get("include_prompt", True), bool)
+    return {"pooling": chosen[0], **({} if included else {"include_prompt": False})}
+
+
+def _read_dense(modules: Path, path: Path, step: Mapping[str, str]) -> dict[str, Any]:
+    if not _DENSE_FOLDER.fullmatch(step["path"]):
+        raise ValueError(
+            f"{modules}: the folder of a Dense step must be named as '2_Dense' is, received "
+            f"{step['path']!r}."
+        )
+    values = read_json(path)
+    activation = values.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{path}: activation_function={activation!r} is not supported, only "
+            f"{', '.join(map(repr, _ACTIVATIONS))}."
+        )
+    for name, supported in (
+        ("use_residual", False),
+        ("module_input_name", "sentence_embedding"),
+        ("module_output_name", "sentence_embedding"),
+    ):
+        if values.get(name) not in (None, supported):
+            raise ValueError(
+                f"{path}: {name}={values[name]!r} is not supported, only {supported!r}."
+            )
+    return {
+        "units": _checked(path, "out_features", values.get("out_features"), int),
+        "activation": _ACTIVATIONS[activation],
+        "use_bias": _checked(path, "bias", values.get("bias", True), bool),
+    }
+
+
+def _read_prompts(path: Path) -> dict[str, Any]:
+    values = read_json(path) if path.is_file() else {}
+    prompts = _checked(path, "prompts", values.get("prompts") or {}, dict)
+    for name, prompt in prompts.items():
+        _checked(path, f"the prompt {name!r}", prompt, str)
+    default = values.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise ValueError(
+            f"{path}: default_prompt_name={default!r} is none of its prompts {list(prompts)}."
+        )
+    prompts = {"prompts": prompts} if prompts else {}
+    return prompts | ({} if default is None else {"default_prompt_name": default})
+
+
+def _checked(path: Path, name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{path}: {name} must be {_KINDS[kind]}, received {value!r}.")
+    return value
+
+
+_KINDS = {bool: "true or false", int: "a number", dict: "an object", str: "a string"}

@@ -5,24 +5,32 @@ from keras import ops
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import as_mask
 
-POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len")
+POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len", "weighted_mean")
 
 
-def pool(states, padding_mask, pooling: str):
-    """The states `(batch, length, hidden_dim)` of real tokens made one, `(batch, hidden_dim)`."""
+def pool(states, padding_mask, pooling: str, prompt_lengths=None):
+    """The states `(batch, length, hidden_dim)` of real tokens made one, `(batch, hidden_dim)`.
+
+    The first `prompt_lengths` tokens of each row, int `(batch, 1)`, do not count.
+    """
     if pooling == "first":
-        return states[:, 0]
+        return states[:, 0] if prompt_lengths is None else states_at(states, prompt_lengths)[:, 0]
     mask = as_mask(states[..., 0], padding_mask)
+    positions = sequence_positions(states)
+    if prompt_lengths is not None:
+        mask = mask & (positions >= prompt_lengths)
     if pooling == "last":
-        last = ops.max(ops.where(mask, sequence_positions(states), 0), axis=1, keepdims=True)
+        last = ops.max(ops.where(mask, positions, 0), axis=1, keepdims=True)
         return states_at(states, last)[:, 0]
     if pooling == "max":
         lowest = ops.cast(-1e9 if states.dtype != "float16" else -6e4, states.dtype)
         return ops.max(ops.where(mask[..., None], states, lowest), axis=1)
     weights = ops.cast(mask, states.dtype)
+    if pooling == "weighted_mean":
+        weights = weights * ops.cast(positions + 1, states.dtype)
     number = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1)
     total = ops.sum(states * weights[..., None], axis=1)
-    return total / (number if pooling == "mean" else ops.sqrt(number))
+    return total / (ops.sqrt(number) if pooling == "mean_sqrt_len" else number)
 
 
 def states_at(states, positions):

@@ -179,7 +179,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
     """The data, a generator of arrays as if not looked into; and as a source if of strings."""
     if is_frame(data) and not ops.is_tensor(data):
         columns = _one_or_pair(data[name] for name in column_names(data))
-        if isinstance(columns, tuple) and len(columns) > 2:  # neither texts nor pairs
+        if isinstance(columns, tuple) and len(columns) > (task.most_texts or len(columns)):
             raise not_texts("x")
         return columns, None
     once = hasattr(data, "__next__")
@@ -246,6 +246,8 @@ def _columns_of_table(task, data: Any) -> tuple[tuple[str, ...], str | None] | N
 
 def _usual_columns(task, data: Any, names) -> tuple[tuple[str, ...], str | None]:
     """Which of the names are those of texts, and which one is of what is learned."""
+    if task.usual_columns is not None:
+        return task.usual_columns(list(names))
     x = next((usual for usual in _TEXTS if set(usual) <= set(names)), None)
     y = next((n for n in (_LABELS if task.needs_labels else _TARGETS) if n in names), None)
     if x is None:

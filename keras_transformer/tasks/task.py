@@ -81,6 +81,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     needs_labels: ClassVar[bool] = False  # Whether `fit` on what users have needs `y`.
     takes_records: ClassVar[bool] = True  # Whether its texts may be what `data.read` makes.
+    most_texts: ClassVar[int | None] = 2  # Lists of texts in a tuple; None for any number.
+    # From the names of a data set's columns to those of texts and to that of labels, if any; None
+    # for the usual names.
+    usual_columns: ClassVar[Callable | None] = None
     # Whether its rows are pairs of texts, and its labels places in the second.
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.

@@ -1,42 +1,72 @@
-"""Text embedding: one vector a text."""
+"""Text embedding: one vector a text, and learning from pairs of texts."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_choice, check_int
+from keras_transformer.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    describe,
+    shorten,
+)
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
+from keras_transformer.tasks.labels import check_weights, real_numbers
 from keras_transformer.tasks.pooling import POOLINGS, pool
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import take_max_length, text_rows, token_batches, tokenizer_of
+from keras_transformer.tasks.text_tuples import flat, is_tuple, tuple_batches, tuple_rows
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.training import FineTuningAdamW
+from keras_transformer.training.embedding_losses import EmbeddingLoss, embedding_loss
+
+_PROMPTS = "prompt_lengths"  # the tokens of each text that its vector is not made of
+_LABELS = ("score", "scores", "label", "labels")  # as sentence-transformers names them
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TextEmbedder(Task):
     """An encoder or a decoder whose states are pooled to one vector a text.
 
+    It learns from a tuple of lists of texts: anchors and positives, and lists of negatives too; or
+    from two lists and `y`, how near the two texts of a row are. Without `y` the loss is
+    `"multiple_negatives_ranking"`, which it is compiled with, beside AdamW (5e-5); with `y`
+    compile it with `loss="cosent"` or `"cosine_similarity"`.
+
     Args:
         backbone, tokenizer, name: as for `Task`.
-        pooling: over the real tokens `"mean"`, `"max"` (of each feature) or `"mean_sqrt_len"`
-            (their sum, divided by the square root of their number); or the state of the
-            `"first"` or the `"last"` of them.
+        pooling: over the real tokens `"mean"`, `"max"` (of each feature), `"mean_sqrt_len"`
+            (their sum, divided by the square root of their number) or `"weighted_mean"` (by their
+            place, counted from 1); or the state of the `"first"` or the `"last"` of them.
         normalize: bool, vectors of length 1, whose dot product is the cosine.
         max_length: int, longer texts are cut to this many tokens. Defaults to the model's
             `max_sequence_length`, and may not be above it.
+        dense: list of dicts with `units`, and optionally `activation` (see `layers.FeedForward`)
+            and `use_bias`: linear layers behind the pooling. Defaults to none.
+        prompts: dict of name to what is put before a text, as `encode` is told.
+        default_prompt_name: str, the prompt before all texts for which none is named.
+        include_prompt: bool, whether the tokens of a prompt are pooled too.
 
     Call arguments:
-        inputs: dict of `token_ids` and `padding_mask`, as for `Encoder`.
+        inputs: dict of `token_ids` and `padding_mask`, as for `Encoder`; or, of several texts a
+            row, of the shape `(batch, texts, length)`.
 
     Returns:
-        Float `(batch, hidden_dim)`.
+        Float `(batch, width)`, or `(batch, texts, width)`. The width is the `hidden_dim`, or the
+        `units` of the last of `dense`.
 
     Raises:
-        ValueError: for an unknown pooling, a `max_length` that the model does not have, or a
-            seq2seq backbone.
+        ValueError: for an unknown pooling, a `max_length` that the model does not have, layers or
+            prompts that cannot be meant, or a seq2seq backbone.
 
     Example:
     ```python
@@ -45,6 +75,13 @@ class TextEmbedder(Task):
     embedder = kt.TextEmbedder.from_preset("minilm_l6_en")
     cat, kitten, car = embedder.predict(["a cat", "a kitten", "a car"], verbose=0)
     assert cat @ kitten > cat @ car
+
+    questions = ["who wrote Faust?", "where is Rome?"]
+    answers = ["Faust is by Goethe.", "Rome is in Italy."]
+    embedder.fit((questions, answers), epochs=1, verbose=0)
+
+    embedder.compile(loss="cosent")  # the pairs have scores: only their order counts
+    embedder.fit((["a cat", "a cat"], ["a kitten", "a car"]), [0.9, 0.1], verbose=0)
     ```
 
     Source: Reimers and Gurevych 2019, "Sentence-BERT", section 3.
@@ -52,8 +89,13 @@ class TextEmbedder(Task):
 
     backbone_kinds = ("encoder", "decoder")
     alias = "text_embedding"
-    task_options = ("pooling", "normalize", "max_length")
+    task_options = (
+        "pooling", "normalize", "max_length", "dense", "prompts", "default_prompt_name",
+        "include_prompt",
+    )  # fmt: skip
     takes_records = False
+    most_texts = None
+    further_inputs = (_PROMPTS,)
 
     def __init__(
         self,
@@ -63,6 +105,10 @@ class TextEmbedder(Task):
         normalize: bool = True,
         max_length: int | None = None,
         name: str | None = None,
+        dense: Sequence[Mapping[str, Any]] = (),
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        include_prompt: bool = True,
     ):
         super().__init__(backbone, tokenizer, name=name)
         limit = backbone.config.max_sequence_length
@@ -71,24 +117,256 @@ class TextEmbedder(Task):
             hint="The model's `max_sequence_length` is the longest.",
         )  # fmt: skip
         self.pooling = check_choice("pooling", pooling, POOLINGS)
-        self.first_only = self.pooling == "first" and backbone.config.kind == "encoder"
         self.normalize = check_bool("normalize", normalize)
         self.max_length = max_length
+        self.prompts = _checked_prompts(prompts)
+        self.default_prompt_name = default_prompt_name
+        self._prompt_named(default_prompt_name)
+        self.include_prompt = check_bool("include_prompt", include_prompt)
+        first = self.pooling == "first" and self.include_prompt
+        self.first_only = first and backbone.config.kind == "encoder"
+        self.dense = _checked_dense(dense)
+        self.dense_layers, width = [], backbone.config.hidden_dim
+        for number, layer in enumerate(self.dense):
+            made = keras.layers.Dense(
+                layer["units"],
+                use_bias=layer["use_bias"],
+                name=f"dense_{number}",
+                dtype=self.dtype_policy,
+            )
+            made.build((None, width))
+            self.dense_layers.append(made)
+            width = layer["units"]
+        self.width = width
         self.built = True
+        self.compile(FineTuningAdamW(), "multiple_negatives_ranking")
+
+    def compile(self, optimizer="auto", loss="auto", *args, **kwargs):
+        """As `keras.Model.compile`, and a loss may be named as in sentence-transformers.
+
+        Args:
+            optimizer: as of `keras.Model.compile`.
+            loss: `"multiple_negatives_ranking"`, `"cosine_similarity"` or `"cosent"`, or an object:
+                see `training.MultipleNegativesRankingLoss`, which has options.
+            *args: as of `keras.Model.compile`.
+            **kwargs: as of `keras.Model.compile`.
+
+        Raises:
+            ValueError: for another name, or a loss of more numbers than the vectors have.
+        """
+        loss = embedding_loss(loss)
+        if isinstance(loss, EmbeddingLoss):
+            loss.check_width(self.width)
+        super().compile(optimizer, loss, *args, **kwargs)
+
+    def _named(self, inputs) -> dict[str, Any]:
+        named = super()._named(flat(inputs) if isinstance(inputs, Mapping) else inputs)
+        return {n: a for n, a in inputs.items() if a is not None} if _is_deep(inputs) else named
+
+    def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        found = super().call(flat(inputs), collect, training)
+        if not _is_deep(inputs):
+            return found
+        vectors, *collected = found if collect else (found,)
+        vectors = ops.reshape(vectors, (-1, inputs["token_ids"].shape[1], self.width))
+        return (vectors, *collected) if collect else vectors
 
     def head_outputs(self, states, inputs, training: bool):
-        vectors = pool(ops.cast(states, "float32"), inputs.get("padding_mask"), self.pooling)
+        states, prompts = ops.cast(states, "float32"), inputs.get(_PROMPTS)
+        vectors = pool(states, inputs.get("padding_mask"), self.pooling, prompts)
+        for layer, values in zip(self.dense_layers, self.dense, strict=True):
+            vectors = layer(vectors)
+            if values["activation"] is not None:
+                vectors = get_activation(values["activation"])(vectors)
+        vectors = ops.cast(vectors, "float32")
         return ops.normalize(vectors, axis=-1) if self.normalize else vectors
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """Texts as batches. See `Task.make_dataset`."""
+        """Texts, or a tuple of lists of them, as batches. See `Task.make_dataset`.
+
+        Args:
+            x: texts; or a tuple of lists, row by row an anchor, its positive and any negatives, or
+                the two texts of which `y` is the score.
+            y: one number a row, with a loss that takes them.
+            sample_weight: one number a row.
+            **options: as of `Task.make_dataset`; and `prompt`, put before each text in place of
+                the one that `default_prompt_name` names.
+        """
         tokenizer = tokenizer_of(self)
-        if y is not None or sample_weight is not None:
-            raise ValueError("TextEmbedder has no labels: use `predict`.")
         max_length = take_max_length(self, options, default=self.max_length)
-        ids = tokenizer.encode_batch(text_rows(x), max_length=max_length)
-        return token_batches(self, {"token_ids": ids}, **options)
+        prompt = options.pop("prompt", None)
+        prompt = self._prompt_named(self.default_prompt_name) if prompt is None else prompt
+        several = is_tuple(x)
+        parts = tuple_rows(x) if several else [text_rows(x)]
+        ids = [
+            tokenizer.encode_batch([prompt + t for t in part], max_length=max_length)
+            for part in parts
+        ]
+        skipped = 0 if self.include_prompt or not prompt else self._prompt_length(prompt)
+
+        def further(rows):
+            return {_PROMPTS: np.full((*rows.shape, 1), skipped, "int32")} if skipped else {}
+
+        if not several:
+            if y is not None or sample_weight is not None:
+                raise ValueError(
+                    "TextEmbedder has no labels of single texts: use `predict`. It learns from "
+                    "pairs, as in fit((anchors, positives)), or fit((first, second), scores)."
+                )
+            finish = None if not skipped else lambda x, arrays: ({**x, **further(arrays["row"])},)
+            return token_batches(self, {"token_ids": ids[0]}, finish, **options)
+        values = self._scores_and_weights(y, sample_weight, len(parts[0]))
+        return tuple_batches(self, ids, further, values=values, **options)
+
+    def _scores_and_weights(self, y, sample_weight, count: int) -> dict[str, np.ndarray]:
+        """The values of a data set of several texts a row."""
+        values = {}
+        if y is not None:
+            if not getattr(self.loss, "takes_scores", True):
+                raise ValueError(
+                    f"{type(self.loss).__name__} takes no scores, and `y` was given. With scores "
+                    'compile with loss="cosent" or "cosine_similarity"; without, leave `y` out.'
+                )
+            values["scores"] = real_numbers(y, count)
+        weights = check_weights("sample_weight", sample_weight, count, unit="row")
+        return values if weights is None else {**values, "sample_weight": weights}
+
+    def _prompt_named(self, name: str | None) -> str:
+        """The prompt of a name, "" for None. ValueError for one that there is not."""
+        if name is not None and name not in self.prompts:
+            known = (
+                f"it has {', '.join(map(repr, self.prompts))}" if self.prompts else "it has none"
+            )
+            raise ValueError(
+                f"The model has no prompt {shorten(name)}, {known}. Give `prompts`, a dict of name "
+                "to text, when it is made or loaded."
+            )
+        return "" if name is None else self.prompts[name]
+
+    def _prompt_length(self, prompt: str) -> int:
+        """The tokens of a prompt, the last not counted if it is a special one."""
+        ids = self.tokenizer.encode(prompt)
+        return len(ids) - (ids[-1] in self.tokenizer.special_ids)
+
+    def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
+        if self._takes(x) and not is_tuple(x):
+            raise ValueError(
+                f"TextEmbedder learns from a tuple of lists of texts, received {describe(x)}: "
+                "fit((anchors, positives)), fit((anchors, positives, negatives)), or "
+                "fit((first, second), scores). `validation_data` is ((anchors, positives),) or "
+                "((first, second), scores). Vectors of texts are what `predict` gives."
+            )
+        made = super()._batches(x, y, sample_weight, processing, **options)
+        if isinstance(made[0], BucketedDataset):
+            self._check_training_set(made[0])
+        return made
+
+    def _check_training_set(self, dataset: BucketedDataset) -> None:
+        if getattr(self.loss, "takes_scores", False) and "scores" not in dataset.values:
+            raise ValueError(
+                f"{type(self.loss).__name__} learns from scores: give `y`, one number a pair. For "
+                'pairs without scores compile with loss="multiple_negatives_ranking".'
+            )
+
+    @reads
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        prompt_name: str | None = None,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """The vectors of texts, with a prompt of the model before each.
+
+        Args:
+            texts: a list of strings, or one string.
+            prompt_name: str, one of `prompts`. Defaults to `default_prompt_name`.
+            batch_size: int.
+
+        Returns:
+            Float `(texts, width)`; of one string `(width,)`.
+
+        Raises:
+            ValueError: for a prompt that the model does not have.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        prompts = {"query": "query: ", "document": "passage: "}
+        embedder = kt.TextEmbedder.from_preset("minilm_l6_en", prompts=prompts)
+        query = embedder.encode("where is Rome?", prompt_name="query")
+        assert (embedder.predict(["query: where is Rome?"], verbose=0)[0] == query).all()
+        ```
+        """
+        prompt = self._prompt_named(prompt_name or self.default_prompt_name)
+        alone = isinstance(texts, str)
+        options = {"sizes": self._sizes, "batch_size": batch_size, "prompt": prompt}
+        dataset = self.make_dataset([texts] if alone else texts, **options)
+        vectors = self.predict(dataset, verbose=0)
+        return vectors[0] if alone else vectors
+
+    @classmethod
+    def usual_columns(cls, names: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+        """The columns of texts of a data set, all but that of scores, in their order."""
+        label = next((name for name in _LABELS if name in names), None)
+        return tuple(name for name in names if name != label), label
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
-        return {"pooling": values.get("pooling", "mean")}
+        return {
+            "pooling": values.get("pooling", "mean"),
+            "dense": _checked_dense(values.get("dense") or ()),
+        }
+
+    @classmethod
+    def head_shapes(
+        cls, config: TransformerConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        shapes, width = {}, config.hidden_dim
+        for number, layer in enumerate(_checked_dense(values.get("dense") or ())):
+            shapes[f"dense_{number}/kernel"] = (width, layer["units"])
+            if layer["use_bias"]:
+                shapes[f"dense_{number}/bias"] = (layer["units"],)
+            width = layer["units"]
+        return shapes
+
+
+def _is_deep(inputs: Mapping[str, Any]) -> bool:
+    return flat(inputs) is not inputs
+
+
+def _checked_prompts(prompts: Any) -> dict[str, str]:
+    if not isinstance(prompts, Mapping | None):
+        raise ValueError(
+            f"`prompts` must be a dict of texts by name, received {describe(prompts)}."
+        )
+    for name, prompt in (prompts or {}).items():
+        check_text("prompts", name)
+        check_text(f"prompts[{name!r}]", prompt)
+    return dict(prompts or {})
+
+
+def _checked_dense(layers: Any) -> list[dict[str, Any]]:
+    """The linear layers with all their values. ValueError for what is none."""
+    known = {"units", "activation", "use_bias"}
+    if not isinstance(layers, (list, tuple)):
+        raise ValueError(f"`dense` must be a list of dicts, received {describe(layers)}.")
+    checked = []
+    for number, layer in enumerate(layers):
+        name = f"dense[{number}]"
+        if not isinstance(layer, Mapping) or not {"units"} <= set(layer) <= known:
+            raise ValueError(
+                f"`{name}` must be a dict with `units`, and optionally `activation` and "
+                f"`use_bias`, received {shorten(layer)}."
+            )
+        activation = layer.get("activation")
+        if activation is not None:
+            get_activation(activation)
+        checked.append(
+            {
+                "units": check_int(f"{name}['units']", layer["units"], at_least=1, at_most=2**20),
+                "activation": activation,
+                "use_bias": check_bool(f"{name}['use_bias']", layer.get("use_bias", True)),
+            }
+        )
+    return checked

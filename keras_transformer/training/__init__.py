@@ -3,6 +3,11 @@
 from keras_transformer.training.averaging import LastCheckpoints, average_checkpoints
 from keras_transformer.training.callbacks import BLEUCallback, StopAtNaN
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
+from keras_transformer.training.embedding_losses import (
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+)
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import ClassCrossEntropy, TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
@@ -17,6 +22,8 @@ __all__ = [
     "BLEUCallback",
     "ClassAccuracy",
     "ClassCrossEntropy",
+    "CoSENTLoss",
+    "CosineSimilarityLoss",
     "Denoising",
     "Distiller",
     "FineTuningAdamW",
@@ -24,6 +31,7 @@ __all__ = [
     "LastCheckpoints",
     "LinearDecay",
     "MaskedTokens",
+    "MultipleNegativesRankingLoss",
     "NextToken",
     "Perplexity",
     "ResumableRun",

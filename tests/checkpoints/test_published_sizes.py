@@ -37,6 +37,7 @@ SAID = {
     "falcon_7b_en": 6922,
     "falcon_40b_multi": 41_300,
     "falcon_180b_multi": 180_000,
+    "embedding_gemma_300m": 303,
     "gemma_2b_en": 2510,
     "gemma_7b_en": 8540,
     "gemma2_2b_en": 2610,

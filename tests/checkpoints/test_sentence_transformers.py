@@ -9,7 +9,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface
 from keras_transformer.checkpoints.families.bert import BERT
-from tests.checkpoints.conftest import small_backbone
+from tests.checkpoints.conftest import assert_same_values, small_backbone
 from tests.tasks.common import ENGLISH, tokenizer
 
 pytestmark = pytest.mark.one_backend
@@ -20,7 +20,9 @@ POOLINGS = {
     "max": "pooling_mode_max_tokens",
     "last": "pooling_mode_lasttoken",
     "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "weighted_mean": "pooling_mode_weightedmean_tokens",
 }
+DENSE = [{"units": 24, "activation": "tanh"}, {"units": 6, "use_bias": False}]
 
 
 def embedder(**options):
@@ -62,6 +64,56 @@ def test_minilm_as_its_own_files_say(minilm_folder):
     np.testing.assert_allclose(mine.predict(texts, verbose=0), expected, atol=5e-6)
 
 
+def test_linear_layers_go_both_ways(tmp_path):
+    """Two of them, as EmbeddingGemma has them; and the folder is no worse for other tasks."""
+    mine = embedder(dense=DENSE)
+    for number, variable in enumerate(mine.head.values()):
+        shape = variable.shape
+        variable.assign(np.random.default_rng(number).normal(size=shape).astype("float32"))
+    export_to_huggingface(mine, tmp_path / "out")
+    theirs = library().SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert [type(step).__name__ for step in theirs][2:] == ["Dense", "Dense", "Normalize"]
+    found = mine.predict(ENGLISH, verbose=0)
+    assert found.shape == (len(ENGLISH), 6)
+    expected = theirs.encode(ENGLISH, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    theirs.save(str(tmp_path / "theirs"))
+    for folder in ("out", "theirs"):
+        back = kt.Task.from_preset(tmp_path / folder)
+        assert back.dense == mine.dense
+        np.testing.assert_allclose(back.predict(ENGLISH, verbose=0), found, atol=1e-6)
+    mine.save_to_preset(tmp_path / "own")
+    own = kt.TextEmbedder.from_preset(tmp_path / "own")
+    np.testing.assert_array_equal(own.predict(ENGLISH, verbose=0), found)
+    assert_same_values(kt.Backbone.from_preset(tmp_path / "out"), mine.backbone)
+    with pytest.raises(ValueError, match="trained as TextEmbedder with dense=.*'units': 6"):
+        kt.TextEmbedder.from_preset(tmp_path / "out", dense=[{"units": 5}])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "weighted_mean"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_go_both_ways(tmp_path, pooling, include_prompt):
+    prompts = {"query": "a man : ", "document": "two dogs "}
+    mine = embedder(
+        prompts=prompts, default_prompt_name="document", include_prompt=include_prompt,
+        pooling=pooling,
+    )  # fmt: skip
+    export_to_huggingface(mine, tmp_path / "out")
+    theirs = library().SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.default_prompt_name == "document"
+    back = kt.Task.from_preset(tmp_path / "out")
+    assert (back.prompts, back.include_prompt) == (prompts, include_prompt)
+    found = mine.predict(ENGLISH, verbose=0)  # with the prompt by default
+    expected = theirs.encode(ENGLISH, show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    pairs = back.predict((ENGLISH, ENGLISH[::-1]), verbose=0)
+    np.testing.assert_allclose(pairs[:, 1], expected[::-1], atol=2e-5)
+    query = back.encode(ENGLISH[0], prompt_name="query")
+    np.testing.assert_allclose(query, theirs.encode_query(ENGLISH[0]), atol=2e-5)
+    with pytest.raises(ValueError, match="no prompt 'quary', it has 'query', 'document'"):
+        back.encode(ENGLISH, prompt_name="quary")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -71,9 +123,21 @@ def test_minilm_as_its_own_files_say(minilm_folder):
         ("modules.json", '[{"type": "os.system", "path": ""}]', "has a step 'system'"),
         (
             "modules.json",
-            '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "2_Dense"}]',
-            "has a step 'Dense', which TextEmbedder does not take",
+            '[{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "2_CNN"}]',
+            "has a step 'CNN', which TextEmbedder does not take",
         ),
+        (
+            "modules.json",
+            '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "dense"}]',
+            "must be named as '2_Dense' is, received 'dense'",
+        ),
+        ("2_Dense/config.json", '{"activation_function": "os.system"}', "'os.system' is not supp"),
+        ("2_Dense/config.json", '{"out_features": "6"}', "out_features must be a number"),
+        ("2_Dense/config.json", '{"use_residual": true}', "use_residual=True is not supported"),
+        ("2_Dense/config.json", '{"out_features": 6}', r"linear.weight has shape \(5, 8\)"),
+        ("1_Pooling/config.json", '{"pooling_mode": "cls", "include_prompt": 1}', "true or false"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompt 'a' must be a str"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "a"}', "none of its prompt"),
         (
             "modules.json",
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../x"}]',
@@ -90,7 +154,7 @@ def test_minilm_as_its_own_files_say(minilm_folder):
     ],
 )
 def test_files_that_are_not_usable_are_named(tmp_path, file, content, message):
-    export_to_huggingface(embedder(max_length=7), tmp_path / "out")
+    export_to_huggingface(embedder(max_length=7, dense=[{"units": 5}]), tmp_path / "out")
     (tmp_path / "out" / file).write_text(content)
     with pytest.raises(ValueError, match=message) as info:
         kt.TextEmbedder.from_preset(tmp_path / "out")

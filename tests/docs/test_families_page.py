@@ -115,7 +115,12 @@ def test_the_words_are_those_of_the_papers(page):
         "qwen3": ("on queries and keys",),
         "gemma": ("2403.08295", "RMSNorm by 1 + weight first", "scaled embeddings", "gelu (tanh"),
         "gemma2": ("2408.00118", "on the output of each", "by turns in `window`", "caps on"),
-        "gemma3_text": ("2503.19786", "queries and keys", "`rotary_base`, `window`"),
+        "gemma3_text": (
+            "2503.19786",
+            "queries and keys",
+            "`rotary_base`, `window`",
+            "an encoder, if",
+        ),
         "phi3": ("2404.14219", "gated silu", "no biases"),
         "olmo2": ("2501.00656", "RMSNorm on the output of each sub-layer, on queries", "across"),
         "smollm3": ("blog/smollm3", "by turns in `position`"),

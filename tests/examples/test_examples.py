@@ -253,6 +253,18 @@ def test_semantic_search_in_a_file(run, presets, tmp_path):
     assert len(neighbours(printed)) == 3
 
 
+def test_train_embedder(run, presets, tmp_path):
+    flags = ["--train_size=40", "--batch_size=20", "--held_out=val"]
+    preset = f"--preset={presets / 'encoder'}"
+    printed = run("train_embedder", preset, *flags, "--matryoshka_dims=8", "--output=embedder")
+    assert "Multi30k, de to en, 1,014 images of val; 40 pairs, 1 epoch(s) in " in printed
+    rows = re.findall(r"\n  (before|after|after, 8 numbers) +([\d.]+)% +([\d.]+)", printed)
+    assert [name for name, *_ in rows] == ["before", "after", "after, 8 numbers"]
+    assert all(0 <= float(recall) < 5 and float(mrr) < 0.1 for _, recall, mrr in rows)
+    vectors = kt.TextEmbedder.from_preset(tmp_path / "embedder").predict(["a dog"], verbose=0)
+    assert vectors.shape == (1, 16)
+
+
 @pytest.mark.each_backend
 def test_train_distributed(run, backend, tmp_path):
     """Two devices, or processes, on each backend: the curve of one device."""

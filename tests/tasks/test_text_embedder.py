@@ -51,6 +51,7 @@ def test_mean_and_first(tmp_path):
         ("max", "max"),
         ("last", "lasttoken"),
         ("mean_sqrt_len", "mean_sqrt_len_tokens"),
+        ("weighted_mean", "weightedmean"),
     ],
 )
 def test_poolings_of_sentence_transformers(pooling, theirs):
@@ -123,6 +124,8 @@ def test_bad_values():
     for length in (0, 513, "5", 2.0):
         with pytest.raises(ValueError, match="`max_length` must be an integer from 1 to 512"):
             embedder(max_length=length)
-    with pytest.raises(ValueError, match="TextEmbedder has no labels: use `predict`"):
+    with pytest.raises(ValueError, match="has no labels of single texts: use `predict`"):
+        embedder().make_dataset(ENGLISH, [0] * 4)
+    with pytest.raises(ValueError, match="Vectors of texts are what `predict` gives"):
         embedder().evaluate(ENGLISH, [0] * 4)
     assert classifier(num_classes=2).number_of_targets == 2

@@ -6,7 +6,7 @@ Gemma3: Kamath et al. 2025, https://arxiv.org/abs/2503.19786.
 A Llama with scaled embeddings, gelu gates and norms that multiply by one more than their weight.
 Gemma 2 also normalizes the output of each sub-layer, caps scores and logits and has a window in
 every second layer; Gemma 3 has norms of queries and keys in place of the caps, and layers with a
-window have a rotary base of their own.
+window have a rotary base of their own. EmbeddingGemma is a Gemma 3 whose tokens see both sides.
 """
 
 import dataclasses
@@ -113,8 +113,23 @@ def _read_layers(values: Values) -> dict[str, Any]:
     own = rotary_of_kinds(values, older)
     window = values.get("sliding_window", 4096)
     window = None if window is None else number(values, "sliding_window", 4096)
+    both_sides = bool(values.get("use_bidirectional_attention"))
+    if both_sides and window is not None:  # half of it on each side, and the token itself
+        window = window // 2 + 1
     own[FULL]["window"], own[SLIDING]["window"] = None, window
-    return by_turns(kinds, own)
+    return by_turns(kinds, own) | ({"kind": "encoder"} if both_sides else {})
+
+
+def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+    theirs = write_kinds(config)
+    if config.kind == "decoder":
+        return {**theirs, "use_bidirectional_attention": False}
+    window = theirs["sliding_window"] or 2049
+    return {**theirs, "use_bidirectional_attention": True, "sliding_window": 2 * (window - 1)}
+
+
+# Of the one normalization that there is, so that lines may depend on the kind.
+_LINES = [x for x in GEMMA2.weights if x.when in (None, ("normalization", "rms_norm_plus_one"))]
 
 
 GEMMA3 = dataclasses.replace(
@@ -128,7 +143,12 @@ GEMMA3 = dataclasses.replace(
         "final_logit_softcapping": Field("logit_soft_cap", None),
     },
     constants={**GEMMA2.constants, "query_key_norm": True},
-    conversions=(Conversion(_read_layers, write_kinds), _SCALE),
-    required={**GEMMA.required, "attn_logit_softcapping": None},
+    conversions=(Conversion(_read_layers, _write_layers), _SCALE),
+    required={"attn_logit_softcapping": None},
+    weights=tuple(
+        dataclasses.replace(line, ours=line.ours.replace("decoder", kind), when=("kind", kind))
+        for kind in ("decoder", "encoder")
+        for line in _LINES
+    ),
     heads=decoder_heads("Gemma3ForCausalLM"),
 )

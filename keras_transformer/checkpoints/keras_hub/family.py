@@ -299,7 +299,8 @@ class KerasHubFamily(Family):
             theirs["pooling_mode"] = modes[0]
         back = self.task({"task": {"class_name": made, "config": theirs}})
         mine, its = (TASKS[name].head_values(config, values) for values in (task, back))
-        for value in {"hidden_activation", "hidden_bias", "block_norm", "pooling"} & set(mine):
+        compared = {"hidden_activation", "hidden_bias", "block_norm", "pooling", "dense"}
+        for value in compared & set(mine):
             if mine[value] != its[value]:
                 raise ValueError(
                     f"{made} cannot express {value}={mine[value]!r}, only {its[value]!r}."

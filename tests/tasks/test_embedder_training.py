@@ -1,0 +1,168 @@
+"""TextEmbedder learns from pairs, triplets and scores, a step as sentence-transformers makes it."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import export_to_huggingface
+from keras_transformer.training import MultipleNegativesRankingLoss
+from tests.checkpoints.conftest import assert_same_values, values_of
+from tests.checkpoints.test_sentence_transformers import embedder as bert
+from tests.tasks.common import ENGLISH, GERMAN
+from tests.tasks.test_text_embedder import embedder
+
+pytestmark = pytest.mark.one_backend
+
+ANCHORS, POSITIVES = ENGLISH[:3], GERMAN
+NEGATIVES = [ENGLISH[3], *ENGLISH[:2]]
+ROWS = {
+    "multiple_negatives_ranking": ((ANCHORS, POSITIVES, NEGATIVES, NEGATIVES[::-1]), None),
+    "cosent": ((ANCHORS, POSITIVES), [0.1, 0.7, 0.4]),
+    "cosine_similarity": ((ANCHORS, POSITIVES), [0.1, 0.7, 0.4]),
+}
+CLASSES = {
+    "multiple_negatives_ranking": "MultipleNegativesRankingLoss",
+    "cosent": "CoSENTLoss",
+    "cosine_similarity": "CosineSimilarityLoss",
+}
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("loss", ROWS)
+def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
+    """Plain gradient descent: the weights after a step are the gradient of it."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("sentence_transformers")
+    keras.utils.set_random_seed(0)
+    mine = bert(dense=[{"units": 6, "activation": "tanh"}], max_length=9)
+    export_to_huggingface(mine, tmp_path / "before")
+    theirs = library.SentenceTransformer(str(tmp_path / "before"), device="cpu").eval()
+    texts, scores = ROWS[loss]
+    mine.compile(keras.optimizers.SGD(2.0), loss)
+    value = mine.train_on_batch(texts, None if scores is None else np.array(scores))
+
+    step = getattr(library.sentence_transformer.losses, CLASSES[loss])(theirs)
+    columns = [theirs.preprocess(list(part)) for part in texts]
+    labels = None if scores is None else torch.tensor(scores)
+    expected = step(columns, labels)
+    expected.backward()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            if weight.grad is not None:
+                weight -= 2.0 * weight.grad
+    theirs.save(str(tmp_path / "after"))
+    assert float(value) == pytest.approx(expected.item(), rel=1e-4)
+    after = kt.TextEmbedder.from_preset(tmp_path / "after")
+    assert_same_values(mine, after, atol=2e-5)
+    before = values_of(kt.TextEmbedder.from_preset(tmp_path / "before"))
+    assert max(np.abs(x - y).max() for x, y in zip(values_of(mine), before, strict=True)) > 5e-4
+
+
+@pytest.mark.each_backend
+def test_texts_in_batches_are_those_alone():
+    """Padded to one length with the others of their row, and rows of several lengths."""
+    task = embedder()
+    texts = (ANCHORS, POSITIVES, NEGATIVES)
+    found = task.predict(texts, batch_size=2, verbose=0)
+    assert found.shape == (3, 3, 16)
+    for place, part in enumerate(texts):
+        np.testing.assert_allclose(found[:, place], task.predict(part, verbose=0), atol=1e-5)
+
+
+def test_an_epoch_has_every_row_once_and_no_other():
+    dataset = embedder().make_dataset((ENGLISH * 3, ENGLISH[::-1] * 3), batch_size=5, shuffle=True)
+    batches = [dataset[place] for place in range(len(dataset))]
+    assert sorted(len(scores) for _, scores in batches) == [2, 5, 5]
+    rows = np.concatenate([x["padding_mask"].sum(axis=-1) for x, _ in batches])
+    lengths = [len(ids) for ids in embedder().tokenizer.encode_batch(ENGLISH)]
+    pairs = list(zip(lengths, lengths[::-1], strict=True)) * 3
+    assert sorted(map(tuple, rows.tolist())) == sorted(pairs)
+
+
+def test_it_learns_which_texts_belong_together():
+    task = embedder()
+    task.compile(keras.optimizers.Adam(0.01))
+    pairs = (ANCHORS, POSITIVES)
+    other = (ENGLISH[:3], [f"{text} nie" for text in GERMAN])
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    history = task.fit(
+        pairs, batch_size=3, epochs=8, verbose=0, seed=0, validation_data=(other,),
+        callbacks=[callback], sample_weight=np.ones(3),
+    ).history  # fmt: skip
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert len(history["val_loss"]) == len(seen) == 8
+    assert task.evaluate(pairs, verbose=0) < history["loss"][0]
+    anchors, positives = np.swapaxes(task.predict(pairs, verbose=0), 0, 1)
+    assert (np.argmax(anchors @ positives.T, axis=1) == np.arange(3)).all()
+
+
+def test_data_sets_frames_adapters_and_parts_for_validation():
+    datasets = pytest.importorskip("datasets")
+    task = embedder()
+    task.enable_lora(rank=2)
+    columns = {"anchor": ANCHORS * 2, "positive": POSITIVES * 2, "negative": NEGATIVES * 2}
+    rows = datasets.Dataset.from_dict(columns)
+    fitted = (rows, rows.to_iterable_dataset(), rows.to_pandas())
+    before = task.predict(ENGLISH, verbose=0)
+    for data in fitted:
+        task.fit(data, batch_size=3, verbose=0)
+    assert np.abs(task.predict(ENGLISH, verbose=0) - before).max() > 0
+    task.compile(loss="cosent")
+    scored = datasets.Dataset.from_dict(
+        {"sentence1": ANCHORS, "sentence2": POSITIVES, "score": [0.1, 0.5, 0.9]}
+    )
+    task.fit(scored, verbose=0)
+    history = task.fit((ANCHORS * 2, POSITIVES * 2), [0.1, 0.5] * 3, verbose=0,
+                       validation_split=0.5, batch_tokens=64).history  # fmt: skip
+    assert np.isfinite(history["val_loss"]).all()
+    assert task.train_on_batch((ANCHORS, POSITIVES), np.array([0.1, 0.5, 0.9])) > 0
+
+
+@pytest.mark.each_backend
+def test_in_half_precision(tmp_path):
+    embedder(dense=[{"units": 6}]).save_to_preset(tmp_path / "preset")
+    task = kt.TextEmbedder.from_preset(tmp_path / "preset", dtype="mixed_bfloat16")
+    task.compile(loss=MultipleNegativesRankingLoss(matryoshka_dims=[6, 3]))
+    loss = task.fit((ANCHORS, POSITIVES), verbose=0).history["loss"][0]
+    assert np.isfinite(loss)
+    task.save(tmp_path / "task.keras")
+    again = keras.models.load_model(tmp_path / "task.keras")
+    assert again.loss.matryoshka_dims == [6, 3]
+    np.testing.assert_array_equal(
+        again.predict(ENGLISH, verbose=0), task.predict(ENGLISH, verbose=0)
+    )
+
+
+def test_what_cannot_be_meant_says_what_to_do():
+    task = embedder()
+    for given, message in (
+        ((ENGLISH,), r"learns from a tuple of lists of texts, received .*fit\(\(anchors, positi"),
+        (((ENGLISH,),), "A tuple is of two or more lists of texts"),
+        (((ENGLISH, GERMAN),), r"`x\[0\]` has 4 texts and `x\[1\]` 3"),
+        (((ENGLISH, "text"),), r"`x\[1\]` must be a list of strings, received one string"),
+        (((ENGLISH, ENGLISH), [1.0] * 4), 'takes no scores, .*compile with loss="cosent"'),
+        (({"token_ids": np.ones((2, 3), "int32")}, np.ones(2)), "takes the vectors of 2 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task.fit(*given, verbose=0)
+    with pytest.raises(ValueError, match="`pack_length` is for texts alone"):
+        task.fit((ENGLISH, ENGLISH), pack_length=16)
+    with pytest.raises(ValueError, match="no loss 'cosnt'. Did you mean 'cosent'"):
+        task.compile(loss="cosnt")
+    with pytest.raises(ValueError, match="has 32, and the vectors are 16 numbers long"):
+        task.compile(loss=MultipleNegativesRankingLoss(matryoshka_dims=[32]))
+    task.compile(loss="cosine_similarity")
+    with pytest.raises(ValueError, match="learns from scores: give `y`"):
+        task.fit((ENGLISH, ENGLISH))
+    with pytest.raises(ValueError, match="takes the vectors of 2 texts a row"):
+        task.fit((ENGLISH, ENGLISH, ENGLISH), [1.0] * 4, verbose=0)
+    for wrong, message in (
+        ({"dense": [{"unit": 3}]}, r"`dense\[0\]` must be a dict with `units`"),
+        ({"dense": [{"units": 3, "activation": "tan"}]}, "Unknown activation 'tan'"),
+        ({"prompts": ["query: "]}, "`prompts` must be a dict of texts by name"),
+        ({"default_prompt_name": "query"}, "no prompt 'query', it has none. Give `prompts`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            embedder(**wrong)

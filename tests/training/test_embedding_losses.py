@@ -1,0 +1,91 @@
+"""Losses of vectors against those of sentence-transformers, on the same numbers."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import (
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+)
+
+RANDOM = np.random.default_rng(0)
+VECTORS = RANDOM.normal(size=(5, 4, 8)).astype("float32")
+SCORES = np.array([0.1, 0.9, 0.5, 0.5, 0.0], "float32")
+
+
+def theirs(name, vectors, scores=None, dims=None, weights=None, **options):
+    """The loss of their class of this name, of vectors `(batch, texts, width)`."""
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("sentence_transformers.losses")
+    loss = getattr(losses, name)(model=None, **options)
+    labels = None if scores is None else torch.tensor(scores)
+    dims = dims or [vectors.shape[-1]]
+    total = 0.0
+    for dim, weight in zip(dims, weights or [1.0] * len(dims), strict=True):
+        texts = [torch.tensor(vectors[:, i, :dim]) for i in range(vectors.shape[1])]
+        total += weight * float(loss.compute_loss_from_embeddings(texts, labels))
+    return total
+
+
+@pytest.mark.parametrize("texts", [2, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"scale": 3.0}])
+def test_ranking_is_theirs(texts, options):
+    found = MultipleNegativesRankingLoss(**options)(np.ones(5), VECTORS[:, :texts])
+    expected = theirs("MultipleNegativesRankingLoss", VECTORS[:, :texts], **options)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("ours", [CosineSimilarityLoss, CoSENTLoss])
+def test_losses_of_scores_are_theirs(ours):
+    found = ours()(SCORES, VECTORS[:, :2])
+    assert float(found) == pytest.approx(
+        theirs(ours.__name__, VECTORS[:, :2], SCORES), rel=1e-5, abs=1e-6
+    )
+
+
+def test_matryoshka_is_theirs():
+    nested = {"matryoshka_dims": [8, 4, 2], "matryoshka_weights": [1.0, 0.5, 2.0]}
+    name = "MultipleNegativesRankingLoss"
+    found = MultipleNegativesRankingLoss(**nested)(np.ones(5), VECTORS)
+    expected = theirs(name, VECTORS, dims=[8, 4, 2], weights=[1.0, 0.5, 2.0])
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="has 9, and the vectors are 8 numbers long"):
+        MultipleNegativesRankingLoss(matryoshka_dims=[9])(np.ones(5), VECTORS)
+
+
+@pytest.mark.parametrize("loss", [MultipleNegativesRankingLoss, CosineSimilarityLoss, CoSENTLoss])
+def test_a_row_of_weight_zero_is_not_there(loss):
+    weights = np.array([1, 0, 1, 1, 0], "float32")
+    found = loss()(SCORES, VECTORS[:, :2], sample_weight=weights)
+    there = weights > 0
+    assert float(found) == pytest.approx(float(loss()(SCORES[there], VECTORS[there, :2])), rel=1e-5)
+    assert float(found) != pytest.approx(float(loss()(SCORES, VECTORS[:, :2])), rel=1e-3)
+
+
+@pytest.mark.one_backend
+def test_a_duplicate_of_the_positive_is_a_negative_as_there():
+    twice = VECTORS[[0, 0, 1]]
+    found = MultipleNegativesRankingLoss()(np.ones(3), twice[:, :2])
+    expected = theirs("MultipleNegativesRankingLoss", twice[:, :2])
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert float(found) > 2 / 3 * np.log(2)
+
+
+@pytest.mark.one_backend
+def test_what_a_loss_is_made_of_is_checked_and_kept():
+    loss = CoSENTLoss(scale=7.0, matryoshka_dims=[4, 2])
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert again.get_config() == loss.get_config() and again.scale == 7.0
+    for wrong, message in (
+        ({"scale": 0}, "`scale` must be a number above 0"),
+        ({"matryoshka_dims": 8}, "`matryoshka_dims` must be a list"),
+        ({"matryoshka_dims": [0]}, r"`matryoshka_dims\[0\]` must be an integer of at least 1"),
+        ({"matryoshka_weights": [1.0]}, "one number for each of `matryoshka_dims`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MultipleNegativesRankingLoss(**wrong)
+    for shape, loss in (((5, 8), MultipleNegativesRankingLoss), ((5, 3, 8), CosineSimilarityLoss)):
+        with pytest.raises(ValueError, match=r"of shape \(batch, texts, width\), received shape"):
+            loss()(np.ones(5), np.ones(shape))
