@@ -26,8 +26,8 @@ def seconds_of_files(config, backend: str) -> dict[str, float]:
 class Costs:
     """Measures each test where it runs, and adds up where the results are printed."""
 
-    def __init__(self, config, backend):
-        self.config, self.backend = config, backend
+    def __init__(self, config, backend, forks=None):
+        self.config, self.backend, self.forks = config, backend, forks
         self.compiled = [0, 0.0, 0]
         self.before = None
         self.outside = self.processes = 0
@@ -48,7 +48,15 @@ class Costs:
             self.compiled[2] += 1
 
     def now(self):
-        return [_processor_seconds(), *self.compiled]
+        return [self.seconds(), *self.compiled]
+
+    def seconds(self):
+        """Of this process, of those that ended, and of forks, which are not its children."""
+        own, ended = (
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+        return seconds + (self.forks.seconds if self.forks else 0)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
@@ -72,10 +80,10 @@ class Costs:
     def pytest_sessionfinish(self):
         inside = sum(cost[0] for cost in self.tests.values())
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["outside"] = _processor_seconds() - inside
+            self.config.workeroutput["outside"] = self.seconds() - inside
             return
         if not self.processes:
-            self.outside, self.processes = _processor_seconds() - inside, 1
+            self.outside, self.processes = self.seconds() - inside, 1
         if path := os.environ.get("TEST_COSTS"):
             Path(path).write_text(json.dumps(self.tests))
 
@@ -113,10 +121,3 @@ def _line(cost, name):
     seconds, count, compiling, found, tests = cost
     programs = f", {count} programs in {compiling:.1f} s, {found} from the cache" if count else ""
     return f"{seconds:7.1f} s  {name}, {tests} tests{programs}"
-
-
-def _processor_seconds():
-    own, ended = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
