@@ -92,6 +92,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage():
+    """What earlier files left is looked through once: what lives on is no garbage either."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _fresh_start():
     """Seeds Python, NumPy and Keras, and undoes a change of the global dtype policy."""

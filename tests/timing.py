@@ -3,6 +3,9 @@
 Wall time says little on a machine that does other work too. The ten files that take most are
 printed at the end, and the seconds of each file are kept in pytest's cache, where
 `tests/changed.py` reads them. On JAX the programs that were compiled are counted as well.
+
+For a checkout where nothing ran yet there is `seconds.json`, of the files that take long: by it the
+longest start first. `python -m tests.timing` writes it from what pytest's cache has.
 """
 
 import collections
@@ -14,13 +17,17 @@ from pathlib import Path
 import pytest
 
 KEY = "seconds"
+KNOWN = Path(__file__).with_name("seconds.json")
+BACKENDS = ("jax", "tensorflow", "torch")
+LONG = 10.0  # seconds on a backend: shorter files are not in it
 UNKNOWN = 6.0  # the seconds of a file that never ran here
 
 
 def seconds_of_files(config, backend: str) -> dict[str, float]:
-    """What each file took when it last ran here."""
+    """What each file took when it last ran here, or elsewhere."""
     cache = getattr(config, "cache", None)
-    return cache.get(f"{KEY}/{backend}", {}) if cache else {}
+    known = json.loads(KNOWN.read_text()).get(backend, {}) if KNOWN.is_file() else {}
+    return {**known, **(cache.get(f"{KEY}/{backend}", {}) if cache else {})}
 
 
 class Costs:
@@ -121,3 +128,18 @@ def _line(cost, name):
     seconds, count, compiling, found, tests = cost
     programs = f", {count} programs in {compiling:.1f} s, {found} from the cache" if count else ""
     return f"{seconds:7.1f} s  {name}, {tests} tests{programs}"
+
+
+def main():
+    """Writes the seconds of long files, as they were measured here."""
+    folder = Path(__file__).parents[1] / ".pytest_cache" / "v" / KEY
+    found = {backend: json.loads((folder / backend).read_text()) for backend in BACKENDS}
+    long = {
+        backend: {name: round(cost) for name, cost in sorted(files.items()) if cost >= LONG}
+        for backend, files in found.items()
+    }
+    KNOWN.write_text(json.dumps(long, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
