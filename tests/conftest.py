@@ -24,6 +24,7 @@ import hypothesis
 import pytest
 
 from tests.environments import make_environment
+from tests.quicker import quicken
 from tests.thorough import SEED, THOROUGH
 from tests.timing import UNKNOWN, Costs, seconds_of_files
 from tests.warm import Forks
@@ -39,6 +40,7 @@ def pytest_configure(config):
     if not config.getoption("numprocesses", None):  # else the processes that run tests do
         import keras_transformer  # noqa: F401
 
+        quicken(_backend(config))
         config.stash[FORKS] = Forks()
     forks = config.stash.get(FORKS, None)
     config.pluginmanager.register(Costs(config, _backend(config), forks), "costs")
