@@ -35,6 +35,9 @@ def quicken(backend: str) -> None:
 
     rng_utils.tf = Imported()
     if backend == "jax":
+        import jax
         from jax._src.interpreters import mlir
 
+        # Of each operation of a program, where in the program's Python it is.
+        jax.config.update("jax_traceback_in_locations_limit", 0)
         mlir.make_ir_context = Contexts(mlir.make_ir_context).get
