@@ -40,4 +40,5 @@ def quicken(backend: str) -> None:
 
         # Of each operation of a program, where in the program's Python it is.
         jax.config.update("jax_traceback_in_locations_limit", 0)
-        mlir.make_ir_context = Contexts(mlir.make_ir_context).get
+        if make := getattr(mlir, "make_ir_context", None):  # no part of JAX's public surface
+            mlir.make_ir_context = Contexts(make).get
