@@ -129,7 +129,7 @@ def test_classification(run, presets, tmp_path):
 
 
 def test_classification_by_the_mean_of_weights(run, presets, shared_data, tmp_path):
-    flags = ["--train_size=1024", "--epochs=2", "--learning_rate=0.01", "--adversarial_norm=0.1"]
+    flags = ["--train_size=512", "--epochs=2", "--learning_rate=0.01", "--adversarial_norm=0.1"]
     flags += ["--runs=3", "--soup", "--pooling=mean", "--noscratch"]
     preset = f"--preset={presets / 'encoder'}"
     printed = run("classification", preset, *flags, "--output=classifier")
