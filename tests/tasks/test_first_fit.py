@@ -3,7 +3,8 @@
 PROGRAM = """
 import warnings
 
-warnings.filterwarnings("error", "Gradients do not exist", UserWarning)
+# Behind the filter of the package, as an option of the command line is.
+warnings.filterwarnings("error", "Gradients do not exist", UserWarning, append=True)
 import keras_transformer as kt
 
 small = {"load_weights": False, "num_layers": 1}
