@@ -24,19 +24,34 @@ import hypothesis
 import pytest
 
 from tests.environments import make_environment
+from tests.quicker import quicken
 from tests.thorough import SEED, THOROUGH
 from tests.timing import UNKNOWN, Costs, seconds_of_files
+from tests.warm import Forks
 
 ROOT = Path(__file__).parents[1]
 BACKEND_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
+FORKS = pytest.StashKey[Forks]()
 
 
 def pytest_configure(config):
     """Measures what each test costs; a short run tries the same examples each time."""
     gc.disable()  # while all is imported; see pytest_collection_finish
-    config.pluginmanager.register(Costs(config, _backend(config)), "costs")
+    if not config.getoption("numprocesses", None):  # else the processes that run tests do
+        import keras_transformer  # noqa: F401
+
+        quicken(_backend(config))
+        config.stash[FORKS] = Forks()
+    forks = config.stash.get(FORKS, None)
+    config.pluginmanager.register(Costs(config, _backend(config), forks), "costs")
     hypothesis.settings.register_profile("run", derandomize=not THOROUGH, print_blob=THOROUGH)
     hypothesis.settings.load_profile("run")
+
+
+def pytest_unconfigure(config):
+    """Ends the process that programs of tests are forks of."""
+    if forks := config.stash.get(FORKS, None):
+        forks.close()
 
 
 def pytest_report_header():
@@ -79,6 +94,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage():
+    """What earlier files left is looked through once: what lives on is no garbage either."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _fresh_start():
     """Seeds Python, NumPy and Keras, and undoes a change of the global dtype policy."""
@@ -97,6 +119,12 @@ def backend() -> str:
     import keras
 
     return keras.backend.backend()
+
+
+@pytest.fixture(scope="session")
+def forks(pytestconfig) -> Forks:
+    """Runs programs in forks of this process as it was with the package imported, and no more."""
+    return pytestconfig.stash[FORKS]
 
 
 @pytest.fixture(scope="session")

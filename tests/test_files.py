@@ -5,8 +5,6 @@ import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -164,13 +162,10 @@ with scratch_folder(Path(sys.argv[1]), "x"):
 """
 
 
-def test_left_overs_go_when_their_process_is_gone_and_not_before(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert holder.stdout.readline() == b"there\n"
+def test_left_overs_go_when_their_process_is_gone_and_not_before(forks, tmp_path, tmp_path_factory):
+    errors = tmp_path_factory.mktemp("errors") / "stderr.txt"
+    holder = forks.start("-c", HOLD, tmp_path, cwd=tmp_path, stderr=errors)
+    assert holder.stdout.readline() == "there\n"
     found = sorted(os.listdir(tmp_path))
     assert len(found) == 2 and found[0] == ".state.lock"
     sweep(tmp_path)
@@ -233,7 +228,6 @@ assert free
 """
 
 
-def test_a_forked_process_keeps_no_lock(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", FORK, str(tmp_path / "state")]
-    subprocess.run(command, env=environment, check=True, timeout=300)
+def test_a_forked_process_keeps_no_lock(forks, tmp_path):
+    done = forks.run("-c", FORK, tmp_path / "state")
+    assert done.returncode == 0, done.stderr

@@ -1,15 +1,11 @@
 """The store of compiled programs: bounded, the least recently used go, and owners take theirs."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from keras_transformer.programs import MOST_PROGRAMS, PROGRAMS, Compiled, Programs
-from tests.environments import ROOT
 
 pytestmark = pytest.mark.backend_independent
 
@@ -124,21 +120,3 @@ def test_many_threads_share_a_small_store():
 
 def test_the_process_has_room_for_sixty():
     assert PROGRAMS.most == MOST_PROGRAMS <= 60 and PROGRAMS.most_lasting < PROGRAMS.most
-
-
-def test_sizes_are_compiled_without_a_warning_of_tensorflow():
-    """It runs on TensorFlow alone, whatever the backend of the run."""
-    pytest.importorskip("tensorflow")
-    script = """
-import keras
-from keras_transformer.programs import compile_function
-double = compile_function(lambda x: x * 2, loops=True)
-for length in range(1, 8):
-    assert double(keras.ops.ones((length,))).shape == (length,)
-"""
-    env = {**os.environ, "KERAS_BACKEND": "tensorflow"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    assert "retracing" not in done.stderr

@@ -12,9 +12,12 @@ SEED = int(os.environ["TEST_SEED"]) if os.environ.get("TEST_SEED") else None
 THOROUGH = SEED is not None
 
 
-def many(count: int) -> int:
-    """How many examples of a property are tried: ten times as many in the thorough run."""
-    return 10 * count if THOROUGH else count
+def many(count: int, short: int | None = None) -> int:
+    """How many examples of a property are tried: ten times `count` in the thorough run.
+
+    In a short run `count`, or `short` where there are so many kinds that a few of each will do.
+    """
+    return 10 * count if THOROUGH else short or count
 
 
 def seeds(count: int) -> list[int]:

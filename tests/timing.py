@@ -3,6 +3,9 @@
 Wall time says little on a machine that does other work too. The ten files that take most are
 printed at the end, and the seconds of each file are kept in pytest's cache, where
 `tests/changed.py` reads them. On JAX the programs that were compiled are counted as well.
+
+For a checkout where nothing ran yet there is `seconds.json`, of the files that take long: by it the
+longest start first. `python -m tests.timing` writes it from what pytest's cache has.
 """
 
 import collections
@@ -14,20 +17,24 @@ from pathlib import Path
 import pytest
 
 KEY = "seconds"
+KNOWN = Path(__file__).with_name("seconds.json")
+BACKENDS = ("jax", "tensorflow", "torch")
+LONG = 10.0  # seconds on a backend: shorter files are not in it
 UNKNOWN = 6.0  # the seconds of a file that never ran here
 
 
 def seconds_of_files(config, backend: str) -> dict[str, float]:
-    """What each file took when it last ran here."""
+    """What each file took when it last ran here, or elsewhere."""
     cache = getattr(config, "cache", None)
-    return cache.get(f"{KEY}/{backend}", {}) if cache else {}
+    known = json.loads(KNOWN.read_text()).get(backend, {}) if KNOWN.is_file() else {}
+    return {**known, **(cache.get(f"{KEY}/{backend}", {}) if cache else {})}
 
 
 class Costs:
     """Measures each test where it runs, and adds up where the results are printed."""
 
-    def __init__(self, config, backend):
-        self.config, self.backend = config, backend
+    def __init__(self, config, backend, forks=None):
+        self.config, self.backend, self.forks = config, backend, forks
         self.compiled = [0, 0.0, 0]
         self.before = None
         self.outside = self.processes = 0
@@ -48,7 +55,15 @@ class Costs:
             self.compiled[2] += 1
 
     def now(self):
-        return [_processor_seconds(), *self.compiled]
+        return [self.seconds(), *self.compiled]
+
+    def seconds(self):
+        """Of this process, of those that ended, and of forks, which are not its children."""
+        own, ended = (
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        seconds = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+        return seconds + (self.forks.seconds if self.forks else 0)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
@@ -72,10 +87,10 @@ class Costs:
     def pytest_sessionfinish(self):
         inside = sum(cost[0] for cost in self.tests.values())
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["outside"] = _processor_seconds() - inside
+            self.config.workeroutput["outside"] = self.seconds() - inside
             return
         if not self.processes:
-            self.outside, self.processes = _processor_seconds() - inside, 1
+            self.outside, self.processes = self.seconds() - inside, 1
         if path := os.environ.get("TEST_COSTS"):
             Path(path).write_text(json.dumps(self.tests))
 
@@ -115,8 +130,16 @@ def _line(cost, name):
     return f"{seconds:7.1f} s  {name}, {tests} tests{programs}"
 
 
-def _processor_seconds():
-    own, ended = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+def main():
+    """Writes the seconds of long files, as they were measured here."""
+    folder = Path(__file__).parents[1] / ".pytest_cache" / "v" / KEY
+    found = {backend: json.loads((folder / backend).read_text()) for backend in BACKENDS}
+    long = {
+        backend: {name: round(cost) for name, cost in sorted(files.items()) if cost >= LONG}
+        for backend, files in found.items()
+    }
+    KNOWN.write_text(json.dumps(long, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

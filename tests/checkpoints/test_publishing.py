@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.preset import Preset
 from keras_transformer.checkpoints.presets import read_preset, resolve_preset
 from keras_transformer.checkpoints.publishing import PARTS, TOKENIZER_PARTS, atomic_directory
 from tests.checkpoints.savers import CASES, NEW, OLD, OTHERS, RACE_NAMES, files_in, write
+from tests.thorough import many
 
 pytestmark = pytest.mark.backend_independent
 SAVERS = Path(__file__).with_name("savers.py")
@@ -60,7 +61,7 @@ def test_a_save_killed_at_every_instant():
 @pytest.mark.parametrize("case", ["preset", "no exchange"])
 def test_two_savers_and_a_reader(tmp_path, case):
     folder = tmp_path / "preset"
-    savers = [start("save", folder, case, 2, number) for number in range(2)]
+    savers = [start("save", folder, case, many(1), number) for number in range(2)]
     versions, loads = [], 0
 
     def read(source):

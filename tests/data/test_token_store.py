@@ -316,17 +316,14 @@ print(len(rows), sum(int(block.sum()) for block in rows.blocks), flush=True)
 """
 
 
-def start(*arguments, code=_RUN):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+@pytest.fixture
+def start(forks, tmp_path):
+    """Starts `_RUN`."""
+    errors = tmp_path / "stderr.txt"
+    return lambda *paths: forks.start("-c", _RUN, *paths, cwd=ROOT, stderr=errors)
 
 
-def test_processes_at_once(path, cache):
+def test_processes_at_once(start, path, cache):
     processes = [start(path, cache) for _ in range(2)]
     printed = [process.communicate()[0].split() for process in processes]
     total = sum(sum(map(ord, row["text"])) for row in ROWS)
@@ -356,7 +353,7 @@ def test_a_loser_writes_what_the_winner_wrote(path, cache, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_process_that_is_killed(path, cache):
+def test_a_process_that_is_killed(start, path, cache):
     with open(path, "a") as file:
         file.writelines([json.dumps(ROWS[6]) + "\n"] * 100_000)
     process = start(path, cache)
@@ -383,7 +380,7 @@ words = kt.Tokenizer.train(["a man rides a bike ."] * 2, vocabulary_size=300)
 path, cache = sys.argv[1:]
 encode = lambda columns, place: {"ids": words.encode_batch(*columns)}
 
-def peak():  # of this program, in MB: `getrusage` counts what it was forked from
+def peak():  # of this program, in MB: `getrusage` counts what it was started from
     with open("/proc/self/status") as file:
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", file.read())[1]) // 1024
 
@@ -406,8 +403,13 @@ def test_memory_does_not_grow_with_the_data(tmp_path, cache):
         pytest.skip("needs Linux's account of memory")
     path = tmp_path / "large.txt"
     path.write_text("a man rides a bike , two dogs run on the grass .\n" * 60_000)
-    process = start(path, cache, code=_MEASURE)
-    stored, listed, tokens = map(int, process.communicate()[0].split()[-3:])
+    done = subprocess.run(  # a fork would have the peak of what it was forked from
+        [sys.executable, "-c", _MEASURE, str(path), str(cache)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    stored, listed, tokens = map(int, done.stdout.split()[-3:])
     assert tokens == 60_000 * 35
     assert listed > tokens * 8 / 2**20  # the pointers alone
     assert stored < 100 and stored < listed / 4, (stored, listed)

@@ -5,8 +5,6 @@ import math
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from keras_transformer.distribution.layout import axes_of
 from keras_transformer.structure import variable_shapes
 
 ROOT = Path(__file__).parents[2]
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling is nearly all of the time
+WORKERS = Path(__file__).with_name("workers.py")
 RUNS = [
     ("encoder", "2x4"),
     ("decoder", "8x1"),
@@ -28,27 +26,25 @@ RUNS = [
 ]
 
 
-def start(*arguments, devices=1, **variables):
-    flags = f"--xla_force_host_platform_device_count={devices} " + os.environ.get("XLA_FLAGS", "")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.distribution.workers", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path, **QUICK, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def results(forks, tmp_path_factory):
+    """Runs functions of workers.py at once, each with its arguments: what each printed last."""
 
+    def results(*calls, devices=1):
+        flags = f"--xla_force_host_platform_device_count={devices} "
+        flags += os.environ.get("XLA_FLAGS", "")
+        started, found = [], []
+        for number, arguments in enumerate(calls):
+            errors = tmp_path_factory.mktemp("errors") / str(number)
+            process = forks.start(WORKERS, *arguments, cwd=ROOT, stderr=errors, XLA_FLAGS=flags)
+            started.append((process, errors))
+        for process, errors in started:
+            printed, _ = process.communicate()
+            assert process.returncode == 0, errors.read_text()[-4000:]
+            found.append(json.loads(printed.strip().splitlines()[-1]))
+        return found
 
-def finished(*processes):
-    """What each printed last."""
-    found = []
-    for process in processes:
-        printed, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-4000:]
-        found.append(json.loads(printed.strip().splitlines()[-1]))
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +62,8 @@ on_jax = pytest.mark.parametrize("only", ["jax"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def eight(only, tmp_path_factory):
-    return finished(start("eight_devices", tmp_path_factory.mktemp("eight"), devices=8))[0]
+def eight(only, results, tmp_path_factory):
+    return results(["eight_devices", tmp_path_factory.mktemp("eight")], devices=8)[0]
 
 
 def close(one):
@@ -154,40 +150,35 @@ def test_errors_name_the_number(eight):
 
 
 @on_jax
-def test_two_processes(only, tmp_path, eight):
+def test_two_processes(only, results, tmp_path, eight):
     """A process with half of the rows, and a process with half of the weights."""
     even = eight["losses"]["decoder"]["1x1"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second = results(*(["jax_processes", rank, port, tmp_path] for rank in range(2)))
     runs = ((2, 1, [4, 3], eight["odd of one"]), (1, 2, [8, 8], even))
     for data, model, rows, one in runs:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        folder = tmp_path / f"{data}x{model}"
-        folder.mkdir()
-        first, second = finished(
-            *(start("jax_process", rank, port, data, model, folder) for rank in range(2))
-        )
-        for rank, found in enumerate((first, second)):
+        mesh = f"{data}x{model}"
+        for rank, found in enumerate((first[mesh], second[mesh])):
             assert found["losses"] == close(one)
             assert found["rows read"] == rows
             assert found["share"] == ([rank, 2] if data == 2 else [0, 1])
-        assert first["saved"] == second["saved"]
+        assert first[mesh]["saved"] == second[mesh]["saved"]
 
 
 @pytest.mark.parametrize("only", ["torch"], indirect=True)
-def test_two_processes_of_pytorch(only, tmp_path):
-    alone = start("torch_one")
-    store = tmp_path / "store"
-    both = [start("torch_process", rank, store, OMP_NUM_THREADS="1") for rank in range(2)]
-    one, *two = finished(alone, *both)
+def test_two_processes_of_pytorch(only, results, tmp_path):
+    both = [["torch_process", rank, tmp_path / "store"] for rank in range(2)]
+    one, *two = results(["torch_one"], *both)
     for found in two:
         assert found["losses"] == close(one["losses"])
     assert two[0]["weights"] == two[1]["weights"]
 
 
 @pytest.mark.parametrize("only", ["tensorflow"], indirect=True)
-def test_mirrored_strategy(only):
-    found = finished(start("mirrored"))[0]
+def test_mirrored_strategy(only, results):
+    (found,) = results(["mirrored"])
     assert found["two"] == close(found["one"])
     assert found["epochs"] == 1
 

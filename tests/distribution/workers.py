@@ -1,6 +1,6 @@
 """What runs in processes of its own: devices must be there before a backend starts.
 
-python -m tests.distribution.workers NAME ARGUMENTS... prints one line of JSON in the end.
+workers.py NAME ARGUMENTS... prints one line of JSON in the end.
 """
 
 import hashlib
@@ -164,20 +164,31 @@ def errors() -> dict:
     return found
 
 
-def jax_process(rank: str, port: str, data: str, model: str, folder: str) -> dict:
-    """One of two processes on JAX."""
+def jax_processes(rank: str, port: str, folder: str) -> dict:
+    """One of two processes on JAX, with half of the rows, and then with half of the weights."""
+    import jax
+
     keras.distribution.initialize(f"127.0.0.1:{port}", 2, int(rank))
-    mesh = kt.distribution.device_mesh(int(data), int(model))
-    keras.distribution.set_distribution(kt.distribution.ModelParallel(mesh))
-    sizes = {"vocabulary_size": 62} if data == "2" else {}
-    odd_rows = 5 if data == "2" else 8
+    found = {}
+    for data, model in ((2, 1), (1, 2)):
+        mesh = kt.distribution.device_mesh(data, model)
+        keras.distribution.set_distribution(kt.distribution.ModelParallel(mesh))
+        found[f"{data}x{model}"] = of_a_mesh(data, Path(folder, f"{data}x{model} {rank}"))
+    jax.distributed.shutdown()  # both at their end, which here does nothing more
+    return found
+
+
+def of_a_mesh(data: int, folder: Path) -> dict:
+    """What a process does with its share of a mesh."""
+    sizes = {"vocabulary_size": 62} if data == 2 else {}
+    odd_rows = 5 if data == 2 else 8
     shard = kt.distribution.shard_of(Batches("decoder", **sizes, odd_rows=odd_rows))
     task = make("decoder", **sizes)
-    rows = [8, 6] + [8] * (STEPS - 2) if data == "2" else None  # as filled up
+    rows = [8, 6] + [8] * (STEPS - 2) if data == 2 else None  # as filled up
     found = {"losses": losses(task, shard, rows), "share": [shard.index, shard.count]}
     found["rows read"] = [len(shard[place][1]) for place in range(2)]
-    task.save_to_preset(Path(folder, rank))  # of parts that both hold: both must ask
-    with open(Path(folder, rank, "model.safetensors"), "rb") as file:
+    task.save_to_preset(folder)  # of parts that both hold: both must ask
+    with open(folder / "model.safetensors", "rb") as file:
         found["saved"] = hashlib.sha256(file.read()).hexdigest()
     return found
 
@@ -221,5 +232,9 @@ def mirrored() -> dict:
 
 
 if __name__ == "__main__":
+    if keras.backend.backend() == "jax":  # compiling is nearly all of the time
+        import jax
+
+        jax.config.update("jax_disable_most_optimizations", True)
     result = globals()[sys.argv[1]](*sys.argv[2:])
     print("\n" + json.dumps(result), flush=True)

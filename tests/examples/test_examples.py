@@ -1,13 +1,12 @@
 """Each example runs as a user starts it, on real data and with small settings.
 
-The demo is a process of its own, the others are forks of one that has imported the package.
+They are forks of a process that has imported the package.
 """
 
 import csv
 import json
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import keras
@@ -91,16 +90,11 @@ def shares(text):
 
 
 @pytest.mark.each_backend
-def test_demo(alone, flags_of, presets, tmp_path):
+def test_demo(run, presets):
     reviews = ["I loved it.", "It was dull."]
     kinds = {"encoder": "encoder", "translator": "translator", "writer": "decoder"}
     models = [f"--{flag}={presets / kind}" for flag, kind in kinds.items()]
-    done = subprocess.run(
-        [str(alone), *flags_of("demo"), *models, "--epochs=1", *reviews],
-        cwd=tmp_path, env=variables(tmp_path / "home", **QUICK), capture_output=True, text=True,
-    )  # fmt: skip
-    printed = done.stdout
-    assert done.returncode == 0, printed + done.stderr
+    printed = run("demo", *models, "--epochs=1", *reviews)
     (reached,) = shares(re.search(r"right on (.*) of the 250 held-out sentences", printed)[1])
     assert 0.3 < reached < 0.9
     # One line an epoch, nothing written over where there is no terminal, and lines that fit one.
@@ -135,7 +129,7 @@ def test_classification(run, presets, tmp_path):
 
 
 def test_classification_by_the_mean_of_weights(run, presets, shared_data, tmp_path):
-    flags = ["--train_size=1024", "--epochs=2", "--learning_rate=0.01", "--adversarial_norm=0.1"]
+    flags = ["--train_size=512", "--epochs=2", "--learning_rate=0.01", "--adversarial_norm=0.1"]
     flags += ["--runs=3", "--soup", "--pooling=mean", "--noscratch"]
     preset = f"--preset={presets / 'encoder'}"
     printed = run("classification", preset, *flags, "--output=classifier")

@@ -12,6 +12,7 @@ from tests.generation.common import (
     engine_inputs,
     make_backbone,
     make_prompts,
+    on_one,
     uncached_logits,
 )
 
@@ -43,8 +44,9 @@ def best_of_all(*args):
     return list(max(scores, key=scores.get))
 
 
-@pytest.mark.parametrize("penalty", [0.0, 2.0])
-@pytest.mark.parametrize("end_ids", [(2,), (1, 2, 3)], ids=["one end", "three ends"])
+@pytest.mark.parametrize(
+    "penalty, end_ids", [(0.0, (2,)), (2.0, (1, 2, 3)), on_one(2.0, (2,)), on_one(0.0, (1, 2, 3))]
+)
 def test_with_beams_for_every_sequence_the_best_is_found(penalty, end_ids):
     """More beams than the vocabulary has tokens, and at first than there are beginnings."""
     backbone = make_backbone("decoder", vocabulary_size=4, seed=2)

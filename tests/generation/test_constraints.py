@@ -58,7 +58,7 @@ def accepts(automaton, ids):
 def test_bytes_are_accepted_as_by_re(pattern):
     automaton = compile_regex(pattern)
 
-    @settings(max_examples=many(150), deadline=None)
+    @settings(max_examples=many(150, short=60), deadline=None)
     @given(texts | st.from_regex(pattern, fullmatch=True) | st.text(max_size=3))
     def check(text):
         state = run(automaton, text.encode())
@@ -96,7 +96,7 @@ def test_tokens_do_what_their_bytes_do(pattern):
     bytes_only = TokenAutomaton.from_regex(pattern, BYTES)
     rng = np.random.default_rng(0)
     spelled = [i for i, token in enumerate(VOCABULARY) if token]
-    for _ in range(2000):
+    for _ in range(many(500)):
         # A walk along what is allowed, and one step that may not be.
         ids, state = [], 0
         for _ in range(rng.integers(0, 6)):

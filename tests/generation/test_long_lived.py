@@ -153,6 +153,22 @@ def test_steps_of_keras_are_bounded_and_right(monkeypatch):
     assert PROGRAMS.lasting <= PROGRAMS.most_lasting
 
 
+@pytest.mark.one_backend("tensorflow")
+def test_sizes_are_compiled_without_a_warning_of_tensorflow(forks):
+    script = """
+import keras
+from keras_transformer.programs import compile_function
+double = compile_function(lambda x: x * 2, loops=True)
+for length in range(1, 8):
+    assert double(keras.ops.ones((length,))).shape == (length,)
+"""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("TensorFlow warns of functions that are traced often")
+    done = forks.run("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "retracing" not in done.stderr
+
+
 SAMPLERS = [
     (Greedy(), None),
     on_one(Random(temperature=0.8), None),

@@ -91,7 +91,7 @@ def run(made, prompts=PROMPTS, limits=LIMITS, copies=1):
     return [found[key].tokens for key in keys], [found[key].scores for key in keys]
 
 
-@pytest.mark.parametrize("batch_size", [on_one(1), 4, on_one(5), 64])
+@pytest.mark.parametrize("batch_size", [on_one(1), 4, on_one(5), on_one(64)])
 def test_each_prompt_gives_what_it_gives_alone(engine, greedy, batch_size):
     expected = [[until(row, limit, ENDS)] for row, limit in zip(greedy, LIMITS, strict=True)]
     assert len({len(row[0]) for row in expected}) > 4

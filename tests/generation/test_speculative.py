@@ -53,16 +53,24 @@ def tokens_of(finished):
     return [done.tokens[0] for done in finished]
 
 
-VARIANTS = [
-    ("decoder", {"position": "rotary", "num_key_value_heads": 2, "num_layers": 2}),
-    on_one("decoder", {"position": "learned", "max_sequence_length": 27}),
-    on_one("decoder", {"position": "alibi", "window": 6}),
-    ("seq2seq", {"position": "relative"}),
+GROUPED = {"position": "rotary", "num_key_value_heads": 2, "num_layers": 2}
+VARIANTS = [  # the last: whether the drafts are looked up, else they are of another model
+    ("decoder", GROUPED, True),
+    ("decoder", GROUPED, False),
+    ("seq2seq", {"position": "relative"}, False),
+    on_one("seq2seq", {"position": "relative"}, True),
+    *(
+        on_one("decoder", values, lookup)
+        for values in (
+            {"position": "learned", "max_sequence_length": 27},
+            {"position": "alibi", "window": 6},
+        )
+        for lookup in (True, False)
+    ),
 ]
 
 
-@pytest.mark.parametrize("lookup", [True, False], ids=["lookup", "draft"])
-@pytest.mark.parametrize("kind, values", VARIANTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("kind, values, lookup", VARIANTS, ids=lambda value: str(value)[:40])
 def test_the_tokens_are_those_of_greedy(kind, values, lookup):
     """Rows of all lengths and limits, and at first more prompts than fit in a batch."""
     engine = Engine(make_backbone(kind, seed=1 if kind == "seq2seq" else 3, **values))
@@ -204,7 +212,7 @@ def chances_of_all(backbone, prompt, length, temperature):
     }
 
 
-@pytest.mark.parametrize("lookup", [True, False], ids=["lookup", "draft"])
+@pytest.mark.parametrize("lookup", [on_one(True), False])
 def test_the_distribution_is_that_of_sampling(lookup):
     backbone, prompt, temperature = make_backbone("decoder", 4, seed=2), [3, 1, 2, 3, 1], 1.7
     draft = None if lookup else nearly(backbone, 0.3)

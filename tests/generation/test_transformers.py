@@ -136,6 +136,7 @@ def test_every_beam_and_its_score(pair, penalty, early):
     np.testing.assert_allclose(found.scores, scores, rtol=0, atol=1e-4)
 
 
+@pytest.mark.one_backend
 def test_one_end_and_four_beams(pair):
     expected = pair.expected(num_beams=4, num_return_sequences=2, eos_token_id=[END])
     found = pair.found(BeamSearch(4), (END,))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import layers
+from tests.generation.common import on_one
 from tests.layers.conftest import (
     assert_close,
     copy_weights,
@@ -100,7 +101,9 @@ CASES = {
     ),
 }
 TRAINED = ("self_attention", "cross_attention", "feed_forward", "encoder", "decoder")
-every = pytest.mark.parametrize("name", CASES)
+# Of the scores one: tests/layers/test_scores.py has all on each backend.
+KIN = tuple(f"attention_{score}" for score in ("dot", "general", "cosine", "location"))
+every = pytest.mark.parametrize("name", [on_one(n) if n in KIN else n for n in CASES])
 trained = pytest.mark.parametrize("name", TRAINED)
 
 

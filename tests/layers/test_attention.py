@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_transformer.layers import MultiHeadAttention, SinusoidalPosition, Visibility
 from keras_transformer.layers.slots import Slots
+from tests.generation.common import on_one
 from tests.layers.conftest import assert_close, copy_weights, differs, numpy, random, randomize
 
 BATCH, LENGTH, DIM, HEADS, HEAD_DIM = 2, 5, 8, 4, 6
@@ -362,8 +363,19 @@ def test_norms_across_heads():
         assert_close(states, expected)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("score", ["scaled_dot", "general", "additive", "cosine"])
+@pytest.mark.parametrize(
+    "policy, score",
+    [
+        ("mixed_bfloat16", "scaled_dot"),
+        ("mixed_float16", "scaled_dot"),
+        ("mixed_bfloat16", "general"),
+        ("mixed_float16", "additive"),
+        ("mixed_bfloat16", "cosine"),
+        on_one("mixed_float16", "general"),
+        on_one("mixed_bfloat16", "additive"),
+        on_one("mixed_float16", "cosine"),
+    ],
+)
 def test_mixed_precision(policy, score):
     half, full = attention(dtype=policy, score=score), attention(score=score)
     copy_weights(full, half)

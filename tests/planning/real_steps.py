@@ -14,7 +14,8 @@ import sys
 # what is computed again with what was computed before, and so undoes it.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_disable_hlo_passes=cse_barrier_expander "
-    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_llvm_disable_expensive_passes=true"
 )
 
 import jax

@@ -1,9 +1,6 @@
 """Plans against real steps of training, compiled by XLA."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -51,15 +48,10 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def real():
+def real(forks):
     """What XLA says of all cases, by one process without this one's flags."""
-    program, root = Path(__file__).with_name("real_steps.py"), str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, program, json.dumps(list(CASES.values()))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
-    )
+    program = Path(__file__).with_name("real_steps.py")
+    done = forks.run(program, json.dumps(list(CASES.values())))
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
 

@@ -9,6 +9,7 @@ import keras_transformer as kt
 from keras_transformer.files import write_safetensors
 from keras_transformer.scratch import PathLock
 from keras_transformer.training import lora
+from tests.layers.conftest import to_int8
 
 pytestmark = pytest.mark.one_backend
 
@@ -266,7 +267,7 @@ def test_functions_over_any_keras_model():
 
 def test_a_quantized_backbone_is_not_saved(tokenizer, tmp_path):
     task = make(tokenizer)
-    task.backbone.quantize("int8")
+    to_int8(task.backbone)
     for model, name in ((task.backbone, "backbone"), (task, "task")):
         with pytest.raises(ValueError, match=f"The {name} is quantized: save or copy it before"):
             model.save(tmp_path / "model.keras")

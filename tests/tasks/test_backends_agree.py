@@ -45,17 +45,17 @@ print(json.dumps(results))
 """
 
 
-def losses(backend, folder):
+def losses(backend, folder, forks):
     """The loss of every step, by task, in a process of its own."""
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(BATCH_SIZE)],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    arguments = ["-c", SCRIPT, str(folder), str(BATCH_SIZE)]
+    if backend == keras.backend.backend():
+        done = forks.run(*arguments)
+    else:
+        paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "KERAS_BACKEND": backend, **paths}
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stderr
     means = json.loads(done.stdout.splitlines()[-1])
     steps = np.arange(1, STEPS + 1)
@@ -63,7 +63,7 @@ def losses(backend, folder):
 
 
 @pytest.mark.backend_independent
-def test_the_first_20_losses(tmp_path):
+def test_the_first_20_losses(forks, tmp_path):
     backends = [b for b in ("jax", "tensorflow", "torch") if importlib.util.find_spec(b)]
     if len(backends) < 2:
         pytest.skip("needs two backends")
@@ -84,7 +84,7 @@ def test_the_first_20_losses(tmp_path):
     seq2seq = kt.models.Seq2Seq(config("seq2seq", bpe, dropout=0.1, scale_embedding=True, **sizes))
     kt.Seq2SeqLM(seq2seq, bpe).save_to_preset(tmp_path / "translator")
 
-    found = {backend: losses(backend, tmp_path) for backend in backends}
+    found = {backend: losses(backend, tmp_path, forks) for backend in backends}
     for name, expected in found[backends[0]].items():
         assert expected.shape == (STEPS,) and expected[-5:].mean() < expected[:5].mean()
         for backend in backends[1:]:

@@ -1,11 +1,10 @@
 """What a first `fit` says on a terminal, in a process of its own."""
 
-import subprocess
-import sys
-
 PROGRAM = """
 import warnings
 
+# Behind the filter of the package, as an option of the command line is.
+warnings.filterwarnings("error", "Gradients do not exist", UserWarning, append=True)
 import keras_transformer as kt
 
 small = {"load_weights": False, "num_layers": 1}
@@ -22,7 +21,6 @@ assert places == ["<string>"], places
 """
 
 
-def test_it_does_not_ask_for_a_loss_and_warns_of_the_line_of_the_user():
-    run = [sys.executable, "-W", "error:Gradients do not exist:UserWarning", "-c", PROGRAM]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=400)
+def test_it_does_not_ask_for_a_loss_and_warns_of_the_line_of_the_user(forks):
+    result = forks.run("-c", PROGRAM)
     assert result.returncode == 0, result.stderr

@@ -231,6 +231,7 @@ def test_compile_keeps_what_it_is_not_told():
     assert task.sampler == kt.generation.Greedy() and not task.pack_weights
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("make", [classifier, language_model, masked])
 def test_compile_keeps_the_optimizer(make):
     """Not Keras's default, which is not that of the task."""

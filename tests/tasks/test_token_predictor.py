@@ -83,6 +83,7 @@ def test_training_is_that_from_logits(name, values, monkeypatch):
     assert 0 < history["accuracy"][-1] < 1
 
 
+@pytest.mark.one_backend
 def test_outside_of_training_the_outputs_are_logits():
     task = make("causal")
     train(task)
@@ -110,6 +111,7 @@ def test_other_metrics_losses_and_calls_get_logits():
     np.testing.assert_allclose(train(task)["loss"], train(make("causal"))["loss"], rtol=1e-4)
 
 
+@pytest.mark.one_backend
 def test_a_loss_without_metrics_needs_no_logits():
     task = make("causal")
     task.compile("sgd", loss=TokenCrossEntropy())
@@ -149,6 +151,7 @@ def test_padding_is_left_to_causality_only_where_no_loss_counts_it():
     assert "padding_mask" in task.backbone.without_unseen_padding(shifted)
 
 
+@pytest.mark.one_backend
 def test_regularizers_count():
     task = make("causal")
     task.backbone.token_embedding.embeddings.regularizer = keras.regularizers.L2(0.1)

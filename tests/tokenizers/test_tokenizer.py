@@ -301,6 +301,7 @@ def test_bad_arguments_of_the_constructor(trained):
         Tokenizer("tokenizer.json")
 
 
+@pytest.mark.one_backend("jax")
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="TensorFlow is the backend")
 def test_needs_no_tensorflow():
     code = (

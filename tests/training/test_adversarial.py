@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_transformer as kt
 from keras_transformer.training.adversarial import adversarial_loss
+from tests.generation.common import on_one
 from tests.layers.conftest import assert_close, numpy
 
 LENGTHS = np.array([3, 6, 5, 2])
@@ -46,7 +47,7 @@ def loss_of(classifier, batch):
     return loss
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", ["encoder", on_one("decoder")])
 def test_no_step_of_that_length_has_a_higher_loss(kind):
     classifier, x, norm = a_classifier(kind), a_batch(), 0.1
     embedded = numpy(classifier.backbone.token_embedding(x["token_ids"])) * MASK[..., None]
@@ -135,6 +136,7 @@ def test_the_gradient_is_that_of_the_mean():
     assert (clean + worst) / 2 - after == pytest.approx(squared, rel=0.1)
 
 
+@pytest.mark.one_backend
 def test_evaluation_is_plain():
     classifier = a_classifier()
     expected = classifier.evaluate(a_batch(), LABELS, verbose=0)[0]
@@ -157,6 +159,7 @@ def test_rematerialized():
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_token_classifier_on_strings():
     texts = ["the cat sat", "a dog ran home", "the dog sat"] * 4
     words = [text.split() for text in texts]

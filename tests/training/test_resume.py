@@ -6,8 +6,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import keras_transformer as kt
 from keras_transformer.files import SafetensorsFile, write_safetensors
 from keras_transformer.training import LastCheckpoints, ResumableRun
 from tests.thorough import seeds
-from tests.warm import Warm
 
 pytestmark = pytest.mark.one_backend
 
@@ -83,13 +80,10 @@ def make_model(peak=0.05, **config):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(forks, tmp_path):
     """Starts the script with a folder of the run and a file for its losses."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    warm = Warm(sys.executable, {**os.environ, "PYTHONPATH": path})
     errors = tmp_path / "stderr.txt"
-    yield lambda *paths: warm.start("-c", SCRIPT, *paths, cwd=ROOT, stderr=errors)
-    warm.close()
+    return lambda *paths: forks.start("-c", SCRIPT, *paths, cwd=ROOT, stderr=errors)
 
 
 def lines_of(path):
@@ -270,13 +264,11 @@ time.sleep(600)
 """
 
 
-def test_one_run_in_a_directory(tmp_path):
-    data, environment = make_dataset(), {**os.environ, "PYTHONPATH": str(ROOT)}
-    state = tmp_path / "state.safetensors"
-    other = subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(state)], stdout=subprocess.PIPE, env=environment
-    )
-    assert other.stdout.readline() == b"there\n"
+def test_one_run_in_a_directory(forks, tmp_path, tmp_path_factory):
+    data, state = make_dataset(), tmp_path / "state.safetensors"
+    errors = tmp_path_factory.mktemp("errors") / "stderr.txt"
+    other = forks.start("-c", _HOLD, state, cwd=ROOT, stderr=errors)
+    assert other.stdout.readline() == "there\n"
     with pytest.raises(OSError, match="Another process has a run in"):
         make_model().fit(data, verbose=0, callbacks=[ResumableRun(tmp_path, data)])
     other.kill()
