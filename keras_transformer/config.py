@@ -136,7 +136,6 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
     query_key_norm_across_heads: bool = option(
         "`query_key_norm` normalizes the queries and the keys of all heads together.", False
     )
-    attention_sinks: bool = option("each head has a score for nothing at all (gpt-oss).", False)
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )

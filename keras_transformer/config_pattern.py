@@ -36,3 +36,4 @@ class PatternOptions:
         None,
         least=1,
     )
+    attention_sinks: bool = option("each head has a score for nothing at all (gpt-oss).", False)

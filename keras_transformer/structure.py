@@ -20,16 +20,10 @@ Shapes = dict[str, tuple[int, ...]]
 
 # Axes that the devices of one model share. A product whose last axis is one of them is cut by
 # columns, one whose first is by rows, and the tables of tokens by their words.
-PARALLEL = frozenset(
-    {
-        "query_heads",
-        "key_heads",
-        "intermediate_dim",
-        "num_experts",
-        "shared_expert_dim",
-        "vocabulary_size",
-    }
-)
+PARALLEL = frozenset({
+    "query_heads", "key_heads", "intermediate_dim", "num_experts", "shared_expert_dim",
+    "vocabulary_size",
+})  # fmt: skip
 
 # Axes that are no size of the config by themselves.
 _SIZES = {

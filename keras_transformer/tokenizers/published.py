@@ -19,6 +19,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.languages import CODES_25, CODES_50, set_language
+from keras_transformer.tokenizers.piece_orders import (
+    fairseq_pieces,
+    pegasus_pieces,
+    pegasus_tokens,
+    sentinels,
+    t5_pieces,
+)
 from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
 from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
 from keras_transformer.tokenizers.training import TEMPLATES, set_template
@@ -202,48 +209,6 @@ def _language_template(first: bool) -> Setter:
     return set_template
 
 
-# Models from SentencePiece's files. The id of the unknown piece is that of the class.
-
-
-def _fairseq_pieces(
-    pieces: SentencePieceModel, folder: Folder, codes: Sequence[str] = ()
-) -> models.Model:
-    """The pieces behind Fairseq's four special tokens, then codes of languages and the mask."""
-    names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
-    specials = [(folder.tokens[name] or f"<{name}>", 0.0) for name in names]
-    behind = [*((code, 0.0) for code in codes), specials[4]]
-    return models.Unigram([*specials[:4], *pieces.scored[3:], *behind], 3, False)
-
-
-def _sentinels(folder: Folder) -> list[AddedToken]:
-    """`<extra_id_0>` and so on, which stand for what is to be filled in."""
-    count = folder.size("extra_ids", 100, most=10_000)
-    return [AddedToken(f"<extra_id_{i}>", special=True) for i in range(count)]
-
-
-def _t5_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
-    """The pieces, then the sentinels, the last one first."""
-    sentinels = [(token.content, 0.0) for token in reversed(_sentinels(folder))]
-    return models.Unigram(pieces.scored + sentinels, 2, False)
-
-
-def _pegasus_tokens(folder: Folder) -> list[AddedToken]:
-    """What was learned with: the mask of sentences, and tokens of no meaning."""
-    count = folder.size("offset", 103, most=10_000)
-    names = ["<mask_1>", *(f"<unk_{i}>" for i in range(2, count))]
-    return [AddedToken(name, special=True) for name in names]
-
-
-def _pegasus_pieces(pieces: SentencePieceModel, folder: Folder) -> models.Model:
-    """The pieces behind these tokens, the padding and the end."""
-    mask, *plain = (token.content for token in _pegasus_tokens(folder))
-    names = (folder.tokens["pad_token"], folder.tokens["eos_token"])
-    named = [*names, mask, folder.tokens["mask_token"]]
-    scored = [*((name, 0.0) for name in named), *((name, -100.0) for name in plain)]
-    unknown = pieces.special_ids["unk"] + len(scored) - 2
-    return models.Unigram([*scored, *pieces.scored[2:]], unknown, False)
-
-
 # The classes
 
 
@@ -322,8 +287,8 @@ _T5 = Published(
     prepare=functools.partial(_prepare_words, prefix=True),
     template=_around(TEMPLATES["end"], "eos_token", "eos_token"),
     own_template=True,
-    from_pieces=_t5_pieces,
-    further=_sentinels,
+    from_pieces=t5_pieces,
+    further=sentinels,
 )
 
 
@@ -335,7 +300,7 @@ def _mbart(codes: Sequence[str], first: bool, prepare: Setter) -> Published:
         prepare=prepare,
         template=_language_template(first),
         own_template=True,
-        from_pieces=functools.partial(_fairseq_pieces, codes=codes),
+        from_pieces=functools.partial(fairseq_pieces, codes=codes),
         further=lambda folder: [AddedToken(code, special=True) for code in codes],
     )
 
@@ -387,7 +352,7 @@ CLASSES = {
         prepare=_prepare_words,
         template=_around(PAIRS, "bos_token", "eos_token"),  # whatever the classifier token is
         own_template=True,
-        from_pieces=_fairseq_pieces,
+        from_pieces=fairseq_pieces,
     ),
     "DebertaV2Tokenizer": Published(
         model=models.Unigram,
@@ -409,8 +374,8 @@ CLASSES = {
         prepare=functools.partial(_prepare_spaces, unruled=[("\n", " ")]),
         template=_around(("$A {end}", "$A $B {end}"), "eos_token", "eos_token"),
         own_template=True,
-        from_pieces=_pegasus_pieces,
-        further=_pegasus_tokens,
+        from_pieces=pegasus_pieces,
+        further=pegasus_tokens,
     ),
     "LlamaTokenizer": Published(
         model=models.BPE,
