@@ -133,49 +133,51 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         self.load_balancing_factor = load_balancing_factor
         self.router_z_loss_factor = router_z_loss_factor
         self.supports_masking = True
-        initializer = keras.initializers.get(kernel_initializer)
-        self.projections = [
-            name for name in ("intermediate", "gate", "output") if gated or name != "gate"
-        ]
-        with one_piece():
-            self.router = self._dense(num_experts, router_bias, initializer, "router")
-            of_experts = (num_experts, expert_dim, use_bias, initializer)
-            self.expert_intermediate = self._projection(*of_experts, "expert_intermediate")
-            self.expert_gate = self._projection(*of_experts, "expert_gate") if gated else None
-            self._make_output = lambda units: self._projection(
-                num_experts, units, use_bias, initializer, "expert_output"
-            )
-            self.shared = self.shared_score = None
-            if shared_expert_dim:
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.router = self._dense(num_experts, router_bias, "router")
+        self.expert_intermediate = self._projection(expert_dim, "intermediate")
+        self.expert_gate = self._projection(expert_dim, "gate") if gated else None
+        self.shared = self.shared_score = None
+        if shared_expert_dim:
+            self.shared_score = self._dense(1, False, "shared_score")
+            with one_piece():
                 self.shared = FeedForward(
                     shared_expert_dim,
                     activation=activation,
                     gated=gated,
                     gate_limit=gate_limit,
                     use_bias=use_bias,
-                    kernel_initializer=initializer,
+                    kernel_initializer=self.kernel_initializer,
                     name="shared",
                     dtype=self.dtype_policy,
                 )
-                self.shared_score = self._dense(1, False, initializer, "shared_score")
 
-    def _dense(self, units: int, use_bias: bool, initializer, name: str) -> keras.layers.Dense:
-        options = {"kernel_initializer": initializer.clone(), "dtype": self.dtype_policy}
-        return keras.layers.Dense(units, use_bias=use_bias, name=name, **options)
+    def _dense(self, units: int, use_bias: bool, name: str) -> keras.layers.Dense:
+        options = {"kernel_initializer": self.kernel_initializer.clone(), "name": name}
+        with one_piece():
+            return keras.layers.Dense(units, use_bias=use_bias, dtype=self.dtype_policy, **options)
 
-    def _projection(self, number, units, use_bias, initializer, name: str) -> _Projection:
-        return _Projection(number, units, use_bias, initializer, name=name, dtype=self.dtype_policy)
+    def _projection(self, units: int, name: str) -> _Projection:
+        options = {"name": f"expert_{name}", "dtype": self.dtype_policy}
+        with one_piece():
+            return _Projection(
+                self.num_experts, units, self.use_bias, self.kernel_initializer, **options
+            )
 
     def build(self, input_shape):
-        self.router.build(input_shape)
-        with one_piece():
-            self.expert_output = self._make_output(input_shape[-1])
-        for name in self.projections[:-1]:
-            getattr(self, f"expert_{name}").build(input_shape)
+        self.expert_output = self._projection(input_shape[-1], "output")
         self.expert_output.build((*input_shape[:-1], self.expert_intermediate.units))
-        if self.shared is not None:
-            self.shared.build(input_shape)
-            self.shared_score.build(input_shape)
+        of_inputs = (
+            self.router,
+            self.expert_intermediate,
+            self.expert_gate,
+            self.shared,
+            self.shared_score,
+        )
+        for layer in of_inputs:
+            if layer is not None:
+                layer.build(input_shape)
 
     def call(self, inputs, mask=None, training: bool = False):
         shape = ops.shape(inputs)
@@ -186,9 +188,12 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
             real = ops.reshape(mask, (-1,))
         weights, chosen = self._routed(states, real, training)
         weights = ops.cast(weights, self.compute_dtype)
-        kernels = {
-            name: getattr(self, f"expert_{name}").weights_of_call() for name in self.projections
+        projections = {
+            "intermediate": self.expert_intermediate,
+            "gate": self.expert_gate,
+            "output": self.expert_output,
         }
+        kernels = {n: layer.weights_of_call() for n, layer in projections.items() if layer}
         output = on_each_device(self._mixed, (states, chosen, weights), kernels)
         if self.shared is not None:
             share = ops.sigmoid(self.shared_score(states))

@@ -46,4 +46,5 @@ OLMOE = dataclasses.replace(
     },
     required={"clip_qkv": None},
     weights=(*LLAMA.weights, *EXPERTS),
+    heads={"CausalLM": LLAMA.heads["CausalLM"]},  # their library has no classifier of it
 )
