@@ -1,7 +1,6 @@
 """DeBERTa: He et al. 2020, https://arxiv.org/abs/2006.03654; v3: He et al. 2021.
 
-A BERT whose scores are of contents and of relative positions, mostly without other positions. As
-published v3 was trained like ELECTRA, to tell replaced tokens.
+A BERT whose scores are of relative positions too; v3 was trained like ELECTRA.
 """
 
 import dataclasses
