@@ -254,7 +254,7 @@ def test_train_embedder(run, presets, tmp_path):
     assert "Multi30k, de to en, 1,014 images of val; 40 pairs, 1 epoch(s) in " in printed
     rows = re.findall(r"\n  (before|after|after, 8 numbers) +([\d.]+)% +([\d.]+)", printed)
     assert [name for name, *_ in rows] == ["before", "after", "after, 8 numbers"]
-    assert all(0 <= float(recall) < 5 and float(mrr) < 0.1 for _, recall, mrr in rows)
+    assert all(0 <= float(recall) < 30 and 0 < float(mrr) < 0.4 for _, recall, mrr in rows)
     vectors = kt.TextEmbedder.from_preset(tmp_path / "embedder").predict(["a dog"], verbose=0)
     assert vectors.shape == (1, 16)
 
