@@ -19,13 +19,14 @@ from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, 
 from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
+from keras_transformer.checkpoints.families.mt5 import MT5
 from keras_transformer.checkpoints.families.nearest import advice
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
-from keras_transformer.checkpoints.families.t5 import MT5, T5
+from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
