@@ -38,7 +38,7 @@ def tiny_presets():
         grouped = config.num_key_value_heads < config.num_heads
         changed["num_key_value_heads"] = 2 if grouped else 4
         if config.kind == "seq2seq":
-            changed["num_decoder_layers"] = 1
+            changed["num_decoder_layers"] = 2 if config.decoder else 1
         if config.num_layer_groups < config.num_layers:
             changed["num_layer_groups"] = 1
         if config.embedding_dim != config.hidden_dim:

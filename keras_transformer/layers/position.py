@@ -326,8 +326,12 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         longer = ops.cast(lengths, "float32")[:, None, None] / self.original_length
         if self.scaling == "dynamic":
             growth = self.factor * ops.maximum(longer, 1.0) - (self.factor - 1)
-            exponents = np.arange(0, dim, 2, dtype="float32") / max(dim - 2, 1)
-            return growth ** ops.convert_to_tensor(-exponents) * frequencies.astype("float32")
+            exponents = -np.arange(0, dim, 2) / max(dim - 2, 1)
+            # As tensors: with an array a traced product would be a constant on PyTorch.
+            exponents, plain = (
+                ops.convert_to_tensor(x, "float32") for x in (exponents, frequencies)
+            )
+            return ops.power(growth, exponents) * plain
         of_pairs = []
         for factors in (self.long_factors, self.short_factors):
             if len(factors) != len(frequencies):

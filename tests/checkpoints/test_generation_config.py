@@ -70,7 +70,7 @@ _FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("bart", SAID),
+        ("bart", {**SAID, "no_repeat_ngram_size": 2}),
         ("bart", {**_RULES, **_FORCED, "num_beams": 3, "early_stopping": True}),
         ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
         ("llama", {**_RULES, "min_new_tokens": 6}),

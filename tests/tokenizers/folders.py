@@ -224,6 +224,8 @@ def mbart(folder: Path) -> None:
 
 def mbart50(folder: Path) -> None:
     mbart(folder)
+    mask = {"content": "<mask>", "lstrip": True, "normalized": True, "single_word": False}
+    write_json(folder, "special_tokens_map.json", {"mask_token": mask})
     values = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "de_DE"}
     write_json(folder, "tokenizer_config.json", values)
 

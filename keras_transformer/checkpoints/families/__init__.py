@@ -31,6 +31,7 @@ from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
 from keras_transformer.checkpoints.families.mpnet import MPNET
+from keras_transformer.checkpoints.families.mt5 import MT5
 from keras_transformer.checkpoints.families.nearest import advice
 from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2

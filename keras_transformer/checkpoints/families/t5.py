@@ -1,11 +1,8 @@
 """T5: Raffel et al. 2019, https://arxiv.org/abs/1910.10683; 1.1 and Flan: gated feed-forward.
 
-MT5: Xue et al. 2020, https://arxiv.org/abs/2010.11934, as 1.1, of 101 languages.
-
 Relative positions, no biases, root-mean-square norms first, and scores that are not scaled.
 """
 
-import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import (
@@ -20,7 +17,8 @@ from keras_transformer.checkpoints.weights import Names, Weight, attention, laye
 from keras_transformer.config import TransformerConfig
 
 
-def _read_feed_forward(values: Values) -> dict[str, Any]:
+def read_feed_forward(values: Values) -> dict[str, Any]:
+    """The activation, and whether there is a gate."""
     name = values.get("feed_forward_proj", "relu")
     parts = name.split("-") if isinstance(name, str) else [None]
     if parts[-1] not in ACTIVATIONS or parts[:-1] not in ([], ["gated"]):
@@ -32,7 +30,8 @@ def _read_feed_forward(values: Values) -> dict[str, Any]:
     return {"activation": activation, "gated": len(parts) == 2}
 
 
-def _write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
+def write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
+    """Their value for both."""
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     name = names[config.activation]
     if config.gated:  # their "gated-gelu" is the approximate one
@@ -111,7 +110,7 @@ T5 = Family(
         "normalize_first": True,
     },
     conversions=(
-        Conversion(_read_feed_forward, _write_feed_forward),
+        Conversion(read_feed_forward, write_feed_forward),
         Conversion(_read_scale, _write_scale),
     ),
     weights=(
@@ -134,26 +133,4 @@ T5 = Family(
         # A bias that early checkpoints have and that was never used.
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     ),
-)
-
-MT5 = dataclasses.replace(
-    T5,
-    model_type="mt5",
-    architecture="MT5Model",
-    fields=T5.fields
-    | {
-        "vocab_size": Field("vocabulary_size", 250112),
-        "d_ff": Field("intermediate_dim", 1024),
-        "num_layers": Field("num_layers", 8),
-        "num_heads": Field("num_heads", 6),
-        # True too where the weights have an output matrix of their own, as the published ones.
-        "tie_word_embeddings": Field("tie_embeddings", True),
-    },
-    conversions=(
-        Conversion(
-            lambda values: _read_feed_forward({"feed_forward_proj": "gated-gelu", **values}),
-            _write_feed_forward,
-        ),
-    ),
-    heads={"Seq2SeqLM": Head(values={"start_id": 0})},
 )

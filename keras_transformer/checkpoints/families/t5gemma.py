@@ -52,6 +52,8 @@ def _write_sides(config: TransformerConfig) -> dict[str, Any]:
         flat = _windows(flat, -1) if side.kind == "encoder" else flat
         theirs[side.kind] = {**GEMMA2.published_config(flat), "model_type": _MODEL_TYPE}
         del theirs[side.kind]["architectures"]
+        # Asked for there, whether or not a layer has a window.
+        theirs[side.kind]["sliding_window"] = theirs[side.kind]["sliding_window"] or 4096
     return theirs
 
 
