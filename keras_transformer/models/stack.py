@@ -119,17 +119,16 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1]:
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
-        if self.position_bias is None:
-            options["bias"] = None
-        else:
+        biases = dict.fromkeys(run.visibilities)
+        if self.position_bias is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
-            keys = run.visibility.key_positions
-            keys = queries if keys is None else keys
-            options["bias"] = self.position_bias(queries, keys)
+            for space, visibility in run.visibilities.items():
+                keys = visibility.key_positions
+                biases[space] = self.position_bias(queries, queries if keys is None else keys)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
-            x = run(self.blocks[block], x, **options)
+            x = run(self.blocks[block], x, bias=biases[run.space], **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 
