@@ -190,25 +190,22 @@ class Engine:
         ends = self._compacted(batch, needed)
         unfinished = ~report.finished
         remaining = int((batch.limits - report.counts)[unfinished].max(initial=0))
-        slots = {key: space.slots for key, space in batch.state.cache.spaces.items()}
-        before, size = (tuple(slots.items()), batch.size), batch.size
+        has = {key: space.slots for key, space in batch.state.cache.spaces.items()}
+        slots, size = dict(has), batch.size
         small = [key for key, end in ends.items() if end + needed > slots[key]]
         if small:
             # Half as many again, so that it is seldom; but not for steps that will not come.
             most = max(needed, (remaining + sampler.extra_steps) * sampler.slots_per_step)
-            end = max(ends[key] for key in small)
-            wanted, limits = (
-                _slots(batch, end + min(max(needed, end // 2), most)),
-                _most_slots(batch, needed),
-            )
-            slots |= {key: min(wanted, limits[key]) for key in small}
+            end, windows = max(ends[key] for key in small), _most_slots(batch, needed)
+            wanted = _slots(batch, end + min(max(needed, end // 2), most))
+            slots |= {key: min(wanted, windows[key]) for key in small}
             size = max(size, *(slots[key] for key in small))
         count = int(report.counts[unfinished].max(initial=0))
         # Rules may be a token ahead of a sampler that begins with candidates.
         coming = min(steps * sampler.step_length, remaining) + sampler.extra_steps
         if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
-        if (tuple(slots.items()), size) != before:
+        if (slots, size) != (has, batch.size):
             given = self._given(batch, batch.size, moves=True)
             sizes = {"extra": size - batch.size, "slots": tuple(slots.items())}
             batch.take(batch.compiled.grow(batch.state, given, **sizes))
