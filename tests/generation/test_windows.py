@@ -29,8 +29,10 @@ from tests.generation.common import (
     uncached_logits,
 )
 
-ALTERNATING = ({"window": 4}, {"window": 4}, {})  # as Gemma 3, with 2 to 1
-VALUES = {"position": "rotary", "num_key_value_heads": 2, "num_layers": 3}
+ALTERNATING = ({"window": 4}, {})
+# As Gemma 3, with 2 to 1.
+GEMMA = {"num_layers": 3, "layer_pattern": ({"window": 4}, {"window": 4}, {})}
+VALUES = {"position": "rotary", "num_key_value_heads": 2, "num_layers": 2}
 
 
 class KeepsAll(Decoder):
@@ -47,10 +49,15 @@ def backbone():
 
 
 @pytest.fixture(scope="module")
+def engine(backbone):
+    return Engine(backbone)
+
+
+@pytest.fixture(scope="module")
 def keeps_all(backbone):
     same = KeepsAll(backbone.config)
     same.set_weights(backbone.get_weights())
-    return same
+    return Engine(same)
 
 
 def slots(batch):
@@ -65,20 +72,19 @@ def slots(batch):
 @pytest.mark.parametrize(
     "kind, values",
     [
-        ("decoder", {**VALUES, "layer_pattern": ALTERNATING}),
-        on_one("decoder", {**VALUES, "layer_pattern": ({"window": 1}, {"window": 9}, {})}),
+        ("decoder", {**VALUES, **GEMMA}),
+        on_one("decoder", {**VALUES, "layer_pattern": ({"window": 1}, {"window": 9})}),
         ("decoder", {"position": "alibi", "num_layers": 2, "layer_pattern": ({}, {"window": 5})}),
-        on_one("decoder", {"num_layers": 2, "layer_pattern": ({"window": 3}, {"window": 6})}),
         on_one("seq2seq", {**VALUES, "decoder": {"layer_pattern": ALTERNATING}}),
     ],
-    ids=["alternating", "three", "alibi", "no full layer", "seq2seq"],
+    ids=["alternating", "two windows", "alibi", "seq2seq"],
 )
 def test_tokens_are_those_without_a_cache(kind, values):
     """Of rows of very different lengths, many windows long; twice what left them is given back."""
     backbone = make_backbone(kind, **values)
-    engine, prompts, new = Engine(backbone), make_prompts([50, 2, 17]), 130
+    engine, prompts, new = Engine(backbone), make_prompts([50, 2, 17]), 80
     settings = Settings(Recording(), None, (), PAD)
-    found, batch = decode(engine, engine_inputs(backbone, prompts), settings, [new] * 3, steps=32)
+    found, batch = decode(engine, engine_inputs(backbone, prompts), settings, [new] * 3, steps=64)
     expected = uncached_logits(backbone, prompts, found.tokens[:, 0])
     np.testing.assert_allclose(found.scores[:, :new], expected, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(found.tokens[:, 0], expected.argmax(axis=-1))
@@ -89,21 +95,20 @@ def test_tokens_are_those_without_a_cache(kind, values):
         assert size <= round_size(key - 1 + 64) if key else size >= new
 
 
-def test_the_memory_of_windows_does_not_grow(backbone):
-    engine, settings = Engine(backbone), Settings(Greedy(), None, (), PAD)
-    found = []
-    for length, new in ((20, 40), (20, 300), (300, 40)):
-        inputs = engine_inputs(backbone, make_prompts([length, 1]))
+def test_the_memory_of_windows_does_not_grow(engine):
+    settings, found = Settings(Greedy(), None, (), PAD), []
+    for length, new in ((20, 40), (20, 180), (180, 20)):
+        inputs = engine_inputs(engine.backbone, make_prompts([length, 1]))
         found.append(slots(decode(engine, inputs, settings, [new] * 2, steps=64)[1]))
     bound = round_size(3 + 64)
-    assert [each[4] for each in found] == [(bound, 2)] * 3
-    assert found[0][0][0] >= 60 and all(each[0][0] >= 320 and each[0][1] == 1 for each in found[1:])
+    assert [each[4] for each in found] == [(bound, 1)] * 3
+    assert found[0][0][0] >= 60 and all(each[0][0] >= 200 for each in found[1:])
 
 
-def test_beams_keep_a_window_each(backbone):
-    engine, settings = Engine(backbone), Settings(BeamSearch(4), None, (), PAD)
-    inputs = engine_inputs(backbone, make_prompts([20, 3]))
-    _, batch = decode(engine, inputs, settings, [60] * 2, steps=16)
+def test_beams_keep_a_window_each(engine):
+    settings = Settings(BeamSearch(4), None, (), PAD)
+    inputs = engine_inputs(engine.backbone, make_prompts([40, 3]))
+    _, batch = decode(engine, inputs, settings, [40] * 2, steps=16)
     assert slots(batch)[4][0] <= round_size(4 * (3 + 16)) < slots(batch)[0][0]
 
 
@@ -130,24 +135,20 @@ def sampler_named(name):
         ("drafted", None),
     ],
 )
-def test_every_sampler_finds_what_it_finds_in_a_cache_of_everything(
-    name, dtype, backbone, keeps_all
-):
-    prompts, new, sampler = make_prompts([30, 2, 11]), 90, sampler_named(name)
+def test_every_sampler_finds_what_it_finds_in_a_cache_of_everything(name, dtype, engine, keeps_all):
+    prompts, new, sampler = make_prompts([30, 2, 11]), 70, sampler_named(name)
     settings = Settings(sampler, None, (), PAD, cache_dtype=dtype)
     uniforms = np.random.default_rng(0).random((3, new * sampler.draws), dtype="float32")
-    inputs = engine_inputs(backbone, prompts)
-    found, whole = (
-        Engine(model).generate(inputs, settings, new, uniforms) for model in (backbone, keeps_all)
-    )
+    inputs = engine_inputs(engine.backbone, prompts)
+    found, whole = (each.generate(inputs, settings, new, uniforms) for each in (engine, keeps_all))
     assert found_tokens(found) == found_tokens(whole)
     if isinstance(sampler, Speculative):
         greedy = Settings(Greedy(), None, (), PAD)
-        assert found_tokens(found) == found_tokens(Engine(backbone).generate(inputs, greedy, new))
+        assert found_tokens(found) == found_tokens(engine.generate(inputs, greedy, new))
 
 
 @pytest.mark.parametrize("shared", [0, 32], ids=["nothing shared", "a shared prefix"])
-def test_rows_leave_and_others_come(backbone, shared):
+def test_rows_leave_and_others_come(engine, shared):
     """In a batch of four rows, behind a prefix that is longer than the window."""
     prompts = make_prompts([3, 9, 1, 30, 2, 14, 5, 6, 21])
     if shared:
@@ -157,12 +158,10 @@ def test_rows_leave_and_others_come(backbone, shared):
     def make_inputs(ids, mask):
         return {"token_ids": ids, "padding_mask": mask}
 
-    made = Scheduler(
-        Engine(backbone), Settings(Greedy(), None, (), PAD), make_inputs, 4, share_prefix=True
-    )
+    made = Scheduler(engine, Settings(Greedy(), None, (), PAD), make_inputs, 4, share_prefix=True)
     found = {each.index: each.tokens[0] for each in made.run(prompts, limits)}
     new = [found[row] + [PAD] * (90 - len(found[row])) for row in range(len(prompts))]
-    expected = uncached_logits(backbone, prompts, new).argmax(axis=-1)
+    expected = uncached_logits(engine.backbone, prompts, new).argmax(axis=-1)
     for row, limit in enumerate(limits):
         assert found[row] == expected[row, :limit].tolist()
 
