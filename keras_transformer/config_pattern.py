@@ -37,3 +37,10 @@ class PatternOptions:
         least=1,
     )
     attention_sinks: bool = option("each head has a score for nothing at all (gpt-oss).", False)
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back a decoder's layer sees, itself counted; None for all."""
+        if self.window is None or self.global_tokens:
+            return None
+        return (self.window - 1) * self.window_dilation + 1

@@ -1,15 +1,20 @@
 """The key/value cache of decoding."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.slots import Slots, put
+from keras_transformer.generation.slot_space import SlotSpace, join_padded
+from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.slots import Slots
 from keras_transformer.planning.memory import cache_bytes
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+# The key of the space of layers that see everything; of the others it is their window.
+EVERYTHING = 0
 
 
 class Cache(NamedTuple):
@@ -17,25 +22,24 @@ class Cache(NamedTuple):
 
     A row is a prompt and what continues it. The slots are shared: all rows write the same slots,
     so that a write is one slice update. Prompts of different lengths are padded on the right;
-    `filled` hides the padded slots and `positions` holds each row's own count, so that every row
-    decodes as if alone.
+    what is `filled` hides the padded slots, and `positions` hold each row's own count, so that
+    every row decodes as if alone.
 
     A row can have several branches: continuations of one prompt side by side (beams). They write
     a slot each and share the slots of what they have in common: `filled` says of each branch
     which slots are its past. So a beam changes its parent without any key being moved.
 
+    Layers that see equally far back share a space of slots. Each space gives back what nothing
+    sees any more by itself, so that layers with a window keep their window, however much others do.
+
     Fields:
-        layers: a list with one dict a layer, `{"self": tensors, "cross": tensors}`, each the
-            tensors of `layers.slots.Slots`. `"cross"` is empty before the first call, and always
-            for a decoder without cross-attention.
+        spaces: dict of `SlotSpace`, with `filled`, `positions`, `start` and `end`: by the window of
+            their layers, 0 for those that see everything.
+        cross: list, for each layer the tensors of the `layers.slots.Slots` of cross-attention;
+            `()` before the first call, and always for a decoder without cross-attention.
         source: bool `(rows, source_length)`, the real tokens of the encoder's input;
             `(rows, 0)` before the first call and without an encoder.
-        filled: bool `(rows, branches, slots)`, the slots that a branch sees.
-        positions: int `(rows, slots)`, the position of each slot's token in its row.
         lengths: int `(rows,)`, number of real tokens of each row, or of each of its branches.
-        start: the slot of the first token of the call under way, an int or a tensor as `end`.
-        end: the next free slot. An int as long as it is known while a function is compiled, and
-            then only the slots before it are read; else an int scalar tensor.
 
     Example:
     ```python
@@ -57,43 +61,47 @@ class Cache(NamedTuple):
     ```
     """
 
-    layers: list
-    source: object
-    filled: object
-    positions: object
-    lengths: object
-    start: object
-    end: object
+    spaces: dict[int, SlotSpace]
+    cross: list[tuple]
+    source: Any
+    lengths: Any
 
     @classmethod
-    def create(cls, backbone, rows: int, slots: int, dtype: str | None = None) -> "Cache":
+    def create(
+        cls, backbone, rows: int, slots: int | Mapping[int, int], dtype: str | None = None
+    ) -> "Cache":
         """An empty cache for a backbone with a decoder, of `backbone.cache_layers`.
 
         Args:
             backbone: the model.
             rows: int, sequences decoded together.
-            slots: int, tokens there is room for.
+            slots: int, tokens there is room for; or a number for each of `spaces`.
             dtype: `"float32"`, `"float16"`, `"bfloat16"` or `"int8"`, in which keys and values
                 are kept. Defaults to the compute dtype of the model.
         """
         dtype = dtype or backbone.compute_dtype
-        layers = [
-            {"self": Slots.make(rows, heads, slots, head_dim, dtype).tensors, "cross": ()}
-            for heads, head_dim in backbone.cache_layers
-        ]
+        spaces = {}
+        for key in spaces_of(backbone):
+            room = slots[key] if isinstance(slots, Mapping) else slots
+            layers = {
+                i: Slots.make(rows, heads, room, head_dim, dtype).tensors
+                for i, (heads, head_dim, *window) in enumerate(backbone.cache_layers)
+                if _key(*window) == key
+            }
+            spaces[key] = SlotSpace.empty(layers, rows, room)
         return cls(
-            layers,
+            spaces,
+            cross=[()] * len(backbone.cache_layers),
             source=ops.zeros((rows, 0), "bool"),
-            filled=ops.zeros((rows, 1, slots), "bool"),
-            positions=ops.zeros((rows, slots), "int32"),
             lengths=ops.zeros((rows,), "int32"),
-            start=0,
-            end=0,
         )
 
     @staticmethod
     def count_bytes(config, rows: int, slots: int, source: int = 0, itemsize: int = 4) -> int:
-        """What the keys and values of a cache take, in bytes.
+        """What the keys and values of a cache take while text is generated, in bytes.
+
+        A layer with a window keeps no more than its window and the tokens of one call of the loop,
+        64, however many there are.
 
         Args:
             config: `TransformerConfig` of a decoder or seq2seq.
@@ -107,15 +115,24 @@ class Cache(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return self.filled.shape[0]
+        return self.lengths.shape[0]
 
     @property
     def branches(self) -> int:
-        return self.filled.shape[1]
+        return next(iter(self.spaces.values())).filled.shape[1]
 
     @property
     def slots(self) -> int:
-        return self.filled.shape[2]
+        """Those of the largest space."""
+        return max(space.slots for space in self.spaces.values())
+
+    @property
+    def layers(self) -> list[dict]:
+        """A dict for each layer, `{"self": tensors, "cross": tensors}`."""
+        return [
+            {"self": self.spaces[self.space_of(i)].layers[i], "cross": cross}
+            for i, cross in enumerate(self.cross)
+        ]
 
     def reserve(self, inputs, mask) -> "Cache":
         """Slots and positions for the tokens of `inputs`, `(rows, length, ...)`.
@@ -136,51 +153,52 @@ class Cache(NamedTuple):
             counted = ops.cumsum(ops.cast(mask, "int32"), axis=1)
             positions = ops.maximum(self.lengths[:, None] + counted - 1, 0)
             own, counts = mask[:, None], counted[:, -1]
-        return self._replace(
-            filled=put(self.filled, own, self.end, axis=2),
-            positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
-            lengths=self.lengths + counts,
-            start=self.end,
-            end=self.end + length,
-        )
+        reserved = self._each(lambda space: space.reserve(own, positions))
+        return reserved._replace(lengths=self.lengths + counts)
 
-    def visibility(self, length: int) -> Visibility:
-        """Which slots the `length` tokens of the call under way see, and the positions of both."""
-        filled, keys, places = self.filled, self.positions, ops.arange(length, dtype="int32")
-        if isinstance(self.end, int):
-            filled, keys = filled[..., : self.end], keys[:, : self.end]
-            positions = keys[:, self.start :]
-        else:
-            positions = ops.take(keys, self.start + places, axis=1)
-        if self.branches == 1 and is_zero(self.start):  # as without a cache
-            return Visibility(filled[:, 0], query_positions=positions, key_positions=keys)
-        if self.branches == 1:
-            slots = ops.arange(filled.shape[2], dtype="int32")
-            own = (self.start + places)[None, :, None]
-            filled = ops.logical_and(filled, slots[None, None] <= own)
-        return Visibility(query_positions=positions, key_positions=keys, explicit=filled)
+    def visibilities(self, length: int) -> dict[int, Visibility]:
+        """For each space which slots the `length` tokens of the call under way see."""
+        return {key: space.visibility(length) for key, space in self.spaces.items()}
+
+    def space_of(self, i: int) -> int:
+        """The key of the space of layer `i`."""
+        return next(key for key, space in self.spaces.items() if i in space.layers)
 
     def layer(self, i: int) -> dict:
         """The slots of layer `i`, for its block: `{"self": Slots, "cross": Slots or None}`."""
-        layer = self.layers[i]
-        cross = Slots(*layer["cross"]) if layer["cross"] else None
-        return {"self": Slots(*layer["self"], next=self.start), "cross": cross}
+        space = self.spaces[self.space_of(i)]
+        cross = Slots(*self.cross[i]) if self.cross[i] else None
+        return {"self": Slots(*space.layers[i], next=space.start), "cross": cross}
 
     def with_layers(self, layers: list[dict], source=None) -> "Cache":
         """The cache after a call, with the slots that the blocks gave and the source's mask."""
-        tensors = [
-            {name: slots.tensors if slots else () for name, slots in layer.items()}
-            for layer in layers
-        ]
-        return self._replace(layers=tensors, source=self.source if source is None else source)
+        after = self._each(
+            lambda space: space._replace(
+                layers={i: layers[i]["self"].tensors for i in space.layers}
+            )
+        )
+        cross = [layer["cross"].tensors if layer["cross"] else () for layer in layers]
+        return after._replace(cross=cross, source=self.source if source is None else source)
 
     def part(self, first: int, last: int | None = None) -> "Cache":
         """The cache of one of several models that write the same slots: a part of the layers."""
-        return self._replace(layers=self.layers[first:last])
+        numbers = range(len(self.cross))[first:last]
+        part = self._each(
+            lambda space: space._replace(
+                layers={i - first: layer for i, layer in space.layers.items() if i in numbers}
+            )
+        )
+        return part._replace(cross=self.cross[first:last])
 
     def join(self, other: "Cache") -> "Cache":
         """With the layers of `other` behind its own; the slots are the same."""
-        return self._replace(layers=[*self.layers, *other.layers])
+        first, spaces = len(self.cross), dict(self.spaces)
+        for key, space in other.spaces.items():
+            layers = {first + i: layer for i, layer in space.layers.items()}
+            mine = spaces.get(key, space._replace(layers={}))
+            spaces[key] = mine._replace(layers={**mine.layers, **layers})
+        spaces = {key: spaces[key] for key in sorted(spaces)}
+        return self._replace(spaces=spaces, cross=[*self.cross, *other.cross])
 
     def branch(self, branches: int) -> "Cache":
         """Each row with so many branches, which have all that it holds in common."""
@@ -188,110 +206,91 @@ class Cache(NamedTuple):
             return self
         # Not `ops.repeat`: on PyTorch its rows share memory, and could not be written.
         each = ops.zeros((branches,), "int32")
-        return self._replace(filled=ops.take(self.filled, each, axis=1))
+        return self._each(lambda space: space._replace(filled=ops.take(space.filled, each, axis=1)))
 
     def as_tensors(self) -> "Cache":
         """With `start` and `end` as tensors: what they are is not to be known to a compiler."""
-        start, end = (ops.convert_to_tensor(x, dtype="int32") for x in (self.start, self.end))
-        return self._replace(start=start, end=end)
 
-    def continue_at(self, slot: int) -> "Cache":
-        """With `slot`, which a compiler may know, as the next free one."""
-        return self._replace(start=slot, end=slot)
+        def converted(space):
+            start, end = (ops.convert_to_tensor(x, "int32") for x in (space.start, space.end))
+            return space._replace(start=start, end=end)
+
+        return self._each(converted)
+
+    def as_full(self) -> "Cache":
+        """With all slots taken, as a compiler may know: the next come behind them."""
+        return self._each(lambda space: space._replace(start=space.slots, end=space.slots))
 
     def continue_from(self, parents) -> "Cache":
         """Branch `i` continues what branch `parents[:, i]` was, int `(rows, branches)`."""
-        return self._replace(
-            filled=ops.take_along_axis(self.filled, ops.cast(parents, "int32")[..., None], axis=1)
+        parents = ops.cast(parents, "int32")[..., None]
+        return self._each(
+            lambda space: space._replace(filled=ops.take_along_axis(space.filled, parents, axis=1))
         )
 
     def keep_first(self, counts, length: int) -> "Cache":
         """Of the last `length` tokens only the first `counts`, int `(rows,)`, of each row."""
-        first = self.end - length
-        slots = ops.arange(self.slots, dtype="int32")
-        kept = slots[None, None] < (first + counts)[:, None, None]
-        return self._replace(
-            filled=ops.logical_and(self.filled, kept),
-            lengths=self.lengths - (length - counts),
-            end=first + ops.max(counts),
-        )
+        kept = self._each(lambda space: space.keep_first(counts, length))
+        return kept._replace(lengths=self.lengths - (length - counts))
 
-    def grow(self, slots: int) -> "Cache":
-        """The same content with room for `slots` tokens."""
-        extra = slots - self.slots
+    def grow(self, slots: int | Mapping[int, int]) -> "Cache":
+        """The same content with room for `slots` tokens, or for a number for each space."""
+        if not isinstance(slots, Mapping):
+            slots = dict.fromkeys(self.spaces, slots)
+        spaces = {key: space.grow(slots[key]) for key, space in self.spaces.items()}
+        return self._replace(spaces=spaces)
 
-        def pad(tensor, axis):
-            widths = [(0, 0)] * len(tensor.shape)
-            widths[axis] = (0, extra)
-            return ops.pad(tensor, widths)
+    def in_use(self) -> dict:
+        """For each space bool `(rows, slots)`, the slots that a later token can still see."""
+        return {key: space.in_use(key or None, self.lengths) for key, space in self.spaces.items()}
 
-        layers = [
-            {**layer, "self": tuple(pad(x, 2) for x in layer["self"])} for layer in self.layers
-        ]
-        return self._replace(
-            layers=layers, filled=pad(self.filled, 2), positions=pad(self.positions, 1)
-        )
-
-    def in_use(self, window: int | None):
-        """Bool `(rows, slots)`, the slots that a later token can still see."""
-        used = ops.any(self.filled, axis=1)
-        if window is None:
-            return used
-        return ops.logical_and(used, self.positions > self.lengths[:, None] - window)
-
-    def compact(self, window: int | None = None) -> "Cache":
+    def compact(self, slots: Mapping[int, int] | None = None) -> "Cache":
         """The slots in use moved to the front.
 
         What goes: the padding of short prompts, branches that no hypothesis continues, and what
         has left a sliding window.
+
+        Args:
+            slots: of which spaces, and how many slots they keep: as many as are in use, or more.
+                Defaults to all spaces, with those that they have.
         """
-        used = self.in_use(window)
-        places = ops.arange(self.slots, dtype="int32")
-        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)
-        order = ops.cast(order, "int32")
-        filled = ops.logical_and(self.filled, used[:, None])
+        if slots is None:
+            slots = {key: space.slots for key, space in self.spaces.items()}
+        used, spaces = self.in_use(), dict(self.spaces)
+        spaces.update({key: spaces[key].compact(used[key], count) for key, count in slots.items()})
+        return self._replace(spaces=spaces)
 
-        def of_heads(tensor):
-            return ops.take_along_axis(tensor, order[:, None, :, None], axis=2)
-
-        return self._replace(
-            layers=[
-                {**layer, "self": tuple(map(of_heads, layer["self"]))} for layer in self.layers
-            ],
-            filled=ops.take_along_axis(filled, order[:, None], axis=2),
-            positions=ops.take_along_axis(self.positions, order, axis=1),
-            start=ops.zeros((), "int32"),
-            end=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
-        )
+    def fit(self, slots: Mapping[int, int]) -> "Cache":
+        """Compact where a space has more slots than it is to have."""
+        larger = {key: count for key, count in slots.items() if self.spaces[key].slots > count}
+        return self.compact(larger) if larger else self
 
     def take_rows(self, rows) -> "Cache":
         """The rows `rows`, int `(count,)`, in that order; a row may come several times."""
-        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:5]))
-        return Cache(*taken, self.start, self.end)
+        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[1:]))
+        spaces = {key: space.take_rows(rows) for key, space in self.spaces.items()}
+        return Cache(spaces, *taken)
 
     def append(self, other: "Cache") -> "Cache":
         """The rows of both, with as many slots and as long a source as the larger has."""
-        layers = [
-            {name: tuple(map(join_padded, mine[name], theirs[name])) for name in ("self", "cross")}
-            for mine, theirs in zip(self.layers, other.layers, strict=True)
-        ]
         return Cache(
-            layers,
+            {key: space.append(other.spaces[key]) for key, space in self.spaces.items()},
+            [
+                tuple(map(join_padded, mine, theirs))
+                for mine, theirs in zip(self.cross, other.cross, strict=True)
+            ],
             source=join_padded(self.source, other.source),
-            filled=join_padded(self.filled, other.filled),
-            positions=join_padded(self.positions, other.positions),
-            lengths=ops.concatenate([self.lengths, other.lengths], axis=0),
-            start=ops.zeros((), "int32"),
-            end=ops.cast(ops.maximum(self.end, other.end), "int32"),
+            lengths=join_padded(self.lengths, other.lengths),
         )
 
+    def _each(self, change: Callable[[SlotSpace], SlotSpace]) -> "Cache":
+        return self._replace(spaces={key: change(space) for key, space in self.spaces.items()})
 
-def join_padded(first, second):
-    """The rows of both tensors, padded with zeros to the larger of each size."""
-    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
-    padded = []
-    for tensor in (first, second):
-        widths = [(0, size - old) for size, old in zip(sizes, tensor.shape[1:], strict=True)]
-        more = any(extra for _, extra in widths)
-        padded.append(ops.pad(tensor, [(0, 0), *widths]) if more else tensor)
-    return ops.concatenate(padded, axis=0)
+
+def spaces_of(*backbones) -> list[int]:
+    """The keys of the spaces of a cache for these models."""
+    return sorted({_key(*window) for model in backbones for _, _, *window in model.cache_layers})
+
+
+def _key(window: int | None = None) -> int:
+    return EVERYTHING if window is None else window

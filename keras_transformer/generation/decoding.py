@@ -15,10 +15,11 @@ from keras_transformer.checking import (
     check_ids,
     check_int,
 )
-from keras_transformer.generation.cache import CACHE_DTYPES, Cache, join_padded
+from keras_transformer.generation.cache import CACHE_DTYPES, Cache
 from keras_transformer.generation.logits import broken, log_sum
 from keras_transformer.generation.program import Program, compile_loop
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
+from keras_transformer.generation.slot_space import join_padded
 from keras_transformer.programs import compile_function
 from keras_transformer.sizes import Sizes
 
@@ -76,7 +77,7 @@ class Report(NamedTuple):
 
     finished: Any  # bool (rows,)
     counts: Any  # int (rows,), tokens so far
-    used: Any  # int (rows,), slots of the cache that are still seen
+    used: Any  # int (rows, spaces), slots of each space of the cache that are still seen
     found: Outputs
 
 
@@ -115,20 +116,23 @@ class Decoding:
             compact=compile_function(self.compact, donate=(0,), moves=True),
             replace=compile_function(self.replace, moves=True),
             sizes=Sizes(),
+            spaces=self.program.spaces,
         )
 
-    def prefill(self, inputs, given: Given, prefix, *, slots: int, copies: int):
-        """Prompts and the first new token."""
+    def prefill(self, inputs, given: Given, prefix, *, slots: tuple, size: int, copies: int):
+        """Prompts and the first new token, with `slots`, pairs of a space and a number."""
         program, sampler = self.program, self.sampler
         limits, rules = self._limits(given), self._rules(given)
         tokens, mask = program.backbone.prompt_tokens(inputs)
-        rows = tokens.shape[0]
+        rows, length = tokens.shape
         if prefix is None:
-            cache = program.new_cache(rows, slots, self.settings.cache_dtype)
+            room = {key: max(count, length) for key, count in slots}
+            cache = program.new_cache(rows, room, self.settings.cache_dtype)
         else:
-            cache = prefix.take_rows(ops.zeros((rows,), "int32")).grow(slots)
-            cache = cache.continue_at(prefix.slots)
+            room = {key: max(count, prefix.spaces[key].slots + length) for key, count in slots}
+            cache = prefix.take_rows(ops.zeros((rows,), "int32")).as_full().grow(room)
         logits, hidden, cache = program.prefill(inputs, cache)
+        cache = cache.fit(dict(slots))
         prompt = Prompt(tokens, mask, hidden)
         if copies > 1:
             each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
@@ -136,9 +140,9 @@ class Decoding:
             prompt, cache, rows = Prompt(*prompt), cache.take_rows(each), rows * copies
         last = ops.sum(ops.cast(prompt.mask, "int32"), axis=1) - 1
         hidden = ops.take_along_axis(prompt.hidden, last[:, None, None], axis=1)
-        sizes_of_rules = (sampler.branches, slots, logits.shape[-1])
+        sizes_of_rules = (sampler.branches, size, logits.shape[-1])
         state = DecodeState(
-            sampler.start(rows, slots, limits, prompt),
+            sampler.start(rows, size, limits, prompt),
             () if rules is None else rules.start(*sizes_of_rules, prompt, limits),
             ops.full((rows,), -1, "int32"),
             ops.full((rows,), -1, "int32"),
@@ -153,7 +157,9 @@ class Decoding:
         """The cache after tokens `(1, length)`, without room for more."""
         inputs = {"token_ids": tokens, "padding_mask": ops.ones(tokens.shape, "bool")}
         cache = self.program.new_cache(1, tokens.shape[1], self.settings.cache_dtype)
-        return self.program.prefill(inputs, cache)[2].as_tensors()
+        cache = self.program.prefill(inputs, cache)[2]
+        # The next token sees itself and one less of the tokens before it than the window is long.
+        return cache.fit({key: max(1, key - 1) for key in self.program.spaces if key}).as_tensors()
 
     def goes_on(self, state, given: Given, steps, enough):
         """Whether another step is to be made: before `steps`, and `enough` rows are finished."""
@@ -174,21 +180,22 @@ class Decoding:
         """The state, and what is looked at of it."""
         sampler, sampled = self.sampler, state.sampled
         finished = sampler.finished(sampled, self._limits(given))
-        used = ops.sum(ops.cast(state.cache.in_use(self.program.window), "int32"), axis=1)
+        used = [ops.sum(ops.cast(x, "int32"), axis=1) for x in state.cache.in_use().values()]
+        used = ops.stack(used, axis=1)
         return state, Report(finished, sampler.counts(sampled), used, sampler.outputs(sampled))
 
-    def grow(self, state, given: Given, *, extra: int, slots: int):
-        """Room for `extra` more tokens, and `slots` in the cache."""
+    def grow(self, state, given: Given, *, extra: int, slots: tuple):
+        """Room for `extra` more tokens, and `slots` in the cache, pairs of a space and a number."""
         sampled, ruled, rules = state.sampled, state.ruled, self.settings.rules
         if extra:
             sampled = self.sampler.grow(sampled, extra, self.settings.pad_id)
             ruled = ruled if rules is None else rules.grow(ruled, extra, self.settings.pad_id)
-        state = state._replace(sampled=sampled, ruled=ruled, cache=state.cache.grow(slots))
+        state = state._replace(sampled=sampled, ruled=ruled, cache=state.cache.grow(dict(slots)))
         return self.report(state, given)
 
-    def compact(self, cache):
-        """The cache without the slots that nothing sees any more."""
-        return cache.compact(self.program.window)
+    def compact(self, cache, *, slots: tuple):
+        """The cache without what nothing sees any more in the spaces of `slots`, as for `grow`."""
+        return cache.compact(dict(slots))
 
     def replace(self, state, new, given: Given, order):
         """Of the rows of both states, one after the other, those of `order`, int `(count,)`."""

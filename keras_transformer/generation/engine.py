@@ -1,6 +1,7 @@
 """The decode engine: the whole prompt at once, then token by token in a compiled loop."""
 
 import dataclasses
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.decoding import DecodeState, Decoding, Given, Report, Settings
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
+from keras_transformer.planning.memory import LOOP_TOKENS
 from keras_transformer.programs import to_tensor
 from keras_transformer.sizes import round_size, round_up
 
@@ -147,9 +149,11 @@ class Engine:
         compiled, nothing = self._compiled_for(settings), np.zeros((len(limits), 0), "float32")
         owners = list(range(len(limits))) if owners is None else owners
         batch = Batch(settings, compiled, limits, owners, draw, nothing)
-        slots = _slots(batch, max(slots, needed))
-        given = self._given(batch, slots)
-        return batch.take(compiled.prefill(tensors, given, prefix, slots=slots, copies=copies))
+        wanted = _slots(batch, max(slots, needed))
+        room = {key: min(wanted, most) for key, most in _most_slots(batch).items()}
+        options = {"slots": tuple(room.items()), "size": max(room.values()), "copies": copies}
+        given = self._given(batch, options["size"])
+        return batch.take(compiled.prefill(tensors, given, prefix, **options))
 
     def padded_prompts(
         self, settings: Settings, rows: int, length: int, most: tuple[int | None, int | None]
@@ -181,28 +185,46 @@ class Engine:
 
         Slots that nothing sees any more are given back first, see `Cache.compact`.
         """
-        report, sampler, cache = batch.report, batch.settings.sampler, batch.state.cache
-        needed, end, used = steps * sampler.slots_per_step, int(cache.end), int(report.used.max())
-        if end + needed > cache.slots and used <= 0.75 * end:
-            cache, end = batch.compiled.compact(cache), used
-            batch.state = batch.state._replace(cache=cache)
+        report, sampler = batch.report, batch.settings.sampler
+        needed = steps * sampler.slots_per_step
+        ends = self._compacted(batch, needed)
         unfinished = ~report.finished
         remaining = int((batch.limits - report.counts)[unfinished].max(initial=0))
-        slots, size = cache.slots, batch.size
-        if end + needed > slots:
+        has = {key: space.slots for key, space in batch.state.cache.spaces.items()}
+        slots, size = dict(has), batch.size
+        small = [key for key, end in ends.items() if end + needed > slots[key]]
+        if small:
             # Half as many again, so that it is seldom; but not for steps that will not come.
             most = max(needed, (remaining + sampler.extra_steps) * sampler.slots_per_step)
-            slots = _slots(batch, end + min(max(needed, end // 2), most))
-            size = max(size, slots)
+            end, windows = max(ends[key] for key in small), _most_slots(batch, needed)
+            wanted = _slots(batch, end + min(max(needed, end // 2), most))
+            slots |= {key: min(wanted, windows[key]) for key in small}
+            size = max(size, *(slots[key] for key in small))
         count = int(report.counts[unfinished].max(initial=0))
         # Rules may be a token ahead of a sampler that begins with candidates.
         coming = min(steps * sampler.step_length, remaining) + sampler.extra_steps
         if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
-        if (slots, size) != (cache.slots, batch.size):
+        if (slots, size) != (has, batch.size):
             given = self._given(batch, batch.size, moves=True)
-            extra = size - batch.size
-            batch.take(batch.compiled.grow(batch.state, given, extra=extra, slots=slots))
+            sizes = {"extra": size - batch.size, "slots": tuple(slots.items())}
+            batch.take(batch.compiled.grow(batch.state, given, **sizes))
+
+    def _compacted(self, batch: Batch, needed: int) -> dict[int, int]:
+        """The next free slot of each space, of those compacted that have no room for `needed`."""
+        spaces, most = batch.state.cache.spaces, _most_slots(batch, needed)
+        used = dict(zip(batch.compiled.spaces, batch.report.used.max(axis=0).tolist(), strict=True))
+        ends = {key: int(space.end) for key, space in spaces.items()}
+        crowded = {
+            key: spaces[key].slots
+            for key, end in ends.items()
+            if end + needed > spaces[key].slots
+            and (used[key] <= 0.75 * end or end + needed > most[key])
+        }
+        if crowded:
+            cache = batch.compiled.compact(batch.state.cache, slots=tuple(crowded.items()))
+            batch.state = batch.state._replace(cache=cache)
+        return ends | {key: used[key] for key in crowded}
 
     def replace_rows(self, batch: Batch, kept: list[int], new: Batch) -> Batch:
         """The rows `kept` of a batch, and behind them those of `new`."""
@@ -296,7 +318,20 @@ def most_steps(sampler: Sampler) -> int:
     So many that a call costs little beside them, and so few that the cache starts small and an
     interruption is heard soon.
     """
-    return 16 if sampler.branches > 1 else max(8, 64 // sampler.step_length)
+    return 16 if sampler.branches > 1 else max(8, LOOP_TOKENS // sampler.step_length)
+
+
+def _most_slots(batch: Batch, needed: int = 0) -> dict[int, float]:
+    """For each space of the cache the most slots that it can need, for so many more at a time.
+
+    That is the window before the next token, of each branch, and what a call of the loop adds.
+    """
+    sampler = batch.settings.sampler
+    added = max(needed, sampler.slots_per_step * most_steps(sampler))
+    return {
+        key: round_size((key - 1) * sampler.branches + added) if key else math.inf
+        for key in batch.compiled.spaces
+    }
 
 
 def _slots(batch: Batch, needed: int) -> int:

@@ -1,12 +1,12 @@
 """A model that generates as two plain functions, and loops of plain functions compiled."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import keras
 from keras import ops
 
-from keras_transformer.generation.cache import Cache
+from keras_transformer.generation.cache import Cache, spaces_of
 from keras_transformer.programs import compile_function
 
 
@@ -38,13 +38,12 @@ class Program:
     def __init__(self, backbone, *drafts):
         self.backbone = backbone
         self.models = (backbone, *drafts)
-        windows = [
-            layer.window for model in self.models for layer in model.config.side("decoder").layers
-        ]
-        self.window = None if None in windows else max(windows)
+        self.spaces = spaces_of(*self.models)
         self._own_layers = len(backbone.cache_layers)
 
-    def new_cache(self, rows: int, slots: int, dtype: str | None = None) -> Cache:
+    def new_cache(
+        self, rows: int, slots: int | Mapping[int, int], dtype: str | None = None
+    ) -> Cache:
         """An empty cache for all models, see `Cache.create`."""
         caches = [Cache.create(model, rows, slots, dtype) for model in self.models]
         return functools.reduce(Cache.join, caches)

@@ -192,10 +192,13 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return tuple(each.name for each in self.input_arrays if each.required)
 
     @property
-    def cache_layers(self) -> list[tuple[int, int]]:
-        """The number of heads and their width, of each layer that a cache keeps."""
+    def cache_layers(self) -> list[tuple]:
+        """The number of heads, their width and the window of each layer that a cache keeps.
+
+        A window of None, or none given, keeps everything.
+        """
         layers = self.config.side("decoder").layers
-        return [(layer.num_key_value_heads, layer.head_dim) for layer in layers]
+        return [(layer.num_key_value_heads, layer.head_dim, layer.reach) for layer in layers]
 
     def prompt_tokens(self, inputs):
         """The ids and the mask that generation starts from."""

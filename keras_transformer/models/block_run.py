@@ -29,7 +29,8 @@ class BlockRun:
         collect: tuple of `"states"` and `"attention"`, what is to be kept of each block.
 
     Attributes:
-        visibility: `layers.Visibility`, which tokens see which.
+        visibility: `layers.Visibility`, which tokens see which. With a cache each of its spaces has
+            one of its own in `visibilities`, and this is the first of them.
         positions: int `(batch, length)`, of each token in its row, for layers that are added to
             the embedding; None for 0, 1, 2, ...
 
@@ -45,13 +46,23 @@ class BlockRun:
         self.visibility = Visibility(
             padding, query_pack=packs, query_positions=positions, global_positions=of_all
         )
+        self.visibilities = {None: self.visibility}
         if cache is not None:
             self.cache = cache.reserve(x, padding)
-            self.visibility = self.cache.visibility(x.shape[1])._replace(query_pack=packs)
+            self.visibilities = {
+                key: visibility._replace(query_pack=packs)
+                for key, visibility in self.cache.visibilities(x.shape[1]).items()
+            }
+            self.visibility = next(iter(self.visibilities.values()))
 
     @property
     def positions(self):
         return self.visibility.query_positions
+
+    @property
+    def space(self) -> int | None:
+        """The key in `visibilities` of the next block."""
+        return None if self.cache is None else self.cache.space_of(len(self._kept))
 
     @property
     def cache_positions(self):
@@ -67,7 +78,7 @@ class BlockRun:
             x: float `(batch, length, dim)`.
             **options: further arguments of the block, e.g. `training`.
         """
-        visibility = self.visibility
+        visibility = self.visibilities[self.space]
         if self.cache is None and block.rotary is None:
             visibility = visibility._replace(query_positions=None)
         if block.window is None:

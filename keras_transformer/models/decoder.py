@@ -16,8 +16,9 @@ class DecoderBase(Backbone):
     A subclass makes its layers in `__init__`, ends it with `self.build()`, and has a `call` of
     inputs and an optional cache, in which `BlockRun` calls the blocks. The config decides the token
     embedding, the logits (of states of width `hidden_dim`), the limit of learned positions and
-    what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`. Its other values
-    are for the subclass to use.
+    what a cache keeps: `num_layers` times `num_key_value_heads` of `head_dim`, with the `window` of
+    each, or what the property `cache_layers` of the subclass says. Its other values are for the
+    subclass to use.
 
     It is saved in Keras's formats. A preset, which holds values only, cannot hold it.
 

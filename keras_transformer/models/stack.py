@@ -137,7 +137,7 @@ class Stack(keras.layers.Layer):
         elif run.cache is not None and run.cache.source.shape[1]:
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
-        bias, of_parts = self._bias(x, run)
+        biases, of_parts = self._biases(x, run)
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
             options["relative"] = self.relative_embedding(queries, queries)
@@ -146,23 +146,24 @@ class Stack(keras.layers.Layer):
                 options["first_only"] = True
             block = self.blocks[block]
             in_part = block.window is not None and of_parts is not None
-            x = run(block, x, bias=of_parts if in_part else bias, **options)
+            x = run(block, x, bias=of_parts if in_part else biases[run.space], **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
 
-    def _bias(self, x, run: BlockRun):
-        """The bias of all pairs, for blocks that see all, and that of those that a window holds."""
+    def _biases(self, x, run: BlockRun):
+        """The bias of all pairs in each space of a cache, and that for blocks with a window."""
+        biases, of_parts = dict.fromkeys(run.visibilities), None
         if self.position_bias is None:
-            return None, None
-        queries = run.positions
-        keys = run.visibility.key_positions
+            return biases, None
         if run.cache is None and "attention" not in run.collected:
-            of_parts = PairBias(self.position_bias, queries, self.group_bias)
+            of_parts = PairBias(self.position_bias, run.positions, self.group_bias)
             if all(block.window is not None for block in self.blocks):
-                return None, of_parts
-            return of_parts.whole(x), of_parts
-        queries = sequence_positions(x) if queries is None else queries
-        return self.position_bias(queries, queries if keys is None else keys), None
+                return biases, of_parts
+        queries = sequence_positions(x) if run.positions is None else run.positions
+        for space, visibility in run.visibilities.items():
+            keys = visibility.key_positions
+            biases[space] = self.position_bias(queries, queries if keys is None else keys)
+        return biases, of_parts
 
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # All blocks recomputed at once save nothing: each one is by itself.

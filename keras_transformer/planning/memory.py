@@ -21,6 +21,10 @@ DTYPES = {
 }
 
 
+# Tokens that one call of the loop of generation adds to a row; then a window is looked after.
+LOOP_TOKENS = 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Bytes on one device.
@@ -105,9 +109,10 @@ def cache_bytes(
 ) -> int:
     """Keys and values of so many rows, see `generation.Cache.count_bytes`."""
     side, total = sides(config)[-1], 0
-    tokens = slots + (source if side.source_dim else 0)
     for i in range(side.depth):
         layer = side.layer(i)
+        tokens = slots if layer.reach is None else min(slots, layer.reach - 1 + LOOP_TOKENS)
+        tokens += source if side.source_dim else 0
         of_a_head = layer.head_dim * itemsize + (4 if itemsize == 1 else 0)
         total += rows * tokens * 2 * layer.num_key_value_heads * of_a_head
     return total

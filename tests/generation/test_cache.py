@@ -53,8 +53,19 @@ def close(actual, desired, atol=1e-5):
     np.testing.assert_allclose(actual, desired, rtol=0, atol=atol)
 
 
+def only(cache):
+    """The one space of slots of layers that see equally far back."""
+    (space,) = cache.spaces.values()
+    return space
+
+
 def filled(cache):
-    return ops.convert_to_numpy(cache.filled).tolist()
+    return ops.convert_to_numpy(only(cache).filled).tolist()
+
+
+def in_use(cache):
+    (used,) = cache.in_use().values()
+    return ops.convert_to_numpy(used)
 
 
 def tensor(numbers):
@@ -70,7 +81,7 @@ def test_pieces_give_what_the_whole_gives(model):
     third, cache = model({"token_ids": ids[:, 4:]}, cache)
     whole = model({"token_ids": ids})
     close(np.concatenate([first, second, third], 1), whole)
-    assert (int(cache.start), int(cache.end)) == (4, 6)
+    assert (int(only(cache).start), int(only(cache).end)) == (4, 6)
     assert filled(cache) == [[[True] * 6 + [False] * 3]]
     assert (cache.rows, cache.branches, cache.slots) == (1, 1, 9)
 
@@ -79,15 +90,15 @@ def test_slots_that_a_compiler_knows_and_others_give_the_same(model):
     ids = np.array([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
     whole = model({"token_ids": ids})
     known = Cache.create(model.backbone, rows=2, slots=8)
-    assert (known.start, known.end) == (0, 0)
+    assert (only(known).start, only(known).end) == (0, 0)
     unknown = Cache.create(model.backbone, rows=2, slots=8).as_tensors()
     for part in (slice(0, 2), slice(2, 5)):
         states, known = model.backbone({"token_ids": ids[:, part]}, cache=known)
         close(ops.convert_to_numpy(states), whole[:, part])
         states, unknown = model({"token_ids": ids[:, part]}, unknown)
         close(states, whole[:, part])
-    assert (known.start, known.end) == (2, 5)
-    assert not isinstance(unknown.end, int) and int(unknown.end) == 5
+    assert (only(known).start, only(known).end) == (2, 5)
+    assert not isinstance(only(unknown).end, int) and int(only(unknown).end) == 5
 
 
 def test_rows_of_different_lengths_keep_their_own_positions(model):
@@ -96,7 +107,7 @@ def test_rows_of_different_lengths_keep_their_own_positions(model):
     _, cache = model({"token_ids": ids, "padding_mask": mask}, cache)
     last, cache = model({"token_ids": [[9], [10]]}, cache)
     assert ops.convert_to_numpy(cache.lengths).tolist() == [4, 2]
-    assert ops.convert_to_numpy(cache.positions)[:, 3].tolist() == [3, 1]
+    assert ops.convert_to_numpy(only(cache).positions)[:, 3].tolist() == [3, 1]
     assert filled(cache) == [
         [[True, True, True, True, False]],
         [[True, False, False, True, False]],
@@ -135,7 +146,6 @@ def test_branches_part_and_continue_from_one(model, known):
 def test_branches_of_branches_and_compaction(name, request):
     """Eight steps of three branches with parents by chance, in slots that are used again."""
     model = request.getfixturevalue(name)
-    width = model.backbone.config.window
     random = np.random.default_rng(0)
     cache = Cache.create(model.backbone, rows=2, slots=16)
     mask = [[True] * 4, [True, False, False, False]]
@@ -144,10 +154,10 @@ def test_branches_of_branches_and_compaction(name, request):
     pasts = [[[5, 6, 7, 8]] * 3, [[9]] * 3]
     compacted = 0
     for _ in range(8):
-        if int(cache.end) + 3 > cache.slots:
-            used = ops.convert_to_numpy(cache.in_use(width))
-            cache = cache.compact(width)
-            assert int(cache.end) == used.sum(axis=1).max()
+        if int(only(cache).end) + 3 > cache.slots:
+            used = in_use(cache)
+            cache = cache.compact()
+            assert int(only(cache).end) == used.sum(axis=1).max()
             compacted += 1
         tokens = random.integers(3, 24, (2, 3)).tolist()
         states, cache = model({"token_ids": tokens}, cache)
@@ -170,14 +180,17 @@ def test_compaction_removes_padding_and_dead_branches(model):
     cache = cache.branch(2)
     _, cache = model({"token_ids": [[12, 13], [14, 15]]}, cache)
     cache = cache.continue_from(tensor([[0, 0], [1, 0]]))
-    assert ops.convert_to_numpy(cache.in_use(None)).sum(axis=1).tolist() == [6, 4]
+    assert in_use(cache).sum(axis=1).tolist() == [6, 4]
     cache = cache.compact()
-    assert (cache.slots, int(cache.end)) == (12, 6)
+    assert (cache.slots, int(only(cache).end)) == (12, 6)
     assert filled(cache) == [
         [[True] * 6 + [False] * 6] * 2,
         [[True, True, False, True] + [False] * 8, [True, True, True] + [False] * 9],
     ]
-    assert ops.convert_to_numpy(cache.positions)[:, :4].tolist() == [[0, 1, 2, 3], [0, 1, 2, 2]]
+    assert ops.convert_to_numpy(only(cache).positions)[:, :4].tolist() == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 2],
+    ]
     states, cache = model({"token_ids": [[16, 17], [16, 17]]}, cache)
     close(
         states,
@@ -195,10 +208,10 @@ def test_compaction_removes_what_has_left_the_window(window):
     mask = np.array([[True] * 9, [True] * 5 + [False] * 4])
     cache = Cache.create(window.backbone, rows=2, slots=12)
     _, cache = window({"token_ids": ids[:, :9], "padding_mask": mask}, cache)
-    cache = cache.compact(window=4)
+    cache = cache.compact()
     # The next token sees the three before it.
-    assert int(cache.end) == 3 and cache.slots == 12
-    assert ops.convert_to_numpy(cache.positions)[:, :3].tolist() == [[6, 7, 8], [2, 3, 4]]
+    assert int(only(cache).end) == 3 and cache.slots == 12
+    assert ops.convert_to_numpy(only(cache).positions)[:, :3].tolist() == [[6, 7, 8], [2, 3, 4]]
     pasts = [ids[0, :9].tolist(), ids[1, :5].tolist()]
     for step in range(2):
         tokens = ids[:, 9 + step : 10 + step].tolist()
@@ -225,9 +238,9 @@ def test_rows_leave_and_others_come(translator):
 
     first, second = start([0, 1], 4, 5, 4), start([2], 7, 8, 1)
     taken = first.take_rows(tensor([1, 1, 0]))
-    assert (taken.rows, taken.end) == (3, 4)
+    assert (taken.rows, only(taken).end) == (3, 4)
     cache = first.take_rows(tensor([1])).append(second)
-    assert (cache.rows, cache.slots, int(cache.end)) == (2, 8, 4)
+    assert (cache.rows, cache.slots, int(only(cache).end)) == (2, 8, 4)
     assert ops.convert_to_numpy(cache.source).tolist() == [[True] * 2 + [False] * 5, [True] * 7]
     assert ops.convert_to_numpy(cache.lengths).tolist() == [4, 1]
     for step in range(3):
@@ -247,7 +260,7 @@ def test_rows_with_branches_are_appended(model):
         _, cache = model({"token_ids": [[12, 13]] * len(ids)}, cache.branch(2))
         caches.append(cache)
     cache = caches[0].take_rows(tensor([1])).append(caches[1])
-    assert (cache.rows, cache.branches, cache.slots, int(cache.end)) == (2, 2, 7, 5)
+    assert (cache.rows, cache.branches, cache.slots, int(only(cache).end)) == (2, 2, 7, 5)
     states, _ = model({"token_ids": [[14, 15]] * 2}, cache)
     pasts = [[[7, 8, 12, 14], [7, 8, 13, 15]], [[9, 10, 11, 12, 14], [9, 10, 11, 13, 15]]]
     close(states, model.last(pasts))
@@ -262,7 +275,7 @@ def test_some_of_the_last_tokens_are_taken_back(model, known):
     cache = cache if known else cache.as_tensors()
     _, cache = model({"token_ids": [[11, 12, 13, 14]] * 3}, cache)
     cache = cache.keep_first(tensor([3, 1, 0]), 4)
-    assert int(cache.end) == 6
+    assert int(only(cache).end) == 6
     assert ops.convert_to_numpy(cache.lengths).tolist() == [6, 3, 1]
     states, cache = model({"token_ids": [[15, 16]] * 3}, cache)
     pasts = [[5, 6, 7, 11, 12, 13], [8, 9, 11], [10]]

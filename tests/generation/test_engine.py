@@ -221,6 +221,12 @@ def test_half_precision():
 # The compaction of a sliding window, of padding and of dead beams.
 
 
+def end(batch):
+    """The next free slot."""
+    (space,) = batch.state.cache.spaces.values()
+    return int(space.end)
+
+
 def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     backbone = make_backbone("decoder", position="rotary", window=8, num_layers=2)
     engine, prompts = Engine(backbone), make_prompts([40, 3, 17])
@@ -233,9 +239,9 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     )
     # Room for the prompt and the first steps was enough for all 100.
     assert batch.state.cache.slots == round_size(40 + 17) == 64
-    assert int(batch.state.cache.end) <= 8 + 3 * 16
+    assert end(batch) <= 8 + 3 * 16
     engine.make_room(batch, 48)
-    assert batch.state.cache.slots == 64 and int(batch.state.cache.end) == 7
+    assert batch.state.cache.slots == 64 and end(batch) == 7
 
 
 def test_padding_is_given_back_before_the_cache_grows():
@@ -252,7 +258,7 @@ def test_padding_is_given_back_before_the_cache_grows():
     assert batch.limits.tolist() == [40, 40]
     while not engine.finished(batch).all():
         engine.extend(batch, 8)
-    assert batch.state.cache.slots == 64 and int(batch.state.cache.end) < 64
+    assert batch.state.cache.slots == 64 and end(batch) < 64
     found = engine.outputs(batch)
     expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0, :40])
     np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
@@ -268,7 +274,7 @@ def test_beams_are_the_same_past_compactions(kind):
     many, whole = decode(engine, inputs, settings, [40, 33, 40], steps=64)
     assert found_tokens(few) == found_tokens(many)
     np.testing.assert_allclose(few.scores, many.scores, rtol=0, atol=1e-4)
-    assert int(short.state.cache.end) < int(whole.state.cache.end)  # which is never compacted
+    assert end(short) < end(whole)  # which is never compacted
 
 
 # In fewer bytes: the largest difference of a logit, by the largest logit.

@@ -35,7 +35,7 @@ class Mixed(kt.models.DecoderBase):
 
     @property
     def cache_layers(self):
-        return [(2, 8), (2, 4)]
+        return [(2, 8, 3), (2, 4)]
 
     def call(self, inputs, cache=None, training=False):
         x = self.token_embedding(inputs["token_ids"])

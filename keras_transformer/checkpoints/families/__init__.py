@@ -43,7 +43,7 @@ from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
-from keras_transformer.checkpoints.families.t5 import MT5, T5
+from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 

@@ -1,0 +1,147 @@
+"""Slots that the rows of a batch share, for the layers that see equally far back."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.masking import Visibility, is_zero
+from keras_transformer.layers.slots import put
+
+
+class SlotSpace(NamedTuple):
+    """The slots of some layers, and what they hold.
+
+    All rows write the same slots, so that a write is one slice update.
+
+    Fields:
+        layers: dict, for the number of each layer the tensors of its `layers.slots.Slots`.
+        filled: bool `(rows, branches, slots)`, the slots that a branch sees.
+        positions: int `(rows, slots)`, the position of each slot's token in its row.
+        start: the slot of the first token of the call under way, an int or a tensor as `end`.
+        end: the next free slot. An int as long as it is known while a function is compiled, and
+            then only the slots before it are read; else an int scalar tensor.
+    """
+
+    layers: dict[int, tuple]
+    filled: Any
+    positions: Any
+    start: Any
+    end: Any
+
+    @classmethod
+    def empty(cls, layers: dict[int, tuple], rows: int, slots: int) -> "SlotSpace":
+        filled = ops.zeros((rows, 1, slots), "bool")
+        return cls(layers, filled, ops.zeros((rows, slots), "int32"), start=0, end=0)
+
+    @property
+    def slots(self) -> int:
+        return self.filled.shape[2]
+
+    def reserve(self, own, positions) -> "SlotSpace":
+        """The next slots for tokens at `positions` `(rows, length)`.
+
+        `own`, bool `(rows, branches, length)`, says which of them each branch sees.
+        """
+        return self._replace(
+            filled=put(self.filled, own, self.end, axis=2),
+            positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
+            start=self.end,
+            end=self.end + own.shape[2],
+        )
+
+    def visibility(self, length: int) -> Visibility:
+        """Which slots the `length` tokens of the call under way see, and the positions of both."""
+        filled, keys, places = self.filled, self.positions, ops.arange(length, dtype="int32")
+        if isinstance(self.end, int):
+            filled, keys = filled[..., : self.end], keys[:, : self.end]
+            positions = keys[:, self.start :]
+        else:
+            positions = ops.take(keys, self.start + places, axis=1)
+        branches = filled.shape[1]
+        if branches == 1 and is_zero(self.start):  # as without a cache
+            return Visibility(filled[:, 0], query_positions=positions, key_positions=keys)
+        if branches == 1:
+            slots = ops.arange(filled.shape[2], dtype="int32")
+            own = (self.start + places)[None, :, None]
+            filled = ops.logical_and(filled, slots[None, None] <= own)
+        return Visibility(query_positions=positions, key_positions=keys, explicit=filled)
+
+    def keep_first(self, counts, length: int) -> "SlotSpace":
+        """Of the last `length` tokens only the first `counts`, int `(rows,)`, of each row."""
+        first = self.end - length
+        slots = ops.arange(self.slots, dtype="int32")
+        kept = slots[None, None] < (first + counts)[:, None, None]
+        filled = ops.logical_and(self.filled, kept)
+        return self._replace(filled=filled, end=first + ops.max(counts))
+
+    def grow(self, slots: int) -> "SlotSpace":
+        """The same content with room for `slots` tokens."""
+        extra = slots - self.slots
+        if not extra:
+            return self
+
+        def pad(tensor, axis):
+            widths = [(0, 0)] * len(tensor.shape)
+            widths[axis] = (0, extra)
+            return ops.pad(tensor, widths)
+
+        return self._replace(
+            layers={i: tuple(pad(x, 2) for x in layer) for i, layer in self.layers.items()},
+            filled=pad(self.filled, 2),
+            positions=pad(self.positions, 1),
+        )
+
+    def in_use(self, window: int | None, lengths):
+        """Bool `(rows, slots)`, what a later token can see of rows with so many tokens."""
+        used = ops.any(self.filled, axis=1)
+        if window is None:
+            return used
+        return ops.logical_and(used, self.positions > lengths[:, None] - window)
+
+    def compact(self, used, slots: int) -> "SlotSpace":
+        """The slots `used`, bool `(rows, slots)`, moved to the front; so many are kept."""
+        places = ops.arange(self.slots, dtype="int32")
+        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)
+        order = ops.cast(order, "int32")[:, :slots]
+        filled = ops.logical_and(self.filled, used[:, None])
+
+        def of_heads(tensor):
+            return ops.take_along_axis(tensor, order[:, None, :, None], axis=2)
+
+        return SlotSpace(
+            {i: tuple(map(of_heads, layer)) for i, layer in self.layers.items()},
+            filled=ops.take_along_axis(filled, order[:, None], axis=2),
+            positions=ops.take_along_axis(self.positions, order, axis=1),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.max(ops.sum(ops.cast(used, "int32"), axis=1)), "int32"),
+        )
+
+    def take_rows(self, rows) -> "SlotSpace":
+        """The rows `rows`, int `(count,)`, in that order; a row may come several times."""
+        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:3]))
+        return SlotSpace(*taken, self.start, self.end)
+
+    def append(self, other: "SlotSpace") -> "SlotSpace":
+        """The rows of both, with as many slots as the larger has."""
+        return SlotSpace(
+            {
+                i: tuple(map(join_padded, layer, other.layers[i]))
+                for i, layer in self.layers.items()
+            },
+            filled=join_padded(self.filled, other.filled),
+            positions=join_padded(self.positions, other.positions),
+            start=ops.zeros((), "int32"),
+            end=ops.cast(ops.maximum(self.end, other.end), "int32"),
+        )
+
+
+def join_padded(first, second):
+    """The rows of both tensors, padded with zeros to the larger of each size."""
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    padded = []
+    for tensor in (first, second):
+        widths = [(0, size - old) for size, old in zip(sizes, tensor.shape[1:], strict=True)]
+        more = any(extra for _, extra in widths)
+        padded.append(ops.pad(tensor, [(0, 0), *widths]) if more else tensor)
+    return ops.concatenate(padded, axis=0)
