@@ -303,6 +303,11 @@ def check_agreement(config: "TransformerConfig") -> None:
             f"embedding_dim={config.embedding_dim} and hidden_dim={config.hidden_dim} need the "
             "`embedding_projection` between them."
         )
+    _check_block(config)
+    _check_positions(config)
+
+
+def _check_block(config: "TransformerConfig") -> None:
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
     check_pattern(config, config.kind == "decoder", config.position == "rotary")
@@ -336,6 +341,9 @@ def check_agreement(config: "TransformerConfig") -> None:
             f"groups of layers_per_group={each} blocks, used again: it must be a multiple of "
             f"{each}, and at least {config.num_layer_groups * each}."
         )
+
+
+def _check_positions(config: "TransformerConfig") -> None:
     counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
     if config.position_padding_id is not None and not counted:
         raise ValueError(

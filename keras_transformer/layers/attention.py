@@ -191,17 +191,7 @@ class MultiHeadAttention(
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.supports_masking = True
-
-        self.query_dense = self._projection(self.num_heads * head_dim, "query", use_bias)
-        shared_dim = self.num_key_value_heads * head_dim
-        self.key_dense = self._projection(shared_dim, "key", use_bias)
-        self.value_dense = self._projection(shared_dim, "value", use_bias)
-        self.global_denses = [
-            self._projection(dense.units, f"{dense.name}_global", use_bias)
-            for dense in (self.query_dense, self.key_dense, self.value_dense)
-            if global_projection
-        ]
-        self.position_projections = position_projections(self)
+        self._make_projections(use_bias)
         if disentangled and score_scale is None:
             score_scale = (3 * head_dim) ** -0.5  # of a sum of three products
         with one_piece():
@@ -223,6 +213,18 @@ class MultiHeadAttention(
             self.rotary_embedding = None
             if rotary is not None:
                 self.rotary_embedding = RotaryEmbedding(**rotary, dtype=self.dtype_policy)
+
+    def _make_projections(self, use_bias: bool):
+        self.query_dense = self._projection(self.num_heads * self.head_dim, "query", use_bias)
+        shared_dim = self.num_key_value_heads * self.head_dim
+        self.key_dense = self._projection(shared_dim, "key", use_bias)
+        self.value_dense = self._projection(shared_dim, "value", use_bias)
+        self.global_denses = [
+            self._projection(dense.units, f"{dense.name}_global", use_bias)
+            for dense in (self.query_dense, self.key_dense, self.value_dense)
+            if self.global_projection
+        ]
+        self.position_projections = position_projections(self)
 
     def _head_norm(self, name: str) -> keras.layers.Layer | None:
         if self.query_key_norm is None:
@@ -291,11 +293,8 @@ class MultiHeadAttention(
         if positions is None and from_cache and own_keys and self.rotary is not None:
             positions = first_slot + sequence_positions(query)
         key_positions = positions if own_keys else visibility.key_positions
-        lengths = None
-        if self.rotary_embedding is not None and self.rotary_embedding.by_length:
-            places = sequence_positions(query if value is None else value)
-            places = places if key_positions is None else key_positions
-            lengths = row_lengths(places, None if from_cache else visibility.padding)
+        padding = None if from_cache else visibility.padding
+        lengths = self._row_lengths(query if value is None else value, key_positions, padding)
         rotation = {"positions": positions, "lengths": lengths}
         queries = self._normalized_and_rotated(
             self.query_dense(query), self.num_heads, self.query_norm, rotation
@@ -328,6 +327,12 @@ class MultiHeadAttention(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
         )
         return with_further(output, weights, cache)
+
+    def _row_lengths(self, keys, positions, padding):
+        """How many tokens each row has, where the angles depend on it."""
+        if self.rotary_embedding is None or not self.rotary_embedding.by_length:
+            return None
+        return row_lengths(sequence_positions(keys) if positions is None else positions, padding)
 
     def _has_own_keys(self, value, cache) -> bool:
         """Whether keys are made of the queries: self-attention."""

@@ -172,24 +172,27 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
         self._make_norms("self_attention", around=attention_normalization)
         self._make_norms("feed_forward", around=not share_normalization)
-        inner = {
-            "activation": activation,
-            "gated": gated,
-            "gate_limit": gate_limit,
-            "use_bias": use_bias,
-            "kernel_initializer": kernel_initializer,
-            "name": "feed_forward",
-            "dtype": self.dtype_policy,
-        }
+        self._make_feed_forward(
+            intermediate_dim,
+            experts,
+            activation=activation,
+            gated=gated,
+            gate_limit=gate_limit,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+        )
+        with one_piece():
+            self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+
+    def _make_feed_forward(self, width: int, experts: dict, **options):
+        """One layer that all tokens go through, or several to choose from."""
+        options |= {"name": "feed_forward", "dtype": self.dtype_policy}
         self.has_experts = experts.get("num_experts", 0) > 0
         with one_piece():
             if self.has_experts:
-                self.feed_forward = MixtureOfExperts(
-                    **{"expert_dim": intermediate_dim, **experts}, **inner
-                )
+                self.feed_forward = MixtureOfExperts(**{"expert_dim": width, **experts}, **options)
             else:
-                self.feed_forward = FeedForward(intermediate_dim, **inner)
-            self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+                self.feed_forward = FeedForward(width, **options)
 
     def _make_norms(self, sublayer: str, around: bool = True):
         """The normalization in front of a sub-layer or behind the sum, and that of its output."""

@@ -95,6 +95,18 @@ def test_tokens_are_those_without_a_cache(kind, values):
         assert size <= round_size(key - 1 + 64) if key else size >= new
 
 
+@pytest.mark.one_backend
+def test_dilated_windows_reach_further_and_global_tokens_stay():
+    pattern = ({"window": 3, "window_dilation": 2}, {"window": 4, "global_tokens": 2})
+    backbone = make_backbone("decoder", **VALUES, layer_pattern=pattern)
+    engine, prompts, new = Engine(backbone), make_prompts([50, 2, 17]), 80
+    settings = Settings(Recording(), None, (), PAD)
+    found, batch = decode(engine, engine_inputs(backbone, prompts), settings, [new] * 3, steps=64)
+    expected = uncached_logits(backbone, prompts, found.tokens[:, 0])
+    np.testing.assert_allclose(found.scores[:, :new], expected, rtol=0, atol=1e-4)
+    assert slots(batch)[5][0] <= round_size(4 + 64) < 130 <= slots(batch)[0][0]
+
+
 def test_the_memory_of_windows_does_not_grow(engine):
     settings, found = Settings(Greedy(), None, (), PAD), []
     for length, new in ((20, 40), (20, 180), (180, 20)):
