@@ -44,7 +44,7 @@ def set_source_language(tokenizer, code: str) -> None:
     from keras_transformer.tokenizers import set_source_language
 
     words = ["en_XX", "de_DE"]
-    tokenizer = kt.Tokenizer.train(["a dog", "ein hund"], vocabulary_size=60, special_tokens=words)
+    tokenizer = kt.Tokenizer.train(["a dog", "ein hund"], vocabulary_size=300, special_tokens=words)
     try:
         set_source_language(tokenizer, "de_DE")
     except ValueError as error:

@@ -46,7 +46,12 @@ def made(model_type, task, folder, number=0):
         values["pad_token_id"] = 3
     model = families.make(model_type, number, SUFFIXES[task], **values)
     model.save_pretrained(folder)
-    return model, families.batch(model.config.pad_token_id)
+    if (model_type, task) != ("longformer", "QuestionAnswerer"):
+        return model, families.batch(model.config.pad_token_id)
+    ids, mask = families.batch(model.config.pad_token_id, rows=2)
+    for row in (0, 1):  # a question, two separators, a context and one more
+        ids[row, [1, 2, mask[row].sum() - 1]] = model.config.sep_token_id
+    return model, (ids, mask)
 
 
 def logits_of(model, ids, mask):
