@@ -268,6 +268,7 @@ _ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIF
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
 # Weights that devices share, by the end of their path.
 SHARED = {each.path: each for each in _ALL if PARALLEL.intersection(each.axes)}
+SHARED[f"encoder_{TOKENS[0].path}"] = TOKENS[0]  # of an encoder-decoder that has two
 # Layers of which all stands before the first block; and of them what stands behind the last.
 _BEFORE = frozenset(each.path.split("/")[0] for each in (*TOKENS[:1], *STEM))
 _BEHIND = "reverse_embeddings"

@@ -138,7 +138,7 @@ def test_the_description_is_that_of_the_model(config):
         # What devices share is found by the path, wherever a layer stands.
         shared = structure.shared_weight(variable.path, tuple(variable.shape))
         cut = described[path].cut_axis(2)
-        assert (shared and shared.cut_axis(2)) == cut
+        assert (shared and shared.cut_axis(2)) == cut, path
         before = path.startswith("token_embedding/embeddings") or (
             path.split("/")[0] in ("encoder", "decoder")
             and "layer_" not in path

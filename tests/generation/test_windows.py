@@ -190,7 +190,7 @@ def test_a_cache_of_ones_own_in_pieces(backbone):
         cache = cache.compact({4: 12})
         assert int(cache.spaces[4].end) == 3 and int(cache.spaces[0].end) == stop
     np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=2e-5)
-    assert cache.compact({4: 3}).layers[1]["self"][0].shape[2] == 3
+    assert cache.compact({4: 3}).layers[0]["self"][0].shape[2] == 3
 
 
 @pytest.mark.one_backend

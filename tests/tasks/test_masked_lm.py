@@ -69,7 +69,9 @@ def test_other_widths_and_activations():
     task = randomized(kt.MaskedLM(backbone, words, hidden_activation="tanh"))
     assert task.head["transform/kernel"].shape == (16, 6)
     assert task.task_values() == {
+        "block_norm": False,
         "hidden_activation": "tanh",
+        "hidden_bias": True,
         "mask_rate": 0.15,
         "normalization_epsilon": None,
     }

@@ -92,7 +92,13 @@ def test_logits_of_bert(pair, tmp_path):
     assert largest_difference(found, expected, mask) <= 1e-4
     assert set(task.head) == {"output/kernel", "output/bias"}
     assert task.head["output/kernel"].shape == (24, 2)
-    assert task.task_values() == {"dropout": 0.0}
+    assert task.task_values() == {
+        "block_norm": False,
+        "dropout": 0.0,
+        "hidden_activation": None,
+        "hidden_bias": True,
+        "separator_id": None,
+    }
 
 
 @pytest.mark.each_backend
