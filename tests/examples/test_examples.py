@@ -259,6 +259,18 @@ def test_train_embedder(run, presets, tmp_path):
     assert vectors.shape == (1, 16)
 
 
+def test_long_documents(run, tmp_path):
+    sizes = ["--train_size=40", "--test_size=20", "--shortest=200", "--longest=300", "--layers=1"]
+    small = [*sizes, "--width=32", "--window=9", "--batch_size=20"]
+    printed = run("long_documents", *small, "--output=listops")
+    rows = re.findall(r"\n  (window, 8 on each side|full) +([\d.]+)% +([\d,]+) +([\d,]+)", printed)
+    assert [name for name, *_ in rows] == ["window, 8 on each side", "full"]
+    assert all(0 <= float(accuracy) <= 60 for _, accuracy, *_ in rows)
+    assert "20 test texts, 40 to train on" in printed and "Longformer" in printed
+    classifier = kt.TextClassifier.from_preset(tmp_path / "listops")
+    assert classifier.predict(["[MAX 2 9 ]"], verbose=0).shape == (1, 10)
+
+
 @pytest.mark.each_backend
 def test_train_distributed(run, backend, tmp_path):
     """Two devices, or processes, on each backend: the curve of one device."""

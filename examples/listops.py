@@ -1,0 +1,47 @@
+"""ListOps: nested operations on digits, made as for the Long Range Arena.
+
+Source: Nangia and Bowman 2018; Tay et al. 2020, "Long Range Arena", section 2.1: trees of a depth
+of at most 10 with 2 to 10 arguments, of which those with more than 500 and fewer than 2,000 symbols
+are kept.
+"""
+
+import random
+import statistics
+from collections.abc import Callable
+
+_OPERATORS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda numbers: int(statistics.median(numbers)),
+    "[SM": lambda numbers: sum(numbers) % 10,
+}
+SYMBOLS = (*map(str, range(10)), *_OPERATORS, "]")
+_MOST_DEPTH = _MOST_ARGUMENTS = 10
+_SHARE_OF_DIGITS = 0.75
+
+
+def tree(rng: random.Random, depth: int = 1) -> tuple[list[str], int]:
+    """The symbols of a random tree, and its value, a digit."""
+    if depth == _MOST_DEPTH or rng.random() < _SHARE_OF_DIGITS:
+        value = rng.randrange(10)
+        return [str(value)], value
+    operator = rng.choice(list(_OPERATORS))
+    symbols, values = [operator], []
+    for _ in range(rng.randint(2, _MOST_ARGUMENTS)):
+        part, value = tree(rng, depth + 1)
+        symbols += part
+        values.append(value)
+    return [*symbols, "]"], _OPERATORS[operator](values)
+
+
+def examples(
+    count: int, seed: int, least: int = 500, most: int = 2000
+) -> tuple[list[str], list[int]]:
+    """So many different trees as texts, and their values; `least` and `most` bound the symbols."""
+    rng = random.Random(seed)
+    found: dict[str, int] = {}
+    while len(found) < count:
+        symbols, value = tree(rng)
+        if least < len(symbols) < most:
+            found[" ".join(symbols)] = value
+    return list(found), list(found.values())
