@@ -43,7 +43,8 @@ def _read_positions(values: Values) -> dict[str, Any]:
     kinds = values.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
     relative = bool(values.get("relative_attention", False))
-    wanted = {"pos_att_type": (sorted(kinds), _BOTH if relative else [])}
+    kinds = sorted(kinds, key=str) if isinstance(kinds, list) else kinds
+    wanted = {"pos_att_type": (kinds, _BOTH if relative else [])}
     if relative:
         wanted["norm_rel_ebd"] = (values.get("norm_rel_ebd", "none"), "layer_norm")
     for name, (found, supported) in wanted.items():
