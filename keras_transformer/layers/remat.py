@@ -43,7 +43,7 @@ class Rematerializable:
             all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
             if backend == "torch":
                 return layer_call(*all_args, **all_kwargs), [], []
-            inside = {id(v): (v, v.value) for v in self.variables}
+            inside = {id(v): (v, v.value) for v in (*self.variables, *read)}
             inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
             mapping = list(inside.values())
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:

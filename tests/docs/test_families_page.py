@@ -179,8 +179,8 @@ def test_what_is_not_covered_is_refused(maker):
 
 
 def test_a_module_must_name_its_paper(maker, monkeypatch):
-    from keras_transformer.checkpoints.families import t5
+    from keras_transformer.checkpoints.families import electra
 
-    monkeypatch.setattr(t5, "__doc__", "T5, as everybody knows.")
-    with pytest.raises(ValueError, match=r"families\.t5 must start with 'Name: Authors year, URL'"):
-        maker.paper(t5.T5)
+    monkeypatch.setattr(electra, "__doc__", "ELECTRA, as everybody knows.")
+    with pytest.raises(ValueError, match=r"s\.electra must start with 'Name: Authors year, URL'"):
+        maker.paper(electra.ELECTRA)
