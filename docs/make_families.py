@@ -370,6 +370,24 @@ def normalization(family: Family) -> str:
     return ", ".join(parts)
 
 
+def pattern_words(config: TransformerConfig) -> list[str]:
+    """Which tokens see which, in words, of a side."""
+    words = []
+    if config.global_projection:
+        words.append("a window, and tokens that see all by projections of their own")
+    elif config.global_block_size is not None:
+        words.append("a window, and sums of groups of tokens")
+    elif config.window is not None:
+        words.append("a window, if the config has one")
+    if config.window_dilation > 1:
+        words.append("dilated")
+    if config.global_tokens:
+        words.append("first tokens that see all")
+    if config.block_size is not None:
+        words.append("blocks of tokens" + (", some at random" if config.random_blocks else ""))
+    return words
+
+
 def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
@@ -408,19 +426,13 @@ def special(family: Family) -> list[str]:
         parts.append(f"attention and feed-forward side by side{norm}{other}")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
-    if config.num_layer_groups < config.num_layers:
+    if config.num_layer_groups * config.layers_per_group < config.num_layers:
         parts.append("layers share their weights")
     if config.segment_vocabulary_size:
         parts.append("token types")
-    first = config.sides[0]
-    if (
-        config.window is not None and not first.global_projection
-    ) or SWITCHED_WINDOW in family.conversions:
+    parts += pattern_words(config.sides[0])
+    if SWITCHED_WINDOW in family.conversions:
         parts.append("a window, if the config has one")
-    if first.global_projection:
-        parts.append("a window, and tokens that see all by projections of their own")
-    if first.block_size is not None:
-        parts.append("blocks of tokens, some at random")
     varied = dict.fromkeys(name for own in config.layer_pattern or () for name in own)
     if varied:
         parts.append(f"layers that differ by turns in {names_of(varied)}")

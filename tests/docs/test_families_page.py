@@ -153,6 +153,7 @@ def test_the_words_know_every_config_value(maker):
     source = (DOCS / "make_families.py").read_text(encoding="utf-8")
     said = ("kind", "rotary_scaling", "embedding_dim", "output_bias", "num_key_value_heads")
     said += ("embedding_scale", "residual_scale", "logit_scale")
+    said += ("rotary_short_factors", "rotary_long_factors")  # numbers of longrope
     unsaid = {
         field.name
         for field in dataclasses.fields(TransformerConfig)
