@@ -37,7 +37,8 @@ def flags_of(shared_data, tmp_path):
     """The program of an example, and the flag that it is always given."""
 
     def flags_of(name):
-        always = "--seed=0" if name in ("demo", "generate") else f"--data_dir={shared_data}"
+        of_no_data = ("demo", "generate", "long_documents")
+        always = "--seed=0" if name in of_no_data else f"--data_dir={shared_data}"
         return [str(ROOT / "examples" / f"{name}.py"), always]
 
     return flags_of
