@@ -121,6 +121,10 @@ def check_inputs(
             )
         if isinstance(array, np.ndarray):
             _check_values(name, known, array, config)
+            if not known.of_tokens and like is not None and isinstance(like[1], int):
+                check_range(
+                    name, array, -1, like[1] - 1, "none has -1, and the rows have the places"
+                )
 
 
 def check_states(name: str, states: Any, width: int) -> None:
