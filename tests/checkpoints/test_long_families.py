@@ -152,7 +152,9 @@ def test_what_cannot_be_lengthened(tmp_path):
 def test_places_that_a_row_has_not(tmp_path):
     backbone = load_backbone(saved(families.make("longformer", 0, "Model"), tmp_path))
     ids = np.full((2, 5), 7, "int32")
-    with pytest.raises(ValueError, match="`global_positions` holds numbers from 0 to 7, but .* places -1 to 4"):
+    with pytest.raises(
+        ValueError, match="`global_positions` holds numbers from 0 to 7, but .* places -1 to 4"
+    ):
         backbone({"token_ids": ids, "global_positions": np.array([[7], [0]])})
     with pytest.raises(ValueError, match="global_positions.*integers"):
         backbone({"token_ids": ids, "global_positions": np.array([[0.5], [0.0]])})

@@ -6,12 +6,7 @@ A BERT whose scores are of relative positions too; v3 was trained like ELECTRA.
 import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.bert import (
-    EMBEDDINGS,
-    FIELDS,
-    LAYER,
-    OLDER_NORMS,
-)
+from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER, OLDER_NORMS
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
     ENCODER,
