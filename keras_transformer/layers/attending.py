@@ -56,7 +56,7 @@ class Attends:
         attended, weights = attend(queries, keys, values, visibility, bias)
         if own:
             places = visibility.global_positions
-            rows, seen = sparse.attend_from_global(attend, *of_global(places), visibility, None)
+            rows, seen = sparse.attend_from_global(attend, *of_global(places), visibility, bias)
             attended = sparse.put_at(places, rows, attended)
             if weights is not None:
                 first = (ops.swapaxes(x, 1, 2) for x in (seen, weights))

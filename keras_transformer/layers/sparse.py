@@ -187,7 +187,10 @@ def _joined(arrays, size: int, parts):
 
 
 def attend_from_global(attend: Callable, queries, keys, values, visibility: Visibility, bias):
-    """What `attend` gives for the queries of the global tokens, which see all keys."""
+    """What `attend` gives for the queries of the global tokens, which see all keys.
+
+    `bias` is a `PairBias`, that of all pairs, or None.
+    """
     places = visibility.global_positions
     slots = ops.arange(ops.shape(keys)[1], dtype="int32")[None]
     explicit = None
@@ -196,9 +199,11 @@ def attend_from_global(attend: Callable, queries, keys, values, visibility: Visi
     query_pack, key_pack = visibility.packs
     if query_pack is not None:
         query_pack = gathered(query_pack, places)
-    if bias is not None:
+    if isinstance(bias, PairBias):
         whole = slots if bias.positions is None else bias.positions
         bias = bias.layer(places if bias.positions is None else gathered(whole, places), whole)
+    elif bias is not None:
+        bias = ops.swapaxes(gathered(ops.swapaxes(bias, 1, 2), places), 1, 2)
     seen = Visibility(visibility.padding, query_pack, key_pack, explicit=explicit)
     return attend(queries, keys, values, seen, bias)
 

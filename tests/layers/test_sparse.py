@@ -194,6 +194,20 @@ def test_global_tokens_of_their_own_projections():
     assert weights.shape == (BATCH, HEADS, length, length)
 
 
+def test_global_tokens_of_their_own_projections_have_the_bias_too():
+    """A short sequence, where nothing is cut, and the same as the start of one that is."""
+    length, near = 300, 20
+    bias = PairBias(randomize(RelativePositionBias(HEADS)), None)
+    layer = made(length, window=9, global_projection=True)
+    x, places = random(BATCH, length, DIM), Visibility(global_positions=np.array([[0, 3], [5, -1]]))
+    real = np.repeat((np.arange(length) < near)[None], BATCH, axis=0)
+    expected = numpy(layer(x, mask=real, visibility=places, bias=bias))[:, :near]
+    short = x[:, :near]
+    assert_close(layer(short, visibility=places, bias=bias), expected, atol=2e-5)
+    whole = bias.whole(short)
+    assert_close(layer(short, visibility=places, bias=whole), expected, atol=2e-5)
+
+
 def test_a_block_of_the_first_token_alone():
     """What a classifier asks of the last block, where that token sees all."""
     x = random(BATCH, 300, 16)
