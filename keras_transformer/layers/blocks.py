@@ -136,12 +136,13 @@ class Blocks(NamedTuple):
         return ops.reshape(x, (-1, span, *x.shape[-2:]))[:, : self.length]
 
     def _blocks(self, x):
-        return ops.reshape(x, (-1, self.size, *x.shape[2:]))
+        return ops.reshape(x, (-1, self.size, *ops.shape(x)[2:]))
 
 
 def _padded(x, before: int, behind):
     """With zeros around the second axis."""
     if isinstance(behind, int) and before == behind == 0:
         return x
-    zeros = [ops.zeros((ops.shape(x)[0], n, *x.shape[2:]), x.dtype) for n in (before, behind)]
+    rows, _, *rest = ops.shape(x)
+    zeros = [ops.zeros((rows, n, *rest), x.dtype) for n in (before, behind)]
     return ops.concatenate([zeros[0], x, zeros[1]], axis=1)

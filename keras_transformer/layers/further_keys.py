@@ -37,7 +37,7 @@ def global_keys(
 ) -> Further:
     """Those of the tokens that are seen by all; `weight` is added to their scores."""
     places = visibility.global_positions
-    count = places.shape[1]
+    count = ops.shape(places)[1]
     allowed = _are_real(visibility, sparse.length)[:, None]  # (batch or 1, 1, count)
     slots = ops.arange(sparse.length, dtype="int32")[None]
     if visibility.causal:
@@ -68,15 +68,15 @@ def gathered(x, places, batch=None):
         rows = ops.shape(places)[0]
         x = ops.broadcast_to(x, (rows, *ops.shape(x)[1:]))
     places = ops.clip(places, 0, ops.shape(x)[1] - 1)
-    places = ops.broadcast_to(places, (rows, places.shape[1]))
+    places = ops.broadcast_to(places, (rows, ops.shape(places)[1]))
     places = ops.reshape(places, (*ops.shape(places), *[1] * (len(x.shape) - 2)))
     return ops.take_along_axis(x, ops.cast(places, "int32"), axis=1)
 
 
 def once(places):
     """-1 for a place that is there before."""
-    count = places.shape[1]
-    before = np.tril(np.ones((count, count), bool), -1)[None]
+    numbers = ops.arange(ops.shape(places)[1], dtype="int32")
+    before = numbers[None] < numbers[:, None]
     again = ops.any(ops.logical_and(places[:, :, None] == places[:, None], before), axis=-1)
     return ops.where(again, -1, places)
 
@@ -159,10 +159,10 @@ def random_keys(
     def taken(x, of_heads: bool):
         """`(rows, count * size, heads, ...)` of `(batch, length, heads, ...)`."""
         x = sparse.queries(x)
-        x = ops.reshape(x, (sparse.batch, blocks, size, heads if of_heads else 1, -1))
-        x = ops.broadcast_to(x, (*ops.shape(x)[:3], heads, x.shape[4]))
-        width = x.shape[4]
-        x = ops.reshape(ops.transpose(x, (0, 3, 1, 2, 4)), (sparse.batch, heads * blocks, -1))
+        width = keys.shape[3] if of_heads else 1
+        x = ops.reshape(x, (sparse.batch, blocks, size, heads if of_heads else 1, width))
+        x = ops.broadcast_to(x, (sparse.batch, blocks, size, heads, width))
+        x = ops.reshape(ops.transpose(x, (0, 3, 1, 2, 4)), (sparse.batch, -1, size * width))
         x = ops.take(x, flat, axis=1)
         x = ops.reshape(x, (sparse.batch, heads, blocks, count * size, width))
         x = ops.transpose(x, (0, 2, 3, 1, 4))

@@ -105,17 +105,18 @@ class Sparse(NamedTuple):
     def of_rows(self, x):
         """`(batch, ...)` as `(rows, ...)`, the same for each block of a row."""
         count = -(-self.blocks.length // self.blocks.size) * self.step
-        x = ops.broadcast_to(x[:, None], (self.batch, count, *x.shape[1:]))
-        return ops.reshape(x, (self.batch * count, *x.shape[2:]))
+        shape = ops.shape(x)[1:]
+        x = ops.broadcast_to(x[:, None], (self.batch, count, *shape))
+        return ops.reshape(x, (self.batch * count, *shape))
 
     def _apart(self, x):
         """`(batch, length, ...)` as `(batch * step, length / step, ...)`."""
         if self.step == 1:
             return x
-        missing = -self.length % self.step
-        x = ops.concatenate([x, ops.zeros((self.batch, missing, *x.shape[2:]), x.dtype)], axis=1)
-        x = ops.reshape(x, (self.batch, -1, self.step, *x.shape[2:]))
-        return ops.reshape(ops.swapaxes(x, 1, 2), (self.batch * self.step, -1, *x.shape[3:]))
+        missing, rest = -self.length % self.step, ops.shape(x)[2:]
+        x = ops.concatenate([x, ops.zeros((self.batch, missing, *rest), x.dtype)], axis=1)
+        x = ops.reshape(x, (self.batch, -1, self.step, *rest))
+        return ops.reshape(ops.swapaxes(x, 1, 2), (self.batch * self.step, -1, *rest))
 
     def _together(self, x):
         """Back again."""
@@ -214,7 +215,7 @@ def put_at(places, new, states):
     slots = ops.arange(length, dtype="int32")[None]
     is_there = slots[..., None] == once(places)[:, None]  # (batch or 1, length, count)
     there = ops.cast(is_there, new.dtype)
-    there = ops.broadcast_to(there, (ops.shape(new)[0], length, new.shape[1]))
+    there = ops.broadcast_to(there, (ops.shape(new)[0], length, ops.shape(new)[1]))
     spread = ops.matmul(there, ops.reshape(new, (*ops.shape(new)[:2], -1)))
     spread = ops.reshape(spread, ops.shape(states))
     replaced = ops.any(is_there, axis=-1)

@@ -309,3 +309,30 @@ def test_blocks_that_are_recomputed_learn_the_bias_too():
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-5)
     for mine, theirs in zip(results[1][1], results[0][1], strict=True):
         assert_close(mine, theirs)
+
+
+@pytest.mark.one_backend("tensorflow")
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ({"window": 33, "global_projection": True}, None),
+        ({"window": 20, "window_dilation": 2}, None),
+        ({"window": 33, "global_block_size": 8}, None),
+        ({"block_size": 8, "random_blocks": 2}, 300),
+    ],
+)
+def test_rows_and_global_tokens_whose_number_is_not_known_yet(options, length):
+    """In training too, as in a step of `fit`."""
+    import tensorflow as tf
+
+    layer, x, real = made(300, **options), random(BATCH, 300, DIM), masks(300)[0]
+    places = np.array([[0, 5], [7, -1]], "int32")
+    with_places = "window" in options and "global_block_size" not in options
+    shapes = [tf.TensorSpec([None, length, DIM]), tf.TensorSpec([None, length], "bool")]
+
+    def attend(x, mask, places):
+        given = Visibility(global_positions=places) if with_places else None
+        return layer(x, mask=mask, visibility=given, training=True)
+
+    function = tf.function(attend, input_signature=[*shapes, tf.TensorSpec([None, None], "int32")])
+    assert_close(function(x, real, places), attend(x, real, places), atol=2e-5)
