@@ -1,4 +1,4 @@
-"""Products by the libraries that are fastest: of matrices, and of attention.
+"""Products of matrices, and attention, by the library that is fastest.
 
 PyTorch on a CPU takes products with a matrix by oneDNN, forward and backward.
 

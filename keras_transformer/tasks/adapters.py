@@ -1,4 +1,4 @@
-"""Training of a part of a task's weights, by the functions of `training.lora`."""
+"""Training a part of a task's weights, by the functions of `training.lora`."""
 
 import os
 from collections.abc import Sequence

@@ -315,7 +315,7 @@ def _windows(encodings: list[tokenizers.Encoding], max_length: int) -> list[tupl
 def _answer_tokens(
     answer, context: str, encoding: tokenizers.Encoding, place: str
 ) -> tuple[int, int] | None:
-    """The first and the last token of an answer, None for none."""
+    """The first and the last token of an answer, or None if there is none."""
     if answer is None:
         return None
     start, end = answer if isinstance(answer, (list, tuple)) and len(answer) == 2 else (None, None)

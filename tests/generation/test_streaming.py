@@ -14,18 +14,10 @@ from tokenizers import decoders, models
 from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
 from keras_transformer.tokenizers import Tokenizer
 from tests.thorough import many
-from tests.tokenizers.folders import (
-    REAL,
-    bert,
-    gpt,
-    gpt2,
-    llama,
-    llama_no_prefix,
-    marian,
-    neox,
-    xlm_roberta,
-)
+from tests.tokenizers.folder_parts import REAL
+from tests.tokenizers.folders import bert, gpt, gpt2, neox
 from tests.tokenizers.nasty import NASTY
+from tests.tokenizers.piece_folders import llama, llama_no_prefix, marian, xlm_roberta
 
 pytestmark = pytest.mark.backend_independent
 

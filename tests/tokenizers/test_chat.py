@@ -11,7 +11,9 @@ from tokenizers import models
 from keras_transformer.checkpoints import save_preset
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.chat import MAX_TEMPLATE, render_chat
-from tests.tokenizers.folders import gpt2, marian, qwen2, transformers, write_json
+from tests.tokenizers.folder_parts import write_json
+from tests.tokenizers.folders import gpt2, qwen2, transformers
+from tests.tokenizers.piece_folders import marian
 
 pytestmark = pytest.mark.backend_independent
 

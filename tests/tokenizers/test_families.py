@@ -5,21 +5,10 @@ import json
 import pytest
 
 from keras_transformer.tokenizers import Tokenizer
-from tests.tokenizers.folders import (
-    FAMILIES,
-    REAL,
-    albert,
-    bert,
-    gpt,
-    gpt2,
-    marian,
-    roberta,
-    t5,
-    transformers,
-    write_json,
-    xlm_roberta,
-)
+from tests.tokenizers.folder_parts import REAL, write_json
+from tests.tokenizers.folders import FAMILIES, bert, gpt, gpt2, roberta, transformers
 from tests.tokenizers.nasty import NASTY
+from tests.tokenizers.piece_folders import albert, marian, t5, xlm_roberta
 
 pytestmark = pytest.mark.backend_independent
 

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from keras_transformer.data.record_files import _MAX_LINE, FileSource
 from keras_transformer.tokenizers import Tokenizer, bounds
 from keras_transformer.tokenizers.backend import Unusable, refusing
-from tests.tokenizers.folders import marian
+from tests.tokenizers.piece_folders import marian
 
 pytestmark = pytest.mark.backend_independent
 

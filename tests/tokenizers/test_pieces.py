@@ -7,8 +7,10 @@ from tokenizers import decoders, models
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.loading import _CLEAN_UP
 from keras_transformer.tokenizers.pieces import decoder_steps, strips_first_space, token_bytes
-from tests.tokenizers.folders import FAMILIES, REAL, gpt, marian, xlm_roberta
+from tests.tokenizers.folder_parts import REAL
+from tests.tokenizers.folders import FAMILIES, gpt
 from tests.tokenizers.nasty import NASTY
+from tests.tokenizers.piece_folders import marian, xlm_roberta
 
 pytestmark = pytest.mark.backend_independent
 

@@ -1,0 +1,87 @@
+"""`keras-transformer presets` and `keras-transformer info`."""
+
+import re
+
+import pytest
+
+import keras_transformer as kt
+from tests.cli.conftest import ROOT
+
+pytestmark = pytest.mark.one_backend
+
+
+@pytest.mark.backend_independent
+def test_presets_prints_a_table(run):
+    code, out, errors = run("presets")
+    assert (code, errors) == (0, "")
+    header, *rows = out.splitlines()
+    columns = ["name", "family", "kind", "parameters", "task", "size on disk", "weights"]
+    assert re.split(r"\s{2,}", header) == columns
+    assert [row.split()[0] for row in rows] == kt.list_presets()
+    minilm = next(row for row in rows if row.startswith("minilm_l6_en"))
+    assert re.split(r"\s{2,}", minilm)[1:5] == ["bert", "encoder", "22,713,216", "TextEmbedder"]
+
+
+@pytest.mark.backend_independent
+def test_presets_of_a_task(run):
+    code, out, _ = run("presets", "--task", "token_classification")
+    assert code == 0 and [row.split()[0] for row in out.splitlines()[1:]] == ["bert_base_en_ner"]
+    code, _, errors = run("presets", "--task", "poetry")
+    assert code == 2 and "`task` must be one of 'causal_lm'" in errors
+
+
+@pytest.mark.backend_independent
+def test_presets_says_where_weights_are_not(run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **kwargs: None)
+    _, out, _ = run("presets")
+    rows = {row.split()[0]: re.split(r"\s{2,}", row)[5:] for row in out.splitlines()[1:]}
+    assert rows["minilm_l6_en"] == ["-", "none: extra [minilm]"]
+    assert rows["bert_base_en_uncased"] == ["-", "none: on the hub"]
+    assert rows["transformer_base"] == ["-", "none"]
+
+
+@pytest.mark.backend_independent
+def test_info_counts_the_parameters_by_part(run):
+    code, out, _ = run("info", "minilm_l6_en")
+    assert code == 0
+    assert re.search(r"hidden_dim +384\n", out)
+    parts = out[out.index("\nparameters\n") : out.index("\nmemory\n")]
+    *counts, total = (int(n.replace(",", "")) for n in re.findall(r"  ([\d,]+)(?:  |\n)", parts))
+    assert sum(counts) == total == 22_713_216
+    assert re.search(
+        r"float32 +float16, bfloat16 +int8\n +weights +90\.9 MB +45\.4 MB +22\.7 MB", out
+    )
+    assert "keys and values" not in out  # an encoder keeps none
+
+
+@pytest.mark.backend_independent
+def test_info_counts_the_cache(run):
+    """Llama 3 has 32 layers with 8 key/value heads of 128: 131,072 numbers a token and side."""
+    code, out, _ = run("info", "llama3_8b_en", "--length", "4096", "--batch", "2")
+    assert code == 0
+    bytes_of_one = 2 * 32 * 8 * 128 * 2 * 4096
+    row = re.search(r"keys and values, 2 x 4,096 tokens" + r" +([\d.]+) GB" * 2 + " +(.*) MB", out)
+    scales = 2 * 32 * 8 * 2 * 4096 * 4  # of int8: float32, for each key and each value
+    taken = (4 * bytes_of_one / 1e9, 2 * bytes_of_one / 1e9, (bytes_of_one + scales) / 1e6)
+    assert [float(x) for x in row.groups()] == [round(size, 1) for size in taken]
+    assert run("info", "llama3_8b_en", "--length", "0")[0] == 2
+
+
+def test_info_of_a_folder_with_a_head(run, folder):
+    code, out, _ = run("info", folder / "classifier")
+    assert code == 0
+    assert "head" in out
+    assert "['cold', 'warm', 'hot']" in out
+    assert str(folder / "classifier" / "model.safetensors") in out
+
+
+def test_info_allocates_nothing(run, tmp_path):
+    values = (ROOT / "presets/minilm_l6_en/config.json").read_text()
+    values = re.sub(r'"weights": \{.*?\}', '"nothing": {}', values, flags=re.DOTALL)
+    (tmp_path / "config.json").write_text(
+        values.replace('"intermediate_dim": 1536', '"intermediate_dim": 2000000000')
+    )
+    code, out, _ = run("info", tmp_path)
+    assert code == 0
+    assert "not on this machine" in out

@@ -1,0 +1,48 @@
+"""What the tests of bad input to tasks share: small tasks, good arrays, and how errors read."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from tests.tasks.common import config, tokenizer
+
+NAN, INF = float("nan"), float("inf")
+TEXTS = ["a warm and funny film", "dull", "never dull"]
+IDS = np.array([[2, 5, 3], [2, 6, 3]])
+GOOD = {"token_ids": IDS, "padding_mask": np.ones((2, 3), bool)}
+
+
+def token_classifier():
+    words = tokenizer(lowercase=True)
+    encoder = kt.models.Encoder(config("encoder", words, max_sequence_length=64))
+    return kt.TokenClassifier(encoder, words, labels=["O", "B-PER", "I-PER"])
+
+
+def question_answerer():
+    words = tokenizer(lowercase=True)
+    encoder = kt.models.Encoder(config("encoder", words, max_sequence_length=64))
+    return kt.QuestionAnswerer(encoder, words)
+
+
+def masked_model():
+    words = tokenizer(lowercase=True)
+    return kt.MaskedLM(kt.models.Encoder(config("encoder", words)), words)
+
+
+def learned(**values):
+    """An encoder with learned positions for 8 tokens and two segments."""
+    sizes = {"position": "learned", "max_sequence_length": 8, "segment_vocabulary_size": 2}
+    return kt.models.Encoder(config("encoder", tokenizer(lowercase=True), **{**sizes, **values}))
+
+
+def check(message, function, *args, **kwargs):
+    with pytest.raises(ValueError, match=message) as error:
+        function(*args, **kwargs)
+    text = str(error.value)
+    assert (len(text) < 600 and text.isprintable()) or "\n" in text
+    text.encode()
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(x)
