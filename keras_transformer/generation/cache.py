@@ -32,6 +32,9 @@ class Cache(NamedTuple):
     Layers that see equally far back share a space of slots. Each space gives back what nothing
     sees any more by itself, so that layers with a window keep their window, however much others do.
 
+    A space of a window may have fewer slots than a prompt has tokens: what a later token can see is
+    all that is kept of the first call.
+
     Fields:
         spaces: dict of `SlotSpace`, with `filled`, `positions`, `start` and `end`: by the window of
             their layers, 0 for those that see everything.
@@ -153,8 +156,12 @@ class Cache(NamedTuple):
             counted = ops.cumsum(ops.cast(mask, "int32"), axis=1)
             positions = ops.maximum(self.lengths[:, None] + counted - 1, 0)
             own, counts = mask[:, None], counted[:, -1]
-        reserved = self._each(lambda space: space.reserve(own, positions))
-        return reserved._replace(lengths=self.lengths + counts)
+        lengths = self.lengths + counts
+        spaces = {
+            key: space.reserve(own, positions, key or None, lengths)
+            for key, space in self.spaces.items()
+        }
+        return self._replace(spaces=spaces, lengths=lengths)
 
     def visibilities(self, length: int) -> dict[int, Visibility]:
         """For each space which slots the `length` tokens of the call under way see."""
@@ -168,17 +175,19 @@ class Cache(NamedTuple):
         """The slots of layer `i`, for its block: `{"self": Slots, "cross": Slots or None}`."""
         space = self.spaces[self.space_of(i)]
         cross = Slots(*self.cross[i]) if self.cross[i] else None
-        return {"self": Slots(*space.layers[i], next=space.start), "cross": cross}
+        kept = None if isinstance(space.kept, tuple) else space.kept
+        own = Slots(*space.layers[i], next=space.start, kept=kept)
+        return {"self": own, "cross": cross}
 
     def with_layers(self, layers: list[dict], source=None) -> "Cache":
         """The cache after a call, with the slots that the blocks gave and the source's mask."""
-        after = self._each(
-            lambda space: space._replace(
-                layers={i: layers[i]["self"].tensors for i in space.layers}
-            )
-        )
+        spaces = {}
+        for key, space in self.spaces.items():
+            own = {i: layers[i]["self"].tensors for i in space.layers}
+            spaces[key] = space.with_layers(own, key or None, self.lengths)
         cross = [layer["cross"].tensors if layer["cross"] else () for layer in layers]
-        return after._replace(cross=cross, source=self.source if source is None else source)
+        source = self.source if source is None else source
+        return self._replace(spaces=spaces, cross=cross, source=source)
 
     def part(self, first: int, last: int | None = None) -> "Cache":
         """The cache of one of several models that write the same slots: a part of the layers."""

@@ -126,7 +126,7 @@ class Decoding:
         tokens, mask = program.backbone.prompt_tokens(inputs)
         rows, length = tokens.shape
         if prefix is None:
-            room = {key: max(count, length) for key, count in slots}
+            room = {key: count if key else max(count, length) for key, count in slots}
             cache = program.new_cache(rows, room, self.settings.cache_dtype)
         else:
             room = {key: max(count, prefix.spaces[key].slots + length) for key, count in slots}
@@ -156,10 +156,11 @@ class Decoding:
     def read_prefix(self, tokens):
         """The cache after tokens `(1, length)`, without room for more."""
         inputs = {"token_ids": tokens, "padding_mask": ops.ones(tokens.shape, "bool")}
-        cache = self.program.new_cache(1, tokens.shape[1], self.settings.cache_dtype)
-        cache = self.program.prefill(inputs, cache)[2]
+        length = tokens.shape[1]
         # The next token sees itself and one less of the tokens before it than the window is long.
-        return cache.fit({key: max(1, key - 1) for key in self.program.spaces if key}).as_tensors()
+        room = {key: min(length, max(1, key - 1)) if key else length for key in self.program.spaces}
+        cache = self.program.new_cache(1, room, self.settings.cache_dtype)
+        return self.program.prefill(inputs, cache)[2].as_tensors()
 
     def goes_on(self, state, given: Given, steps, enough):
         """Whether another step is to be made: before `steps`, and `enough` rows are finished."""

@@ -1,7 +1,7 @@
 """Many prompts through one running batch: rows that are done make room for others."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ class Scheduler:
         share_prefix: bool, compute what all prompts begin with once. Not done for
             samplers and rules that need to see whole prompts.
         longest: int, the most tokens a prompt may be padded to, or None.
+        further: dict of further inputs of the backbone by name, NumPy arrays of a row for each
+            prompt.
 
     Example: see `keras_transformer.CausalLM.generate`, which is made of it.
     """
@@ -66,6 +68,7 @@ class Scheduler:
         seed: int = 0,
         share_prefix: bool = False,
         longest: int | None = None,
+        further: Mapping[str, np.ndarray] | None = None,
     ):
         self.engine = engine
         self.settings = settings
@@ -75,6 +78,7 @@ class Scheduler:
         self.seed = check_seed("seed", seed, bits=64)
         self.share_prefix = check_flag("share_prefix", share_prefix)
         self.longest = check_int("longest", longest, 1, MOST_TOKENS, none=True)
+        self.further = dict(further or {})
 
     def run(
         self,
@@ -176,8 +180,10 @@ class Scheduler:
         limits = np.zeros((count * self.copies,), "int32")
         limits[: len(owners)] = [self._limits[i] for i, _ in owners]
         owners += [None] * (len(limits) - len(owners))
-        ids, mask = pad_rows(rows + rows[:1] * (count - len(rows)), self.settings.pad_id, length)
-        inputs = self.make_inputs(ids, mask)
+        missing = count - len(rows)
+        ids, mask = pad_rows(rows + rows[:1] * missing, self.settings.pad_id, length)
+        further = {n: x[chosen + chosen[:1] * missing] for n, x in self.further.items()}
+        inputs = self.make_inputs(ids, mask) | further
         return self.engine.prefill(
             inputs, self.settings, limits, self._draw, None, owners, self._prefix, slots
         )

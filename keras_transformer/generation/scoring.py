@@ -1,6 +1,6 @@
 """How likely a model finds given texts: one pass, without a cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from keras import ops
@@ -14,12 +14,17 @@ _TOKENS = 1024
 
 
 def score_continuations(
-    engine: Engine, make_inputs: Callable, pairs: Sequence[tuple[list[int], list[int]]], pad_id: int
+    engine: Engine,
+    make_inputs: Callable,
+    pairs: Sequence[tuple[list[int], list[int]]],
+    pad_id: int,
+    further: Mapping[str, np.ndarray],
 ) -> list[np.ndarray]:
     """The log-probability that the model gives each token of each continuation, float32.
 
     `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
     backbone's inputs, padded, and the places of the outputs that predict the first tokens.
+    `further` are inputs beside them, of a row for each pair.
     """
     compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
     results: list = [np.zeros((0,), "float32")] * len(pairs)
@@ -29,6 +34,7 @@ def score_continuations(
         chosen, order = order[-count:], order[:-count]
         filled = chosen + chosen[:1] * (min(round_up(len(chosen)), count) - len(chosen))
         inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
+        inputs |= {name: array[filled] for name, array in further.items()}
         width = next(x.shape[1] for name, x in inputs.items() if name.endswith("token_ids"))
         if "decoder_token_ids" in inputs:
             width = inputs["decoder_token_ids"].shape[1]

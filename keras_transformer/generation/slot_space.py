@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.slots import put
+from keras_transformer.layers.slots import put, taken
 
 
 class SlotSpace(NamedTuple):
@@ -21,6 +21,9 @@ class SlotSpace(NamedTuple):
         start: the slot of the first token of the call under way, an int or a tensor as `end`.
         end: the next free slot. An int as long as it is known while a function is compiled, and
             then only the slots before it are read; else an int scalar tensor.
+        kept: int `(rows, slots)`, while a call is under way that fills an empty space of a window
+            with more tokens than it has slots: the tokens that it keeps of them. Until its end
+            `filled` and `positions` are those of all. Else `()`, which is no tensor.
     """
 
     layers: dict[int, tuple]
@@ -28,6 +31,7 @@ class SlotSpace(NamedTuple):
     positions: Any
     start: Any
     end: Any
+    kept: Any = ()
 
     @classmethod
     def empty(cls, layers: dict[int, tuple], rows: int, slots: int) -> "SlotSpace":
@@ -38,17 +42,28 @@ class SlotSpace(NamedTuple):
     def slots(self) -> int:
         return self.filled.shape[2]
 
-    def reserve(self, own, positions) -> "SlotSpace":
-        """The next slots for tokens at `positions` `(rows, length)`.
+    def reserve(self, own, positions, window: int | None, lengths) -> "SlotSpace":
+        """The next slots for tokens at `positions` `(rows, length)` of rows with `lengths` then.
 
         `own`, bool `(rows, branches, length)`, says which of them each branch sees.
         """
+        if is_zero(self.end) and window is not None and window - 1 <= self.slots < own.shape[2]:
+            positions = ops.cast(positions, "int32")
+            space = self._replace(filled=own, positions=positions, start=0, end=own.shape[2])
+            return space._replace(kept=_used_first(space.in_use(window, lengths), self.slots))
         return self._replace(
             filled=put(self.filled, own, self.end, axis=2),
             positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
             start=self.end,
             end=self.end + own.shape[2],
         )
+
+    def with_layers(self, layers: dict[int, tuple], window: int | None, lengths) -> "SlotSpace":
+        """After a call, with what its layers gave."""
+        after = self._replace(layers=layers, kept=())
+        if isinstance(self.kept, tuple):
+            return after
+        return after._ordered(self.in_use(window, lengths), self.kept)
 
     def visibility(self, length: int) -> Visibility:
         """Which slots the `length` tokens of the call under way see, and the positions of both."""
@@ -101,16 +116,14 @@ class SlotSpace(NamedTuple):
 
     def compact(self, used, slots: int) -> "SlotSpace":
         """The slots `used`, bool `(rows, slots)`, moved to the front; so many are kept."""
-        places = ops.arange(self.slots, dtype="int32")
-        order = ops.argsort(ops.where(used, places, places + self.slots), axis=1)
-        order = ops.cast(order, "int32")[:, :slots]
+        order = _used_first(used, slots)
+        layers = {i: tuple(taken(x, order) for x in layer) for i, layer in self.layers.items()}
+        return self._replace(layers=layers)._ordered(used, order)
+
+    def _ordered(self, used, order) -> "SlotSpace":
+        """What is filled, and the positions, in the order that the layers have already."""
         filled = ops.logical_and(self.filled, used[:, None])
-
-        def of_heads(tensor):
-            return ops.take_along_axis(tensor, order[:, None, :, None], axis=2)
-
-        return SlotSpace(
-            {i: tuple(map(of_heads, layer)) for i, layer in self.layers.items()},
+        return self._replace(
             filled=ops.take_along_axis(filled, order[:, None], axis=2),
             positions=ops.take_along_axis(self.positions, order, axis=1),
             start=ops.zeros((), "int32"),
@@ -134,6 +147,14 @@ class SlotSpace(NamedTuple):
             start=ops.zeros((), "int32"),
             end=ops.cast(ops.maximum(self.end, other.end), "int32"),
         )
+
+
+def _used_first(used, slots: int):
+    """The first `slots` of all, int `(rows, slots)`, those `used`, bool `(rows, all)`, first."""
+    count = used.shape[1]
+    places = ops.arange(count, dtype="int32")
+    order = ops.argsort(ops.where(used, places, places + count), axis=1)
+    return ops.cast(order, "int32")[:, :slots]
 
 
 def join_padded(first, second):

@@ -92,35 +92,44 @@ class Attends:
         where a kernel keeps none.
         """
         dropped = training and self.dropout > 0
-        plain = self.score_function.scale is not None and self.attention_soft_cap is None
-        kernel = plain and not (dropped or scores_wanted or self.attention_sinks)
-        if kernel and not from_cache and scores.has_kernel(queries.dtype):
-            return self._attend_fused(queries, keys, values, visibility, bias), None
-        if not from_cache:
+        dot = self.score_function.scale is not None
+        plain = dot and self.attention_soft_cap is None and not self.attention_sinks
+        by_kernel = plain and not (dropped or scores_wanted or from_cache)
+        by_kernel = by_kernel and scores.has_kernel(queries.dtype)
+        attend = functools.partial(self._attend_stepwise, training=training)
+        if by_kernel:
+            attend = self._attend_fused
+        elif not from_cache:
             keys, values = _heads_first(keys), _heads_first(values)
-        attended, weights = self._attend_stepwise(queries, keys, values, visibility, bias, training)
+        shared = (keys, values)
+        if self.attention_sinks:
+            shared = (keys, values, ops.cast(self.sinks, "float32"))
+        may_cut = dot and bias is None and not scores_wanted
+        if may_cut and goes_in_turns(visibility, queries.shape[1], by_kernel):
+            draw = self.dropout_layer.next_seeds if dropped else None
+            return in_turns(attend, queries, shared, visibility, draw), None
+        attended, weights = attend(queries, *shared, visibility=visibility, bias=bias)
         return attended, weights if scores_wanted else None
 
-    def _attend_fused(self, queries, keys, values, visibility, bias):
+    def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None):
         """The weighted sum of the values, all `(batch, length, heads, head_dim)`, in one kernel."""
-        if bias is None and goes_in_turns(visibility, queries.shape[1]):
-            attend = functools.partial(self._attend_fused, bias=None)
-            return in_turns(attend, queries, keys, values, visibility)
         if self.num_key_value_heads == 1:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
         attend = attention_kernel()
         if visibility.is_causality_alone and bias is None:
-            return attend(queries, keys, values, is_causal=True, **options)
+            return attend(queries, keys, values, is_causal=True, **options), None
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])
         if bias is not None and allowed is not None:
             # Not every backend's kernel takes both: the mask goes into the bias.
             bias = ops.where(allowed, ops.cast(bias, queries.dtype), _lowest(queries.dtype))
             allowed = None
-        return attend(queries, keys, values, bias=bias, mask=allowed, **options)
+        return attend(queries, keys, values, bias=bias, mask=allowed, **options), None
 
-    def _attend_stepwise(self, queries, keys, values, visibility, bias, training):
+    def _attend_stepwise(
+        self, queries, keys, values, sinks=None, *, visibility, bias=None, seed=None, training
+    ):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
         logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
@@ -133,11 +142,12 @@ class Attends:
         # Keras warns of a softmax of one number.
         one = logits.shape[-1] == 1
         weights = ops.ones_like(logits) if one else ops.softmax(logits, axis=-1)
-        if self.attention_sinks:
+        if sinks is not None:
             # The softmax with one score more, of which no value is added.
             total = ops.logsumexp(logits, axis=-1, keepdims=True)
-            weights = weights * ops.sigmoid(total - ops.cast(self.sinks, "float32")[:, None, None])
-        dropped = self.dropout_layer(ops.cast(weights, values.dtype), training=training)
+            weights = weights * ops.sigmoid(total - sinks[:, None, None])
+        cast = ops.cast(weights, values.dtype)
+        dropped = self.dropout_layer(cast, training=training, seed=seed)
         # Groups of query heads that share a value head are rows of one product.
         shape, groups = ops.shape(dropped), ops.shape(values)[1]
         dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))

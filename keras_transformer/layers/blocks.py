@@ -10,33 +10,36 @@ from keras_transformer.layers.masking import Visibility
 
 # From this length on full attention is computed for so many queries at a time, where the kernel of
 # the backend would keep the scores of all of them.
-_LONG, _AT_A_TIME = 4096, 512
+_LONG, _AT_A_TIME = 4096, 256
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
 
 
-def goes_in_turns(visibility: Visibility, query_length) -> bool:
+def goes_in_turns(visibility: Visibility, query_length, by_kernel: bool) -> bool:
     """Whether the scores of all queries at once would be too many."""
     return (
-        keras.backend.backend() != "torch"  # its kernel keeps none
+        not (by_kernel and keras.backend.backend() == "torch")  # which keeps none
         and isinstance(query_length, int)
         and query_length >= _LONG
         and visibility.explicit is None
     )
 
 
-def in_turns(attend: Callable, queries, keys, values, visibility: Visibility):
-    """What `attend(queries, keys, values, visibility=)` gives, for some of the queries at a time.
+def in_turns(
+    attend: Callable, queries, shared: tuple, visibility: Visibility, draw: Callable | None = None
+):
+    """The sum that `attend(queries, *shared, visibility=, seed=)` gives, some queries at a time.
 
     The gradient computes each part again, so that no scores are kept for it.
 
     Args:
-        attend: function of queries `(batch, some, heads, head_dim)`, all keys and values, and of
-            what the queries see.
+        attend: function of queries `(batch, some, heads, head_dim)`, what they see, and a seed,
+            with which it draws the same when it computes again, to their sums and weights.
         queries: `(batch, length, heads, head_dim)`.
-        keys: likewise.
-        values: likewise.
+        shared: tensors, what each part is given whole: all keys and values, and what else has
+            gradients.
         visibility: `Visibility` of all queries.
+        draw: function of a number to as many seeds, None for no seeds.
 
     Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory".
     """
@@ -46,20 +49,22 @@ def in_turns(attend: Callable, queries, keys, values, visibility: Visibility):
     names = [n for n in ("query_pack", "query_positions") if getattr(visibility, n) is not None]
     of_queries = [queries, *(getattr(visibility, name) for name in names)]
     firsts = ops.arange(0, length, _AT_A_TIME, dtype="int32") + visibility.first_slot
+    seeds = None if draw is None else draw(firsts.shape[0])
 
     # TensorFlow's recomputation has gradients of arguments alone.
     @keras.remat
-    def turn(keys, values, first, part, *rest):
+    def turn(shared, first, part, *rest):
+        *rest, seed = rest if seeds is not None else (*rest, None)
         seen = visibility._replace(first_slot=first, **dict(zip(names, rest, strict=True)))
-        return attend(part, keys, values, visibility=seen)
+        return attend(part, *shared, visibility=seen, seed=seed)[0]
 
     def apart(x):
         x = blocks.queries(x)
         x = ops.reshape(x, (-1, firsts.shape[0], *x.shape[1:]))
         return ops.swapaxes(x, 0, 1)
 
-    parts = [firsts, *map(apart, of_queries)]
-    attended = ops.map(lambda some: turn(keys, values, *some), parts)
+    parts = [firsts, *map(apart, of_queries), *([] if seeds is None else [seeds])]
+    attended = ops.map(lambda some: turn(shared, *some), parts)
     attended = ops.swapaxes(attended, 0, 1)
     return blocks.whole(attended)
 

@@ -30,6 +30,7 @@ class Dropout(keras.layers.Dropout):
     Call arguments:
         inputs: float tensor of any shape.
         training: bool, False for the inputs as they are.
+        seed: one of `next_seeds`, of this draw. Defaults to the next one of the layer.
 
     Returns:
         A tensor like `inputs`.
@@ -53,16 +54,25 @@ class Dropout(keras.layers.Dropout):
         seed = check_seed("seed", seed, none=True, bits=31)  # as many as all backends keep
         super().__init__(rate, noise_shape, seed, **kwargs)
 
-    def call(self, inputs, training=False):
+    @property
+    def _drawn_by_backend(self) -> bool:
+        return keras.backend.backend() == "torch" and self.seed is None
+
+    def next_seeds(self, count: int):
+        """Those of so many draws, int `(count, 2)`, or None where PyTorch's generator draws."""
+        if self._drawn_by_backend:
+            return None
+        return random_bits((count, 2), self.seed_generator.next())
+
+    def call(self, inputs, training=False, seed=None):
         if not training or self.rate == 0:
             return super().call(inputs, training=training)
-        if keras.backend.backend() == "torch" and self.seed is None:
+        if self._drawn_by_backend:
             if inputs.device.type == "cpu" and 0 < round(self.rate * 2**16) < 2**16:
                 return _by_quarters_of_draws(inputs, self.rate)
             return super().call(inputs, training=training)
-        kept = random_bits(ops.shape(inputs), self.seed_generator.next()) >= _int(
-            round(self.rate * 2**32)
-        )
+        seed = self.seed_generator.next() if seed is None else seed
+        kept = random_bits(ops.shape(inputs), seed) >= _int(round(self.rate * 2**32))
         scale = ops.cast(1.0 / (1.0 - self.rate), inputs.dtype)
         return ops.where(kept, inputs * scale, ops.zeros((), inputs.dtype))
 

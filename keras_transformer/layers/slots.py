@@ -25,6 +25,8 @@ class Slots:
         next: int or int scalar tensor, the first free slot, where the next keys are written. The
             slots from an int on are not read. None for slots that are full, as those of an
             encoder's states.
+        kept: int `(rows, slots)`, of the next tokens, more than there are slots, those that are
+            kept. None where all are.
 
     Example:
     ```python
@@ -44,6 +46,7 @@ class Slots:
     key_scales: Any = None
     value_scales: Any = None
     next: Any = None
+    kept: Any = None
 
     @classmethod
     def make(cls, rows: int, heads: int, slots: int, head_dim: int, dtype: str) -> "Slots":
@@ -70,6 +73,8 @@ class Slots:
         start = 0 if self.next is None else self.next
         end = start + keys.shape[1]
         new = [ops.transpose(x, (0, 2, 1, 3)) for x in (keys, values)]
+        if self.kept is not None:
+            new = [taken(x, self.kept) for x in new]
         if self.key_scales is not None:
             (keys, key_scales), (values, value_scales) = map(_quantized, new)
             new = [keys, values, key_scales, value_scales]
@@ -93,6 +98,11 @@ class Slots:
             return tuple(ops.cast(x, dtype) for x in kept)
         scaled = zip(kept[:2], kept[2:], strict=True)
         return tuple(ops.cast(ops.cast(x, "float32") * scale, dtype) for x, scale in scaled)
+
+
+def taken(tensor, slots):
+    """Of `(rows, heads, all, size)` those `slots`, int `(rows, count)`."""
+    return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
 
 
 def put(tensor, values, index, axis: int):

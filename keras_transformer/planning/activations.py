@@ -57,8 +57,9 @@ def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
         source = rows.source if side.source_dim else None
         for i in range(side.depth):
             layer, gradient = _layer(side.layer(i), rows, length, source)
-            kept += layer
-            inputs += rows.count * length * side.config.hidden_dim * rows.itemsize
+            of_experts = _around_experts(side.layer(i), rows, length)
+            kept += layer + of_experts[0]
+            inputs += rows.count * length * side.config.hidden_dim * rows.itemsize + of_experts[1]
             largest, gradients = max(largest, layer), max(gradients, gradient)
         around = _around(side.config, rows, length)
         kept, inputs = kept + around, inputs + around
@@ -112,6 +113,24 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     of_pairs = config.head_dim * item if config.score == "additive" else _FLOAT32
     gradient = max(inner, rows.count * config.num_heads * scores * of_pairs)
     return whole + cut // parts, gradient // parts
+
+
+def _around_experts(config: TransformerConfig, rows: Rows, length: int) -> tuple[int, int]:
+    """What the loops over the experts of a layer keep besides, without rematerialization and with.
+
+    The gradients of all their matrices, which are updated after all loops, and copies of the rows
+    that go into loops and come out of them, so many of the hidden width and of that of the experts.
+    """
+    if not config.num_experts:
+        return 0, 0
+    matrices = 3 if config.gated else 2
+    kernels = matrices * config.num_experts * config.expert_dim * config.hidden_dim * _FLOAT32
+    chosen = rows.count * length * config.experts_per_token * rows.itemsize
+    kept, computed_again = (
+        (of_states * config.hidden_dim + of_inner * config.expert_dim) * chosen + kernels
+        for of_states, of_inner in ((3, matrices / 2), (4, matrices))
+    )
+    return int(kept) // rows.model_parallel, int(computed_again) // rows.model_parallel
 
 
 def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -> int:

@@ -44,7 +44,7 @@ class GenerationCall:
 
     def __init__(
         self, task, prompts: list[list[int]], *, max_new_tokens, sampler, batch_size, max_length,
-        stop, rules, constraint, num_samples, seed, cache_dtype, verbose,
+        stop, rules, constraint, num_samples, seed, cache_dtype, global_positions, verbose,
     ):  # fmt: skip
         self.task = task
         self.prompts = prompts
@@ -64,6 +64,7 @@ class GenerationCall:
             if not row:
                 raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
             task.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
+        self.further = task.global_inputs(global_positions, prompts)
         self._check_sampler()
         check_cache_dtype(cache_dtype)
         if seed is not None:
@@ -82,7 +83,7 @@ class GenerationCall:
                 f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
                 f"limit is {min(self.limits)}: raise `max_new_tokens` or `max_length`."
             )
-        config = task.backbone.config
+        config = task.backbone.config.sides[0]
         # Beam search has several results of one row; others take a row for each.
         self.copies = self.num_samples if sampler.streams else 1
         self.rows: dict[tuple[int, int], _Row] = {}
@@ -95,6 +96,7 @@ class GenerationCall:
             seed=seed or 0,
             share_prefix=config.kind == "decoder" and not _by_length(config),
             longest=config.max_sequence_length if config.position == "learned" else None,
+            further=self.further,
         )
 
     def _check_sampler(self) -> None:
@@ -117,7 +119,8 @@ class GenerationCall:
 
     def _limits(self, max_new_tokens: int, max_length: int | None, said: str) -> list[int]:
         """The most new tokens of each prompt."""
-        config, continues = self.task.backbone.config, self.task.continues_prompts
+        # Of the side that writes: those of a seq2seq may differ.
+        config, continues = self.task.backbone.config.sides[-1], self.task.continues_prompts
         room = config.max_sequence_length if config.position == "learned" else float("inf")
         limits = []
         for place, row in enumerate(self.prompts):
@@ -157,7 +160,9 @@ class GenerationCall:
             for prompt, several in zip(self.prompts, completions, strict=True)
             for completion in several
         ]
-        scores = iter(self.task._log_probabilities(pairs))
+        counts = [len(several) for several in completions]
+        further = {name: np.repeat(x, counts, axis=0) for name, x in self.further.items()}
+        scores = iter(self.task._log_probabilities(pairs, further))
         return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in completions]
 
     def pieces(self) -> Iterator[tuple[int, str]]:

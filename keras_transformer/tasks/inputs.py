@@ -6,10 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import check_choice, check_int, check_number, describe, shorten
+from keras_transformer.checking import (
+    check_choice,
+    check_int,
+    check_number,
+    describe,
+    is_int,
+    shorten,
+)
 from keras_transformer.columns import is_column, plain
 from keras_transformer.data import Records
+from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.kerashub_names import check_options
+from keras_transformer.sizes import round_up
 from keras_transformer.tasks.labels import check_probabilities, check_weights, on_host
 
 # The least that counts among the options of Keras's verbs can be.
@@ -32,6 +41,33 @@ def listed(values: Any, name: str = "y") -> Any:
     if is_column(values):
         return list(plain(values, f"`{name}`"))
     return values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def padded_places(name: str, places: Any, rows: list[list[int]], of: str) -> np.ndarray:
+    """Places of tokens, the same for all rows or a list for each: int32 `(rows, count)`, -1 none.
+
+    ValueError for other values, and for places that a row of the argument `of` has not.
+    """
+    given = listed(places, name)
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(
+            f"`{name}` must be a list of places, or one for each row, received {describe(given)}."
+        )
+    if all(map(is_int, given)):
+        given = [given] * len(rows)
+    if len(given) != len(rows):
+        raise ValueError(
+            f"`{name}` must be one list of places for all rows, or one for each of {len(rows)} "
+            f"`{of}`, received {len(given)} lists."
+        )
+    given = [listed(chosen, f"{name}[{i}]") for i, chosen in enumerate(given)]
+    for i, (chosen, row) in enumerate(zip(given, rows, strict=True)):
+        if not isinstance(chosen, (list, tuple)):
+            raise ValueError(f"`{name}[{i}]` must be a list of places, received {shorten(chosen)}.")
+        hint = f"`{of}[{i}]` has {len(row)} tokens; -1 is none."
+        for place in chosen:
+            check_int(f"{name}[{i}]", place, -1, len(row) - 1, hint=hint)
+    return pad_rows(given, -1, round_up(max(1, *map(len, given))))[0]
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:

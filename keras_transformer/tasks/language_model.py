@@ -24,7 +24,7 @@ from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
 from keras_transformer.tasks.generating import Completion, GenerationCall
-from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.inputs import listed, padded_places
 from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.text import text_rows, tokenizer_of
 from keras_transformer.tasks.token_predictor import TokenPredictor
@@ -117,6 +117,7 @@ class LanguageModel(TokenPredictor):
         stream: bool = False,
         return_details: bool = False,
         cache_dtype: str | None = None,
+        global_positions=None,
         verbose: bool = False,
     ):
         """Continuations of prompts, or translations of sources.
@@ -144,6 +145,9 @@ class LanguageModel(TokenPredictor):
             stream: bool, return an iterator of pieces of text; for a list of `(place, piece)`.
             return_details: bool, return `Completion`s with ids, log-probabilities and reasons.
             cache_dtype: the dtype of the cache, see `Cache.create`.
+            global_positions: places in the prompt of tokens that see all and are seen by all, for
+                an encoder with a window: a list of int for all prompts, as `[0]`, or one for each
+                prompt. Defaults to the first `global_tokens` of the model's config.
             verbose: bool, show a progress bar.
 
         Returns:
@@ -158,7 +162,7 @@ class LanguageModel(TokenPredictor):
             "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
             "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
             "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
-            "verbose": verbose,
+            "global_positions": global_positions, "verbose": verbose,
         }  # fmt: skip
         return self._generated(prompts, options, return_prompt, stream, return_details)
 
@@ -233,17 +237,32 @@ class LanguageModel(TokenPredictor):
             text = self.tokenizer.decode_batch([ids])[0]
         return completion._replace(text=text, token_ids=ids)
 
-    def _scores(self, pairs: list, per_token: bool, single: bool):
+    def global_inputs(self, places, rows: list[list[int]], name="prompts") -> dict:
+        """The input of the backbone that `global_positions` are, for rows of an argument."""
+        if places is None:
+            return {}
+        wanted = "encoder_global_positions"
+        if wanted not in {array.name for array in self.backbone.input_arrays}:
+            raise ValueError(
+                "`global_positions` says which tokens see all beside the window of an encoder, and "
+                "this model has no encoder with a window: leave it out."
+            )
+        return {wanted: padded_places("global_positions", places, rows, name)}
+
+    def _scores(self, pairs: list, per_token: bool, single: bool, further=None):
         """The log-probability of each continuation, or of each of its tokens; alone for one."""
         per_token = check_bool("per_token", per_token)
-        scores: Any = self._log_probabilities(pairs)
+        scores: Any = self._log_probabilities(pairs, further)
         if not per_token:
             scores = np.asarray([row.sum(dtype="float64") for row in scores])
         return scores[0] if single else scores
 
-    def _log_probabilities(self, pairs: list[tuple[list[int], list[int]]]) -> list[np.ndarray]:
+    def _log_probabilities(
+        self, pairs: list[tuple[list[int], list[int]]], further=None
+    ) -> list[np.ndarray]:
         """Of every token of each continuation its log-probability behind the prompt."""
-        return score_continuations(self.engine, self._scoring_inputs, pairs, self.pad_id)
+        make = self._scoring_inputs
+        return score_continuations(self.engine, make, pairs, self.pad_id, further or {})
 
     @property
     def sampler(self) -> Sampler:

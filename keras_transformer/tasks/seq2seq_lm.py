@@ -165,13 +165,14 @@ class Seq2SeqLM(LanguageModel):
         return dataset
 
     @reads
-    def score(self, sources, targets, per_token: bool = False):
+    def score(self, sources, targets, per_token: bool = False, global_positions=None):
         """How likely the model finds targets of sources, each with its end.
 
         Args:
             sources: a string or a list of strings, or lists of ids.
             targets: one for each source.
             per_token: bool, the log-probability of each token of the target.
+            global_positions: as of `generate`, of the sources.
 
         Returns:
             The natural logarithm of each target's probability, float64 `(targets,)`; a float for a
@@ -195,7 +196,8 @@ class Seq2SeqLM(LanguageModel):
                     raise ValueError(f"`{name}[{place}]` is empty.")
                 self.backbone.check_ids(**{f"{name}[{place}]": np.asarray(row)})
         targets = with_end(targets, self.end_ids[0] if self.end_ids else None)
-        return self._scores(list(zip(rows, targets, strict=True)), per_token, single)
+        further = self.global_inputs(global_positions, rows, "sources")
+        return self._scores(list(zip(rows, targets, strict=True)), per_token, single, further)
 
     def _first(self) -> list[int]:
         """What every target starts with: what the checkpoint forces, as mBART-50 a language."""

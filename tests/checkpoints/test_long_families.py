@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_transformer import QuestionAnswerer, TextClassifier
+from keras_transformer import QuestionAnswerer, Seq2SeqLM, TextClassifier
 from keras_transformer.checkpoints import lengthen, load_backbone
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.checkpoints import families
@@ -79,6 +79,100 @@ def test_led(tmp_path):
         expected = theirs_of(reference, ids, mask, decoder_input_ids=targets, **further)[0]
         logits = backbone.logits(backbone(ours | own))
         assert_same(logits, expected, np.ones(targets.shape, bool), atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def led(tmp_path_factory):
+    """A model whose weights are so large that a further global token changes what it says."""
+    values = {"max_encoder_position_embeddings": 256}
+    reference = families.make("led", 2, "ForConditionalGeneration", **values)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for path, parameter in reference.named_parameters():
+            if parameter.ndim == 2:
+                scale = 2.0 if "encoder_attn" in path else 4.0 if "embed_pos" in path else 0.7
+                scale = 0.3 if "shared" in path else scale
+                parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return reference, Seq2SeqLM.from_preset(saved(reference, tmp_path_factory.mktemp("led")))
+
+
+def test_led_generates_with_tokens_that_see_all(led):
+    """Transformers' greedy tokens, of rows of several lengths, each with places of its own."""
+    reference, lm = led
+    ids, mask = batch(reference)
+    prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+
+    def theirs(**further):
+        given = {"attention_mask": mask, **further}
+        given = {name: torch.tensor(x).long() for name, x in given.items()}
+        found = reference.generate(
+            torch.tensor(ids).long(), **given, max_new_tokens=12, do_sample=False, num_beams=1
+        )
+        rows = [row[1:] for row in found.tolist()]
+        return [row[: row.index(2)] if 2 in row else row for row in rows]
+
+    several = [[0, 30, 77, 150, 228], [0, 7, 100]]
+    found = []
+    for places in (None, [0], several):
+        of_rows = None if places is None else several if places is several else [places] * 2
+        own = {} if places is None else {"global_attention_mask": mask_of(of_rows, ids.shape)}
+        found.append(lm.generate(prompts, 12, global_positions=places))
+        assert found[-1] == theirs(**own)
+    assert found[0] != found[1] != found[2] and len({*found[2][0], *found[2][1]}) > 2
+    with pytest.raises(ValueError, match="max_new_tokens=18 needs more positions .* has, 17"):
+        lm.generate(prompts, 18)
+    # In the other order, and one alone.
+    assert lm.generate(prompts[::-1], 12, global_positions=several[::-1]) == found[2][::-1]
+    assert lm.generate(prompts[1], 12, global_positions=np.array(several[1])) == found[2][1]
+
+
+def test_scores_with_tokens_that_see_all(led):
+    """The log-probabilities of what was generated, and of given targets, are those of a pass."""
+    reference, lm = led
+    ids, mask = batch(reference)
+    prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    places, targets = [[0, 30, 150], [7]], [[5, 6, 7, 2], [9, 8, 2]]
+    scores = lm.score(prompts, targets, per_token=True, global_positions=places)
+    for prompt, of_row, target, found in zip(prompts, places, targets, scores, strict=True):
+        inputs = {
+            "encoder_token_ids": np.array([prompt]),
+            "encoder_global_positions": np.array([of_row]),
+            "decoder_token_ids": np.array([[lm.start_id, *target[:-1]]]),
+        }
+        logits = torch.tensor(np.asarray(lm.predict(inputs, verbose=0))[0]).double()
+        expected = logits.log_softmax(-1)[torch.arange(len(target)), torch.tensor(target)]
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    details = lm.generate(
+        prompts, 9, global_positions=places, return_details=True, sampler="beam", num_samples=2
+    )
+    for prompt, of_row, several in zip(prompts, places, details, strict=True):
+        for completion in several:
+            if completion.token_ids:
+                again = lm.score(
+                    prompt, completion.token_ids, per_token=True, global_positions=of_row
+                )
+                count = len(completion.token_ids)
+                np.testing.assert_allclose(again[:count], completion.log_probabilities, atol=1e-4)
+
+
+def test_places_that_cannot_be_meant_are_refused(led, tmp_path):
+    _, lm = led
+    for places, said in (
+        (
+            [[0], [9]],
+            r"`global_positions\[1\]` must be an integer from -1 to 2.*`prompts\[1\]` has 3",
+        ),
+        ([[0]], "one for each of 2 `prompts`, received 1 list"),
+        (0, "`global_positions` must be a list of places"),
+        ([[0], 1], r"`global_positions\[1\]` must be a list"),
+        ([[0.5], [1]], r"`global_positions\[0\]` must be an integer"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            lm.generate([[5, 6], [7, 8, 9]], global_positions=places)
+    other = families.make("bart", 0, "ForConditionalGeneration")
+    plain = Seq2SeqLM(load_backbone(saved(other, tmp_path)))
+    with pytest.raises(ValueError, match="has no encoder with a window"):
+        plain.generate([[5, 6]], global_positions=[0])
 
 
 @pytest.mark.parametrize("number", range(3))

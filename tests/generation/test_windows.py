@@ -15,6 +15,7 @@ from keras_transformer.generation import (
     Settings,
     Speculative,
 )
+from keras_transformer.layers.slots import Slots
 from keras_transformer.models import Decoder
 from keras_transformer.sizes import round_size
 from tests.generation.common import (
@@ -178,13 +179,35 @@ def test_rows_leave_and_others_come(engine, shared):
         assert found[row] == expected[row, :limit].tolist()
 
 
+def test_a_prompt_never_has_more_slots_of_a_window_than_are_kept(backbone, monkeypatch):
+    """While it is read, too; rows of different lengths keep what each of them sees."""
+    made, make = [], Slots.make
+
+    def counted(rows, heads, slots, head_dim, dtype):
+        made.append(slots)
+        return make(rows, heads, slots, head_dim, dtype)
+
+    monkeypatch.setattr(Slots, "make", counted)
+    engine, prompts = Engine(backbone), make_prompts([300, 2, 217])
+    settings = Settings(Recording(), None, (), PAD)
+    found, _ = decode(engine, engine_inputs(backbone, prompts), settings, [8] * 3)
+    of_all, of_window = max(made), min(made)
+    assert set(made) == {of_all, of_window} and of_window == round_size(3 + 64) < 300 <= of_all
+    expected = uncached_logits(backbone, prompts, found.tokens[:, 0])
+    np.testing.assert_allclose(found.scores[:, :8], expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.one_backend
-def test_a_cache_of_ones_own_in_pieces(backbone):
-    """Without the engine: slots that are known, compaction of all spaces or of some."""
+@pytest.mark.parametrize("ends", [(9, 12, 19, 24), (19, 24), (24,)], ids=str)
+def test_a_cache_of_ones_own_in_pieces(backbone, ends):
+    """Without the engine: slots that are known, compaction of all spaces or of some.
+
+    A first piece may have more tokens than a window has slots.
+    """
     ids = np.random.default_rng(0).integers(3, 24, (2, 24))
     whole = keras.ops.convert_to_numpy(backbone({"token_ids": ids}))
     cache, found = Cache.create(backbone, rows=2, slots={0: 24, 4: 12}), []
-    for start, stop in ((0, 9), (9, 12), (12, 19), (19, 24)):
+    for start, stop in zip((0, *ends), ends, strict=False):
         states, cache = backbone({"token_ids": ids[:, start:stop]}, cache=cache)
         found.append(keras.ops.convert_to_numpy(states))
         cache = cache.compact({4: 12})

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.layers import MultiHeadAttention, Visibility, blocks
 from keras_transformer.layers.slots import Slots
-from tests.layers.conftest import assert_close, numpy, random, randomize
+from tests.layers.conftest import assert_close, differs, numpy, random, randomize
 from tests.training.gradients import value_and_gradients
 
 BATCH, DIM = 2, 8
@@ -181,8 +181,24 @@ def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
     assert_close(attend(x), layer(x), atol=2e-5)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"rotary": {"base": 100.0}}], ids=str)
-def test_queries_in_turns_equal_all_at_once(monkeypatch, options):
+@pytest.fixture
+def short_turns(monkeypatch):
+    """Turns of 32 queries, from a length of 96 on."""
+    monkeypatch.setattr(blocks, "_LONG", 96)
+    monkeypatch.setattr(blocks, "_AT_A_TIME", 32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"rotary": {"base": 100.0}},
+        {"attention_soft_cap": 2.0, "num_key_value_heads": 2, "causal": True},
+        {"attention_sinks": True},
+    ],
+    ids=str,
+)
+def test_queries_in_turns_equal_all_at_once(request, options):
     """Full attention where the length asks for it, here of 96: the output, and the gradient."""
     length = 100
     layer, (real, packs) = made(length, **options), masks(length)
@@ -193,18 +209,85 @@ def test_queries_in_turns_equal_all_at_once(monkeypatch, options):
             ops.square(ops.where(real[..., None], layer(x, mask=real, visibility=visibility), 0))
         )
 
+    outputs = numpy(layer(x, mask=real, visibility=visibility))
     value, (expected,) = value_and_gradients(loss, [x])
-    monkeypatch.setattr(blocks, "_LONG", 96)
-    monkeypatch.setattr(blocks, "_AT_A_TIME", 32)
+    request.getfixturevalue("short_turns")
+    assert_close(numpy(layer(x, mask=real, visibility=visibility))[real], outputs[real], atol=2e-5)
     in_turns, (found,) = value_and_gradients(loss, [x])
     assert in_turns == pytest.approx(value, rel=1e-5)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_queries_in_turns_need_little_memory(monkeypatch):
+def test_a_step_of_training_in_turns_moves_all_weights_alike(request):
+    """The sinks are a weight that the turns read."""
+
+    def step():
+        layer = made(100, attention_sinks=True, attention_soft_cap=2.0, causal=True)
+        before = ops.convert_to_numpy(layer.sinks)
+        inputs = keras.Input((100, DIM))
+        model = keras.Model(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        x = random(BATCH, 100, DIM)
+        loss = model.train_on_batch(x, np.zeros_like(x))
+        after = [ops.convert_to_numpy(variable) for variable in layer.trainable_variables]
+        assert differs(before, layer.sinks)
+        return [float(loss), *after]
+
+    all_at_once = step()
+    request.getfixturevalue("short_turns")
+    for mine, whole in zip(step(), all_at_once, strict=True):
+        np.testing.assert_allclose(mine, whole, atol=2e-5)
+
+
+def weights_used(seed, length=100):
+    """The weights of one call in training, of which a half is dropped, `(length, length)`."""
+    keras.utils.set_random_seed(0)
+    layer = MultiHeadAttention(1, length, use_bias=False, dropout=0.5, seed=seed)
+    layer.build((1, length, length))
+    eye = np.eye(length, dtype="float32")
+    for dense in (layer.query_dense, layer.key_dense):
+        dense.kernel.assign(np.zeros_like(eye))
+    for dense in (layer.value_dense, layer.output_dense):
+        dense.kernel.assign(eye)
+    return numpy(layer(eye[None], training=True))[0]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_turns_drop_weights_each_by_a_draw_of_its_own(short_turns, seed):
+    weights = weights_used(seed)
+    dropped = weights == 0
+    np.testing.assert_allclose(weights[~dropped], 0.02, rtol=1e-5)
+    for part in range(0, 96, 32):
+        assert abs(dropped[part : part + 32].mean() - 0.5) < 5 * 0.5 / np.sqrt(3200)
+        for other in range(0, part, 32):
+            same = (dropped[part : part + 32] == dropped[other : other + 32]).mean()
+            assert abs(same - 0.5) < 5 * 0.5 / np.sqrt(3200)
+    np.testing.assert_array_equal(weights_used(seed), weights)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_turns_drop_the_same_when_they_compute_again(short_turns, seed):
+    """The output is linear in the values: it is their product with its gradient."""
+    length = 100
+    layer = made(length, dropout=0.5, use_bias=False, output_bias=False, seed=seed)
+    query, given = random(BATCH, length, DIM), random(BATCH, length, DIM, seed=1)
+    query, factors = map(ops.convert_to_tensor, (query, random(BATCH, length, DIM, seed=2)))
+
+    def of_values(value):
+        return ops.sum(layer(query, value, key=query, training=True) * factors)
+
+    value, (found,) = value_and_gradients(of_values, [given])
+    assert (found * given).sum() == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout": 0.1}, {"dropout": 0.1, "seed": 3}, {"attention_soft_cap": 2.0}]
+)
+def test_queries_in_turns_need_little_memory(monkeypatch, options):
     monkeypatch.setattr(blocks, "_LONG", 1024)
-    layer = made(2048, causal=True)
-    assert largest(layer, random(1, 2048, DIM)) <= 4 * 512 * 2048
+    layer = made(2048, causal=True, **options)
+    found = largest(lambda x: layer(x, training=True), random(1, 2048, DIM))
+    assert found <= 4 * blocks._AT_A_TIME * 2048
 
 
 @pytest.mark.one_backend("tensorflow")

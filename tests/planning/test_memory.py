@@ -34,6 +34,7 @@ BERT = {
     "attention_dropout": 0.1, "embedding_normalization": True, "segment_vocabulary_size": 2,
 }  # fmt: skip
 VASWANI = {**SIZES, "kind": "seq2seq", "num_decoder_layers": 3, "dropout": 0.1}
+MOE = {**LLAMA, "vocabulary_size": 800, "num_experts": 8, "experts_per_token": 2, "expert_dim": 192}
 STEP = {"batch_size": 8, "length": 128}
 CASES = {
     "decoder": {"config": GPT, **STEP},
@@ -42,6 +43,8 @@ CASES = {
     "encoder, rematerialized": {"config": BERT, **STEP, "rematerialize": True},
     "seq2seq": {"config": VASWANI, **STEP, "target_length": 96, "optimizer": "sgd"},
     "seq2seq, rematerialized": {"config": VASWANI, **STEP, "rematerialize": True},
+    "experts": {"config": MOE, **STEP},
+    "experts, rematerialized": {"config": MOE, **STEP, "rematerialize": True},
     "data and model axes": {"config": LLAMA, **STEP, "mesh": (4, 2)},
     "data axis, few tokens": {"config": LLAMA, "batch_size": 8, "length": 16, "mesh": (8, 1)},
 }
