@@ -5,7 +5,8 @@ each side, which Longformer calls 512. BigBird has blocks of 64 tokens, and thre
 training step has the mean square of the output for a loss, and AdamW. Each contender runs in a
 process of its own, in turns. "exponent" is that of the time between 2,048 and 16,384 tokens: 1 is
 linear, 2 quadratic. "peak MB" is what the process has taken at most since its libraries were
-imported; lengths go up, so it is that of the length. Linux only.
+imported; lengths go up, so it is that of the length. Each length is shown as soon as it is
+measured, the medians at the end. Linux only.
 
     python benchmarks/attention.py --rounds 3
     python benchmarks/attention.py --lengths 2048 4096 --contenders longformer bigbird
@@ -184,13 +185,15 @@ def measure(name: str, lengths: list[int], short: bool) -> list:
     for length in lengths:
         if length > LENGTHS[-1] and "window" not in name:
             continue
-        states = size.states(length)
+        states, before = size.states(length), len(results)
         for what, step in (("forward", forward), ("training", train)):
             if step is None:
                 continue
             seconds[what][length] = median_seconds(lambda: step(states))  # noqa: B023
             results.append((f"{what} {length}", length / seconds[what][length]))
         results.append((f"peak MB {length}", memory("VmHWM") - imported))
+        row = (f"{measure} {value:.4g}" for measure, value in results[before:])
+        print(f"ROW {', '.join(row)}", flush=True)
     for what, of_lengths in seconds.items():
         if FROM in of_lengths and TO in of_lengths:
             exponent = math.log(of_lengths[TO] / of_lengths[FROM]) / math.log(TO / FROM)

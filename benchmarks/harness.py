@@ -14,6 +14,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 
@@ -133,6 +134,8 @@ def run_rounds(names: list[str], rounds: int, run: Callable) -> dict:
 def run_worker(name: str, options: Iterable[str] = (), environment: dict | None = None):
     """Runs this script with `--worker name` in a process of its own: what it reports.
 
+    Lines of the process that begin with `ROW ` are shown as they come.
+
     Args:
         name: of the contender. One that ends with the name of a backend gets that backend.
         options: further options of the command line.
@@ -151,12 +154,25 @@ def run_worker(name: str, options: Iterable[str] = (), environment: dict | None 
     variables.update(environment or {})
     command = [sys.executable, "-W", "ignore", sys.argv[0], "--worker", name, *options]
     before = _processor_seconds()
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("ROW "):
+                print(f"  {name}: {line.removeprefix('ROW ')}", end="", file=sys.stderr, flush=True)
+        process.wait()
+        errors.seek(0)
+        said = errors.read()
     _warn_of_others(before)
-    for line in done.stdout.splitlines():
+    for line in lines:
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
-    sys.exit(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    sys.exit(f"{name} failed:\n{''.join(lines)[-2000:]}\n{said[-4000:]}")
 
 
 def _processor_seconds() -> tuple[float, float, float]:

@@ -24,6 +24,7 @@ from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import RotaryEmbedding, row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
@@ -233,11 +234,11 @@ class MultiHeadAttention(
             self.query_key_norm, self.normalization_epsilon, name=name, dtype=self.dtype_policy
         )
 
-    def _projection(self, units: int, name: str, use_bias: bool) -> keras.layers.Dense:
+    def _projection(self, units: int, name: str, use_bias: bool) -> Dense:
         # A fresh initializer each: one instance would give all kernels of a shape one value.
         initializer = self.kernel_initializer.clone()
         with one_piece():
-            return keras.layers.Dense(
+            return Dense(
                 units,
                 use_bias=use_bias,
                 kernel_initializer=initializer,

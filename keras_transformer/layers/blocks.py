@@ -115,6 +115,9 @@ class Blocks(NamedTuple):
         """`(batch, length, ...)` as `(batch * blocks, keys of a block, ...)`."""
         missing = -self.length % self.size
         x = _padded(x, self.before * self.size, missing + self.behind * self.size)
+        if keras.backend.backend() == "torch":
+            # Of one row a view: neighbours share their keys in memory.
+            return x.unfold(1, self.span * self.size, self.size).movedim(-1, 2).flatten(0, 1)
         starts = range(0, self.span * self.size, self.size)
         span = self.length + missing
         return ops.concatenate([self._blocks(x[:, i : i + span]) for i in starts], axis=1)

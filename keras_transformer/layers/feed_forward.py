@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.checking import shorten
 from keras_transformer.layers.arguments import SavesArguments, deserialized
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 _ACTIVATIONS = {
@@ -107,9 +108,9 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         self.intermediate_dense = self._projection(intermediate_dim, "intermediate")
         self.gate_dense = self._projection(intermediate_dim, "gate") if gated else None
 
-    def _projection(self, units: int, name: str) -> keras.layers.Dense:
+    def _projection(self, units: int, name: str) -> Dense:
         with one_piece():
-            return keras.layers.Dense(
+            return Dense(
                 units,
                 use_bias=self.use_bias,
                 kernel_initializer=self.kernel_initializer.clone(),

@@ -25,6 +25,25 @@ def quick_products(x) -> contextlib.AbstractContextManager:
     return ProductsByOneDNN() if suits(x) else contextlib.nullcontext()
 
 
+class Dense(keras.layers.Dense):
+    """Keras's, whose product adds the bias itself on PyTorch: no tensor more for the sum."""
+
+    def call(self, inputs, training=None):
+        if keras.backend.backend() != "torch" or self.bias is None:
+            return super().call(inputs)
+        from torch.nn.functional import linear
+
+        kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))
+        if inputs.dtype != kernel.dtype:
+            return super().call(inputs)
+        outputs = linear(inputs, kernel.t(), bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def quantize(self, mode=None, type_check: bool = True, config=None):
+        # Keras refuses subclasses, which may compute otherwise. This one computes the same.
+        super().quantize(mode, type_check=False, config=config)
+
+
 def attention_kernel() -> Callable:
     """The backend's fused attention, a function as `keras.ops.dot_product_attention`.
 

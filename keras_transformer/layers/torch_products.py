@@ -10,12 +10,12 @@ def linear(x, weight, bias=None):
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
-def by_onednn(left, right):
-    """`left @ right` by oneDNN, of a matrix on the right. No gradients."""
-    if left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
+def by_onednn(left, right, bias=None):
+    """`left @ right + bias` by oneDNN, of a matrix on the right. No gradients."""
+    if bias is None and left.ndim == 2 and left.stride(0) == 1 and left.numel() > right.numel():
         # oneDNN's operation turns what is on the left in memory: the smaller one.
         return linear(right.t(), left).t()
-    return linear(left, right.t())
+    return linear(left, right.t(), bias)
 
 
 def suits(x) -> bool:
@@ -59,34 +59,40 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
 
 
 class ProductsByOneDNN(TorchFunctionMode):
-    """Within, `torch.matmul` of a tensor and a matrix is oneDNN's."""
+    """Within, `torch.matmul` of a tensor and a matrix is oneDNN's, and so is `linear`."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.matmul and not kwargs and len(args) == 2:
             left, right = args
             if left.ndim > 1 and right.ndim == 2 and suits(left) and suits(right):
-                return _Product.apply(left, right)
+                return _Product.apply(left, right, None)
+        if function is torch.nn.functional.linear and not kwargs and len(args) == 3:
+            left, right, bias = args
+            if left.ndim > 1 and suits(left) and suits(right):
+                return _Product.apply(left, right.t(), bias)
         return function(*args, **(kwargs or {}))
 
 
 class _Product(torch.autograd.Function):
-    """`left @ right`, whose gradients are such products again, so that they have gradients too."""
+    """`left @ right`, perhaps with a bias. Its gradients are such products: they have some too."""
 
     @staticmethod
-    def forward(left, right):
-        return by_onednn(left, right)
+    def forward(left, right, bias):
+        return by_onednn(left, right, bias)
 
     @staticmethod
     def setup_context(context, inputs, output):
-        context.save_for_backward(*inputs)
+        context.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(context, gradient):
         left, right = context.saved_tensors
-        by_left = by_right = None
+        by_left = by_right = by_bias = None
         if context.needs_input_grad[0]:
-            by_left = _Product.apply(gradient, right.t())
+            by_left = _Product.apply(gradient, right.t(), None)
         if context.needs_input_grad[1]:
             rows, columns = left.reshape(-1, left.shape[-1]), gradient.reshape(-1, right.shape[1])
-            by_right = _Product.apply(rows.t(), columns)
-        return by_left, by_right
+            by_right = _Product.apply(rows.t(), columns, None)
+        if context.needs_input_grad[2]:
+            by_bias = gradient.reshape(-1, right.shape[1]).sum(0)
+        return by_left, by_right, by_bias

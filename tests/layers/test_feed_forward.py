@@ -80,3 +80,14 @@ def test_mixed_precision(policy):
 def test_unknown_activation():
     with pytest.raises(ValueError, match="Unknown activation 'swish'. Known are: 'relu', 'gelu'"):
         FeedForward(12, activation="swish")
+
+
+def test_its_products_are_quantized():
+    layer = FeedForward(8)
+    layer.build((None, None, 4))
+    x = random(2, 5, 4)
+    expected = numpy(layer(x))
+    for dense in (layer.intermediate_dense, layer.output_dense):
+        dense.quantize("int8")
+        assert dense.quantization_mode == "int8"
+    assert_close(layer(x), expected, atol=0.1)

@@ -40,6 +40,23 @@ def test_values_and_gradients(shape, transposed):
         assert each.shape == other.shape and torch.allclose(each, other, atol=1e-5)
 
 
+def test_a_bias_in_the_product():
+    import torch
+
+    left, right = operands(3, 5, 6)
+    bias = torch.randn(7, requires_grad=True)
+    with quick_products(left):
+        product = torch.nn.functional.linear(left, right.t(), bias)
+    assert type(product.grad_fn).__name__ == "_ProductBackward"
+    expected = left.double() @ right.double() + bias.double()
+    upstream = torch.cos(expected.detach())
+    found = torch.autograd.grad(product, (left, right, bias), upstream.float())
+    wanted = torch.autograd.grad(expected, (left, right, bias), upstream)
+    assert torch.allclose(product.double(), expected, atol=1e-5)
+    for each, other in zip(found, wanted, strict=True):
+        assert each.shape == other.shape and torch.allclose(each, other, atol=1e-5)
+
+
 @pytest.mark.parametrize("columns", [3, 30])
 def test_left_the_other_way_round(columns):
     """The smaller of the two is turned in memory, and the values are the same."""
