@@ -304,7 +304,6 @@ def check_agreement(config: "TransformerConfig") -> None:
             "`embedding_projection` between them."
         )
     _check_block(config)
-    _check_positions(config)
 
 
 def _check_block(config: "TransformerConfig") -> None:
@@ -340,59 +339,4 @@ def _check_block(config: "TransformerConfig") -> None:
             f"num_layers={config.num_layers} cannot be num_layer_groups={config.num_layer_groups} "
             f"groups of layers_per_group={each} blocks, used again: it must be a multiple of "
             f"{each}, and at least {config.num_layer_groups * each}."
-        )
-
-
-def _check_positions(config: "TransformerConfig") -> None:
-    counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
-    if config.position_padding_id is not None and not counted:
-        raise ValueError(
-            "`position_padding_id` needs kind='encoder', position='learned' and a "
-            "`position_offset` of at least 1."
-        )
-    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
-    if config.position == "rotary" and rotated + rotated % 2 > config.head_dim:
-        raise ValueError(
-            "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
-            f"rotary_dim={config.rotary_dim} and head_dim={config.head_dim}."
-        )
-    long = config.rotary_scaling == "longrope"
-    for name in ("rotary_short_factors", "rotary_long_factors"):
-        factors, pairs = getattr(config, name), (rotated + 1) // 2 if long else 0
-        numbers = all(is_number(factor) and 0 < factor < 1e30 for factor in factors or ())
-        if len(factors or ()) != pairs or not numbers:
-            raise ValueError(
-                f"`{name}` must be {pairs} positive numbers, one for each pair of features, with "
-                f"rotary_scaling={config.rotary_scaling!r}. Received {shorten(factors)}."
-            )
-    if long and config.rotary_original_length < 2:
-        raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
-    if config.rotary_min_turns >= config.rotary_max_turns:
-        raise ValueError(
-            "`rotary_min_turns` must be below `rotary_max_turns`, received "
-            f"{config.rotary_min_turns} and {config.rotary_max_turns}."
-        )
-    if config.position == "sinusoidal" and config.embedding_dim % 2:
-        raise ValueError(
-            f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
-        )
-    small = config.relative_num_buckets // 2  # of one direction
-    if config.position == ("alibi" if config.relative_bias else "relative"):
-        raise ValueError(
-            f"relative_bias={config.relative_bias} and position={config.position!r} contradict "
-            "each other."
-        )
-    if config.relative_bias and not 2 <= small < config.relative_max_distance:
-        raise ValueError(
-            "position='relative' needs 4 or more `relative_num_buckets` and a "
-            "`relative_max_distance` above half their number, received "
-            f"{config.relative_num_buckets} and {config.relative_max_distance}."
-        )
-    if config.disentangled and config.score != "scaled_dot":
-        raise ValueError(f"`disentangled` needs score='scaled_dot', received {config.score!r}.")
-    if config.disentangled and not 2 <= small <= config.relative_max_distance:
-        raise ValueError(
-            "`disentangled` needs 4 or more `relative_num_buckets` and a `relative_max_distance` "
-            f"of at least half their number, received {config.relative_num_buckets} and "
-            f"{config.relative_max_distance}."
         )
