@@ -94,7 +94,8 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         "width of one head. Defaults to `hidden_dim // num_heads`.", None, least=1
     )
     embedding_dim: int | None = option(
-        'width of the embeddings, for `"encoder"` only. Defaults to `hidden_dim`.',
+        'width of the embeddings, for `"encoder"` only, or with `token_projection`. Defaults to '
+        "`hidden_dim`.",
         None,
         of="side",
         least=1,
@@ -103,6 +104,13 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         "a dense layer between embeddings and blocks. Defaults to whether their widths differ.",
         None,
         of="side",
+    )
+    token_projection: bool = option(
+        '`"decoder"` only. `embedding_dim` is of tokens alone: a dense layer without bias makes '
+        "them as wide as positions and blocks, another one makes states as narrow before the "
+        "logits (OPT-350m).",
+        False,
+        of="model",
     )
     share_embeddings: bool | None = option(
         '`"seq2seq"` only: both sides read one token embedding. Defaults to whether its sizes '
@@ -137,6 +145,9 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     query_key_norm_across_heads: bool = option(
         "`query_key_norm` normalizes the queries and the keys of all heads together.", False
     )
+    query_key_norm_per_head: bool = option(
+        "`query_key_norm` has a weight for each head, and no bias (Cohere).", False
+    )
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
@@ -145,6 +156,15 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     )
     residual_scale: float = option(
         "factor of what a sub-layer gives, before it is added (Granite).", 1.0, positive=True
+    )
+    convolution_size: int = option(
+        '`"encoder"` only. A convolution over so many neighbouring tokens, an odd number, of what '
+        "a block is given, added to what it gives (DeBERTa v2). 0 for none.",
+        0,
+        least=0,
+    )
+    convolution_activation: str = option(
+        "what is applied to it, of `config.ACTIVATIONS`.", "gelu", choices=ACTIVATIONS
     )
     normalization: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '

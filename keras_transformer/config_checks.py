@@ -76,7 +76,9 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         "num_decoder_layers": decoder.get("num_layers", config.num_layers) if seq2seq else None,
         "num_layer_groups": max(config.num_layers // config.layers_per_group, 1),
         "embedding_dim": config.hidden_dim,
-        "embedding_projection": config.embedding_dim not in (None, config.hidden_dim),
+        "embedding_projection": (
+            not config.token_projection and config.embedding_dim not in (None, config.hidden_dim)
+        ),
         "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
         "attention_bias": config.use_bias,
         "attention_output_bias": (
@@ -203,6 +205,15 @@ def check_pattern(options: Any, causal: bool, rotary: bool) -> None:
         raise ValueError("`global_projection` and rotary positions do not go together.")
 
 
+def check_head_norm(normalization: str | bool | None) -> None:
+    """ValueError for a normalization of queries and keys that heads cannot have of their own."""
+    if normalization not in ("layer_norm", "layer_norm_no_bias"):
+        raise ValueError(
+            "`query_key_norm_per_head` needs `query_key_norm` and a LayerNorm, 'layer_norm' or "
+            f"'layer_norm_no_bias', received {normalization!r}."
+        )
+
+
 def check_overrides(config: "TransformerConfig") -> None:
     """ValueError for sides and layers that differ in what they cannot differ in."""
     fields = {field.name: field.metadata["of"] for field in dataclasses.fields(config)}
@@ -293,12 +304,15 @@ def check_agreement(config: "TransformerConfig") -> None:
         (config.pooler, "`pooler` needs", "encoder"),
         (config.num_decoder_layers is not None, "`num_decoder_layers` needs", "seq2seq"),
         (config.embedding_projection, "`embedding_dim` and `embedding_projection` need", "encoder"),
+        (config.token_projection, "`token_projection` needs", "decoder"),
+        (config.convolution_size, "`convolution_size` needs", "encoder"),
         (config.share_embeddings is not None, "`share_embeddings` needs", "seq2seq"),
         (config.disentangled, "`disentangled` needs", "encoder"),
     ):
         if given and config.kind != kind:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
-    if config.embedding_dim != config.hidden_dim and not config.embedding_projection:
+    projected = config.embedding_projection or config.token_projection
+    if config.embedding_dim != config.hidden_dim and not projected:
         raise ValueError(
             f"embedding_dim={config.embedding_dim} and hidden_dim={config.hidden_dim} need the "
             "`embedding_projection` between them."
@@ -321,6 +335,18 @@ def _check_block(config: "TransformerConfig") -> None:
         )
     if config.query_key_norm_across_heads and not config.query_key_norm:
         raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
+    if config.query_key_norm_per_head:
+        check_head_norm(config.query_key_norm and config.normalization)
+        if config.query_key_norm_across_heads:
+            raise ValueError(
+                "`query_key_norm_per_head` and `query_key_norm_across_heads` are two norms. Give "
+                "one of them."
+            )
+    if config.convolution_size and config.convolution_size % 2 == 0:
+        raise ValueError(
+            f"`convolution_size` must be odd, received {config.convolution_size}: a token stands "
+            "in the middle of its neighbours."
+        )
     if 0 < config.num_experts < config.experts_per_token:
         raise ValueError(
             f"experts_per_token={config.experts_per_token} is more than num_experts="

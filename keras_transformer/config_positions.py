@@ -64,6 +64,14 @@ class PositionOptions:
         'divisors of the angle of each pair, of `rotary_scaling="longrope"`.', None
     )
     rotary_long_factors: tuple | list | None = option("likewise, in longer rows.", None)
+    alibi_scale: float = option(
+        'factor of the bias of `position="alibi"`.', 1.0, of="side", positive=True
+    )
+    alibi_rounded: bool = option(
+        '`position="alibi"` in the numbers of bfloat16, by the place of a key (Falcon-RW).',
+        False,
+        of="side",
+    )
     relative_bias: bool | None = option(
         "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
         '`position` is `"relative"`.',
@@ -113,6 +121,11 @@ def check_positions(config: "TransformerConfig") -> None:
     if config.position == "sinusoidal" and config.embedding_dim % 2:
         raise ValueError(
             f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
+        )
+    if config.position != "alibi" and (config.alibi_scale, config.alibi_rounded) != (1, False):
+        raise ValueError(
+            "`alibi_scale` and `alibi_rounded` need position='alibi', received "
+            f"{config.position!r}."
         )
     small = config.relative_num_buckets // 2  # of one direction
     if config.position == ("alibi" if config.relative_bias else "relative"):
