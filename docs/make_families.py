@@ -57,11 +57,6 @@ class NotCovered:
 
 NOT_COVERED = (
     NotCovered(
-        "The convolution of DeBERTa v2 (its sizes xlarge and xxlarge)",
-        "The block has none. DeBERTa v3 has none either.",
-        ({"model_type": "deberta-v2", "conv_kernel_size": 3},),
-    ),
-    NotCovered(
         "The head of BigBird for questions",
         "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
     ),
@@ -72,14 +67,13 @@ NOT_COVERED = (
         ({"model_type": "deepseek_v3"},),
     ),
     NotCovered(
-        "OPT-350m; Falcon-RW; StableLM 2 12B; Cohere before `cohere2`",
-        "A decoder here has no narrower embeddings; the ALiBi of Falcon-RW is rounded to bfloat16; "
-        "norms of queries and keys that each head has of its own are no config value.",
+        "Two published models as encoder and decoder (`encoder-decoder`), and their parts",
+        "Encoders and GPT-2 with attention to another model's states are parts of such a model. "
+        "The checkpoint of an encoder-decoder is of one family here.",
         (
-            {"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512},
-            {"model_type": "falcon", "alibi": True},
-            {"model_type": "stablelm", "qk_layernorm": True},
-            {"model_type": "cohere"},
+            {"model_type": "encoder-decoder"},
+            {"model_type": "bert", "is_decoder": True},
+            {"model_type": "gpt2", "add_cross_attention": True},
         ),
     ),
     NotCovered(
@@ -111,6 +105,16 @@ NOT_COVERED = (
         "others.",
     ),
 )
+
+# What a config may say although the published defaults do not, by their names.
+_SWITCHES = {
+    **dict.fromkeys(
+        ("qk_layernorm", "use_qk_norm"), "norms of queries and keys, if the config says so"
+    ),
+    "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
+    "conv_kernel_size": "a convolution beside the first layer, if the config has one",
+    "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
+}
 
 
 def page() -> str:
@@ -364,6 +368,7 @@ def normalization(family: Family) -> str:
         parts.append("none at some attentions")
     if config.query_key_norm:
         across = " across heads" if config.query_key_norm_across_heads else ""
+        across += " of each head" if config.query_key_norm_per_head else ""
         parts.append(f"on queries and keys{across}")
     if config.final_normalization != config.normalize_first:
         parts.append("at the end" if config.final_normalization else "none at the end")
@@ -426,6 +431,8 @@ def special(family: Family) -> list[str]:
         parts.append(f"attention and feed-forward side by side{norm}{other}")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
+    theirs = family.published_config(config)
+    parts += [words for name, words in _SWITCHES.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:
         parts.append("layers share their weights")
     if config.segment_vocabulary_size:

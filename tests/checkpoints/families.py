@@ -262,6 +262,9 @@ CONFIGS = {
             _GPT,
             {**_GPT, "n_embd": 40, "n_head": 5, "n_inner": 33, "activation_function": "relu"},
             {**_GPT, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+            {**_GPT, "n_layer": 3, "scale_attn_by_inverse_layer_idx": True},
+            {**_GPT, "scale_attn_weights": False},
+            {**_GPT, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
         ],
     ),
     "gpt_neox": (

@@ -387,7 +387,7 @@ def test_greedy_decoding_is_the_same(tmp_path, model_type, number):
         ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
         ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
         ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
-        ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights=False"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
         ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
         (
             {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8},

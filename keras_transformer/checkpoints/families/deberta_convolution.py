@@ -34,7 +34,7 @@ def _read(values: Values) -> dict[str, Any]:
 def _write(config: TransformerConfig) -> dict[str, Any]:
     first = config.layer(0)
     if not first.convolution_size:
-        return {}
+        return {"conv_kernel_size": 0}
     names = [name for name, ours in ACTIVATIONS.items() if ours == first.convolution_activation]
     return {"conv_kernel_size": first.convolution_size, "conv_act": names[0]}
 
