@@ -472,6 +472,15 @@ def test_configs_of_nomic_bert_from_before_the_library_had_it():
 
 
 @pytest.mark.backend_independent
+def test_heads_of_narrower_states_are_not_exported():
+    family = FAMILIES["opt"]
+    config = family.config(families.CONFIGS["opt"][1][3])
+    assert family.published_config(config, {"name": "CausalLM"})["word_embed_proj_dim"] == 7
+    with pytest.raises(ValueError, match="states of 7 features, the TextClassifier has one for 12"):
+        family.published_config(config, {"name": "TextClassifier", "num_classes": 2})
+
+
+@pytest.mark.backend_independent
 def test_export_to_a_named_family(tmp_path):
     backbone = load_backbone(saved(whole("xlm-roberta", 0), tmp_path / "theirs"))
     export_to_huggingface(backbone, tmp_path / "ours", family="roberta")
