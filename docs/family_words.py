@@ -19,6 +19,15 @@ PAPER = re.compile(
     r'(?:, (?P<url>https://[^\s,;]+)|, "(?P<title>[^"]+)")?'
 )
 ACTIVATIONS = {"gelu_tanh": "gelu (tanh form)", "relu_squared": "squared relu"}
+# What a config may say although the published defaults do not, by their names.
+_SWITCHES = {
+    **dict.fromkeys(
+        ("qk_layernorm", "use_qk_norm"), "norms of queries and keys, if the config says so"
+    ),
+    "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
+    "conv_kernel_size": "a convolution beside the first layer, if the config has one",
+    "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
+}
 NORMALIZATIONS = {
     "layer_norm": "LayerNorm",
     "layer_norm_no_bias": "LayerNorm without bias",
@@ -143,6 +152,7 @@ def normalization(family: Family) -> str:
         parts.append("none at some attentions")
     if config.query_key_norm:
         across = " across heads" if config.query_key_norm_across_heads else ""
+        across += " of each head" if config.query_key_norm_per_head else ""
         parts.append(f"on queries and keys{across}")
     if config.final_normalization != config.normalize_first:
         parts.append("at the end" if config.final_normalization else "none at the end")
@@ -205,6 +215,8 @@ def special(family: Family) -> list[str]:
         parts.append(f"attention and feed-forward side by side{norm}{other}")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
+    theirs = family.published_config(config)
+    parts += [words for name, words in _SWITCHES.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:
         parts.append("layers share their weights")
     if config.segment_vocabulary_size:

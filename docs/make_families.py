@@ -41,11 +41,6 @@ class NotCovered:
 
 NOT_COVERED = (
     NotCovered(
-        "The convolution of DeBERTa v2 (its sizes xlarge and xxlarge)",
-        "The block has none. DeBERTa v3 has none either.",
-        ({"model_type": "deberta-v2", "conv_kernel_size": 3},),
-    ),
-    NotCovered(
         "The head of BigBird for questions",
         "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
     ),
@@ -56,14 +51,13 @@ NOT_COVERED = (
         ({"model_type": "deepseek_v3"},),
     ),
     NotCovered(
-        "OPT-350m; Falcon-RW; StableLM 2 12B; Cohere before `cohere2`",
-        "A decoder here has no narrower embeddings; the ALiBi of Falcon-RW is rounded to bfloat16; "
-        "norms of queries and keys that each head has of its own are no config value.",
+        "Two published models as encoder and decoder (`encoder-decoder`), and their parts",
+        "Encoders and GPT-2 with attention to another model's states are parts of such a model. "
+        "The checkpoint of an encoder-decoder is of one family here.",
         (
-            {"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512},
-            {"model_type": "falcon", "alibi": True},
-            {"model_type": "stablelm", "qk_layernorm": True},
-            {"model_type": "cohere"},
+            {"model_type": "encoder-decoder"},
+            {"model_type": "bert", "is_decoder": True},
+            {"model_type": "gpt2", "add_cross_attention": True},
         ),
     ),
     NotCovered(

@@ -16,11 +16,13 @@ from keras_transformer.config_checks import (
 from keras_transformer.config_feed_forward import ACTIVATIONS as ACTIVATIONS
 from keras_transformer.config_feed_forward import FeedForwardOptions
 from keras_transformer.config_pattern import PatternOptions
+from keras_transformer.config_positions import POSITIONS as POSITIONS
+from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
+from keras_transformer.config_positions import PositionOptions, check_positions
 from keras_transformer.kerashub_names import check_options
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
-POSITIONS = ("none", "sinusoidal", "learned", "rotary", "relative", "alibi")
 # Each with the names of its weights.
 NORMALIZATIONS = {
     "layer_norm": ("gamma", "beta"),
@@ -28,14 +30,13 @@ NORMALIZATIONS = {
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
 }
-ROTARY_SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
 MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(PatternOptions, FeedForwardOptions):
+class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     """The complete description of a backbone: values only, no code.
 
     The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
@@ -93,7 +94,8 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
         "width of one head. Defaults to `hidden_dim // num_heads`.", None, least=1
     )
     embedding_dim: int | None = option(
-        'width of the embeddings, for `"encoder"` only. Defaults to `hidden_dim`.',
+        'width of the embeddings, for `"encoder"` only, or with `token_projection`. Defaults to '
+        "`hidden_dim`.",
         None,
         of="side",
         least=1,
@@ -102,6 +104,13 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
         "a dense layer between embeddings and blocks. Defaults to whether their widths differ.",
         None,
         of="side",
+    )
+    token_projection: bool = option(
+        '`"decoder"` only. `embedding_dim` is of tokens alone: a dense layer without bias makes '
+        "them as wide as positions and blocks, another one makes states as narrow before the "
+        "logits (OPT-350m).",
+        False,
+        of="model",
     )
     share_embeddings: bool | None = option(
         '`"seq2seq"` only: both sides read one token embedding. Defaults to whether its sizes '
@@ -136,6 +145,9 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
     query_key_norm_across_heads: bool = option(
         "`query_key_norm` normalizes the queries and the keys of all heads together.", False
     )
+    query_key_norm_per_head: bool = option(
+        "`query_key_norm` has a weight for each head, and no bias (Cohere).", False
+    )
     parallel_residual: bool = option(
         "feed-forward beside the attention and not behind it. With `normalize_first` only.", False
     )
@@ -144,6 +156,15 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
     )
     residual_scale: float = option(
         "factor of what a sub-layer gives, before it is added (Granite).", 1.0, positive=True
+    )
+    convolution_size: int = option(
+        '`"encoder"` only. A convolution over so many neighbouring tokens, an odd number, of what '
+        "a block is given, added to what it gives (DeBERTa v2). 0 for none.",
+        0,
+        least=0,
+    )
+    convolution_activation: str = option(
+        "what is applied to it, of `config.ACTIVATIONS`.", "gelu", choices=ACTIVATIONS
     )
     normalization: str = option(
         '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
@@ -165,31 +186,12 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
     final_normalization: bool | None = option(
         "normalize after the last block. Defaults to `normalize_first`.", None, of="side"
     )
-    position: str = option(
-        '`"none"`, `"sinusoidal"`, `"learned"`, `"rotary"`, `"relative"` or `"alibi"`. Layers '
-        'of one stack may differ in `"rotary"` and `"none"` alone.',
-        "sinusoidal",
-        choices=POSITIONS,
-    )
     max_sequence_length: int = option(
         "longest sequence. A hard limit for learned positions.",
         512,
         of="side",
         least=1,
         changeable=True,
-    )
-    position_offset: int = option(
-        "learned position `p` is row `p + position_offset` of the table.", 0, of="side", least=0
-    )
-    position_padding_id: int | None = option(
-        "tokens of this id are not counted in learned positions, and stand at row "
-        "`position_offset - 1` (RoBERTa). None counts every token.",
-        None,
-        of="side",
-        least=0,
-    )
-    sinusoidal_interleaved: bool = option(
-        "sines and cosines in turn; False for all sines first (Marian).", True, of="side"
     )
     segment_vocabulary_size: int = option(
         "number of token types, 0 for none.", 0, of="side", least=0
@@ -255,48 +257,6 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
         positive=True,
         changeable=True,
     )
-    rotary_base: float = option("wavelength base of the rotary embedding.", 10000.0, positive=True)
-    rotary_dim: int | None = option(
-        "number of features of a head that are rotated. None for all. An odd number is rounded up.",
-        None,
-        least=1,
-    )
-    rotary_interleaved: bool = option(
-        "neighbouring features are pairs (GPT-J); False for those of the two halves.", False
-    )
-    rotary_scaling: str | None = option(
-        'stretches the wavelengths for sequences longer than in training: `"linear"`, '
-        '`"llama3"`, `"yarn"`, `"dynamic"` or `"longrope"`, see `layers.RotaryEmbedding`.',
-        None,
-        choices=(None, *ROTARY_SCALINGS),
-    )
-    rotary_factor: float = option("of `rotary_scaling`.", 1.0, positive=True)
-    rotary_min_turns: float = option("of `rotary_scaling`.", 1.0, positive=True)
-    rotary_max_turns: float = option("of `rotary_scaling`.", 32.0, positive=True)
-    rotary_original_length: int | None = option(
-        "of `rotary_scaling`. Defaults to `max_sequence_length`.", None, least=1
-    )
-    rotary_truncate: bool = option(
-        '`"yarn"`: the pairs between which wavelengths are mixed are whole numbers.', True
-    )
-    rotary_short_factors: tuple | list | None = option(
-        'divisors of the angle of each pair, of `rotary_scaling="longrope"`.', None
-    )
-    rotary_long_factors: tuple | list | None = option("likewise, in longer rows.", None)
-    relative_bias: bool | None = option(
-        "T5's bias on the scores, also beside other positions (MPNet). Defaults to whether "
-        '`position` is `"relative"`.',
-        None,
-        of="side",
-    )
-    relative_num_buckets: int = option("buckets of relative distances.", 32, of="side", least=1)
-    relative_max_distance: int = option("distance at which they end.", 128, of="side", least=1)
-    disentangled: str | None = option(
-        "contents scored with relative positions (DeBERTa), see `layers.MultiHeadAttention`.",
-        None,
-        of="model",
-        choices=(None, "shared", "own"),
-    )
     encoder: dict | None = option(
         '`"seq2seq"` only: the values that differ in the encoder, by name.', None, of="overrides"
     )
@@ -320,6 +280,7 @@ class TransformerConfig(PatternOptions, FeedForwardOptions):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_agreement(self)
+        check_positions(self)
         check_overrides(self)
 
     def side(self, name: str) -> "TransformerConfig":

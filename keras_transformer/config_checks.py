@@ -76,7 +76,9 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         "num_decoder_layers": decoder.get("num_layers", config.num_layers) if seq2seq else None,
         "num_layer_groups": max(config.num_layers // config.layers_per_group, 1),
         "embedding_dim": config.hidden_dim,
-        "embedding_projection": config.embedding_dim not in (None, config.hidden_dim),
+        "embedding_projection": (
+            not config.token_projection and config.embedding_dim not in (None, config.hidden_dim)
+        ),
         "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
         "attention_bias": config.use_bias,
         "attention_output_bias": (
@@ -203,6 +205,15 @@ def check_pattern(options: Any, causal: bool, rotary: bool) -> None:
         raise ValueError("`global_projection` and rotary positions do not go together.")
 
 
+def check_head_norm(normalization: str | bool | None) -> None:
+    """ValueError for a normalization of queries and keys that heads cannot have of their own."""
+    if normalization not in ("layer_norm", "layer_norm_no_bias"):
+        raise ValueError(
+            "`query_key_norm_per_head` needs `query_key_norm` and a LayerNorm, 'layer_norm' or "
+            f"'layer_norm_no_bias', received {normalization!r}."
+        )
+
+
 def check_overrides(config: "TransformerConfig") -> None:
     """ValueError for sides and layers that differ in what they cannot differ in."""
     fields = {field.name: field.metadata["of"] for field in dataclasses.fields(config)}
@@ -293,18 +304,20 @@ def check_agreement(config: "TransformerConfig") -> None:
         (config.pooler, "`pooler` needs", "encoder"),
         (config.num_decoder_layers is not None, "`num_decoder_layers` needs", "seq2seq"),
         (config.embedding_projection, "`embedding_dim` and `embedding_projection` need", "encoder"),
+        (config.token_projection, "`token_projection` needs", "decoder"),
+        (config.convolution_size, "`convolution_size` needs", "encoder"),
         (config.share_embeddings is not None, "`share_embeddings` needs", "seq2seq"),
         (config.disentangled, "`disentangled` needs", "encoder"),
     ):
         if given and config.kind != kind:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
-    if config.embedding_dim != config.hidden_dim and not config.embedding_projection:
+    projected = config.embedding_projection or config.token_projection
+    if config.embedding_dim != config.hidden_dim and not projected:
         raise ValueError(
             f"embedding_dim={config.embedding_dim} and hidden_dim={config.hidden_dim} need the "
             "`embedding_projection` between them."
         )
     _check_block(config)
-    _check_positions(config)
 
 
 def _check_block(config: "TransformerConfig") -> None:
@@ -322,6 +335,18 @@ def _check_block(config: "TransformerConfig") -> None:
         )
     if config.query_key_norm_across_heads and not config.query_key_norm:
         raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
+    if config.query_key_norm_per_head:
+        check_head_norm(config.query_key_norm and config.normalization)
+        if config.query_key_norm_across_heads:
+            raise ValueError(
+                "`query_key_norm_per_head` and `query_key_norm_across_heads` are two norms. Give "
+                "one of them."
+            )
+    if config.convolution_size and config.convolution_size % 2 == 0:
+        raise ValueError(
+            f"`convolution_size` must be odd, received {config.convolution_size}: a token stands "
+            "in the middle of its neighbours."
+        )
     if 0 < config.num_experts < config.experts_per_token:
         raise ValueError(
             f"experts_per_token={config.experts_per_token} is more than num_experts="
@@ -340,59 +365,4 @@ def _check_block(config: "TransformerConfig") -> None:
             f"num_layers={config.num_layers} cannot be num_layer_groups={config.num_layer_groups} "
             f"groups of layers_per_group={each} blocks, used again: it must be a multiple of "
             f"{each}, and at least {config.num_layer_groups * each}."
-        )
-
-
-def _check_positions(config: "TransformerConfig") -> None:
-    counted = config.kind == "encoder" and config.position == "learned" and config.position_offset
-    if config.position_padding_id is not None and not counted:
-        raise ValueError(
-            "`position_padding_id` needs kind='encoder', position='learned' and a "
-            "`position_offset` of at least 1."
-        )
-    rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
-    if config.position == "rotary" and rotated + rotated % 2 > config.head_dim:
-        raise ValueError(
-            "position='rotary' needs an even `head_dim`, or a smaller `rotary_dim`, received "
-            f"rotary_dim={config.rotary_dim} and head_dim={config.head_dim}."
-        )
-    long = config.rotary_scaling == "longrope"
-    for name in ("rotary_short_factors", "rotary_long_factors"):
-        factors, pairs = getattr(config, name), (rotated + 1) // 2 if long else 0
-        numbers = all(is_number(factor) and 0 < factor < 1e30 for factor in factors or ())
-        if len(factors or ()) != pairs or not numbers:
-            raise ValueError(
-                f"`{name}` must be {pairs} positive numbers, one for each pair of features, with "
-                f"rotary_scaling={config.rotary_scaling!r}. Received {shorten(factors)}."
-            )
-    if long and config.rotary_original_length < 2:
-        raise ValueError("rotary_scaling='longrope' needs a `rotary_original_length` above 1.")
-    if config.rotary_min_turns >= config.rotary_max_turns:
-        raise ValueError(
-            "`rotary_min_turns` must be below `rotary_max_turns`, received "
-            f"{config.rotary_min_turns} and {config.rotary_max_turns}."
-        )
-    if config.position == "sinusoidal" and config.embedding_dim % 2:
-        raise ValueError(
-            f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
-        )
-    small = config.relative_num_buckets // 2  # of one direction
-    if config.position == ("alibi" if config.relative_bias else "relative"):
-        raise ValueError(
-            f"relative_bias={config.relative_bias} and position={config.position!r} contradict "
-            "each other."
-        )
-    if config.relative_bias and not 2 <= small < config.relative_max_distance:
-        raise ValueError(
-            "position='relative' needs 4 or more `relative_num_buckets` and a "
-            "`relative_max_distance` above half their number, received "
-            f"{config.relative_num_buckets} and {config.relative_max_distance}."
-        )
-    if config.disentangled and config.score != "scaled_dot":
-        raise ValueError(f"`disentangled` needs score='scaled_dot', received {config.score!r}.")
-    if config.disentangled and not 2 <= small <= config.relative_max_distance:
-        raise ValueError(
-            "`disentangled` needs 4 or more `relative_num_buckets` and a `relative_max_distance` "
-            f"of at least half their number, received {config.relative_num_buckets} and "
-            f"{config.relative_max_distance}."
         )

@@ -33,9 +33,19 @@ _SIZES = {
     "all_queries": lambda config: config.num_heads * config.head_dim,
     "all_keys": lambda config: config.num_key_value_heads * config.head_dim,
     "all_experts": lambda config: config.num_experts,
+    "each_head": lambda config: config.num_heads,
+    "each_key_head": lambda config: config.num_key_value_heads,
+    "neighbours": lambda config: config.convolution_size * config.hidden_dim,
+    # Of positions and what is added to them.
+    "embedded": lambda config: (
+        config.hidden_dim if config.token_projection else config.embedding_dim
+    ),
     "one": lambda config: 1,
     "positions": lambda config: config.max_sequence_length + config.position_offset,
 }
+
+# Axes over parts that each have a vector or a matrix.
+_EACH = ("num_experts", "each_head", "each_key_head")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +80,8 @@ class Weight:
 
     @property
     def is_vector(self) -> bool:
-        """Whether it is a bias or a normalization, perhaps of each expert, and no matrix."""
-        return len([axis for axis in self.axes if axis != "num_experts"]) == 1
+        """Whether it is a bias or a normalization, perhaps of each expert or head, no matrix."""
+        return len([axis for axis in self.axes if axis not in _EACH]) == 1
 
     def numbers_of_a_token(self, config: TransformerConfig) -> int:
         """How many of its numbers one token is multiplied with: those of the experts it chose."""
@@ -111,12 +121,12 @@ def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
     )
 
 
-def _norms(sublayer: str, **when) -> tuple[Weight, ...]:
+def _norms(sublayer: str, of_output: Mapping[str, Any] = {}, **when) -> tuple[Weight, ...]:
     """The normalizations of a sub-layer: in front of it or behind the sum, and of its output."""
     return (
         *_norm(f"{sublayer}_norm", normalize_first=True, **when),
         *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False, **when),
-        *_norm(f"{sublayer}_output_norm", normalize_output=True),
+        *_norm(f"{sublayer}_output_norm", normalize_output=True, **of_output),
     )
 
 
@@ -133,8 +143,9 @@ _GLOBAL = tuple(
 
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
     """`layers.MultiHeadAttention`, its keys made of states of width `source`, and its norms."""
-    of_heads = {"query_key_norm": True, "query_key_norm_across_heads": False}
-    across = {"query_key_norm": True, "query_key_norm_across_heads": True}
+    norms = {"query_key_norm": True, "query_key_norm_per_head": False}
+    of_heads, across = ({**norms, "query_key_norm_across_heads": each} for each in (False, True))
+    per_head = {"query_key_norm": True, "query_key_norm_per_head": True}
     positions = {"disentangled": "own"}
     return (
         *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
@@ -150,6 +161,8 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
         *_norm(f"{name}/key_norm", "head_dim", **of_heads),
         *_norm(f"{name}/query_norm", "all_queries", **across),
         *_norm(f"{name}/key_norm", "all_keys", **across),
+        *_weight(f"{name}/query_norm/gamma", "each_head", "head_dim", **per_head),
+        *_weight(f"{name}/key_norm/gamma", "each_key_head", "head_dim", **per_head),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
         *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
         *_weight(f"{name}/score/strength", "num_heads", score="cosine"),
@@ -195,9 +208,14 @@ _FEED_FORWARD = (
     *_EXPERTS,
     *_norms("feed_forward", share_normalization=False),
 )
+# What an encoder's block may have beside its attention.
+_CONVOLUTION = (
+    *_dense("convolution", "neighbours", "hidden_dim", convolution_size=True),
+    *_norms("convolution", {"convolution_size": True}, convolution_size=True),
+)
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.
-BLOCK = (*_attention("self_attention", "hidden_dim"), *_FEED_FORWARD)
+BLOCK = (*_attention("self_attention", "hidden_dim"), *_FEED_FORWARD, *_CONVOLUTION)
 CROSS_BLOCK = (
     *_attention("self_attention", "hidden_dim"),
     *_attention("cross_attention", "source_dim"),
@@ -207,10 +225,10 @@ CROSS_BLOCK = (
 # What a stack has before its blocks, and behind them.
 STEM = (
     *_weight(
-        "segment_embedding/embeddings", "segment_vocabulary_size", "embedding_dim",
+        "segment_embedding/embeddings", "segment_vocabulary_size", "embedded",
         segment_vocabulary_size=True,
     ),
-    *_weight("position_embedding/embeddings", "positions", "embedding_dim", position="learned"),
+    *_weight("position_embedding/embeddings", "positions", "embedded", position="learned"),
     *_weight(
         "relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True
     ),
@@ -222,7 +240,8 @@ STEM = (
         "relative_embedding/embeddings", "relative_num_buckets", "hidden_dim", disentangled=True
     ),
     *_norm("relative_embedding/norm", disentangled=True),
-    *_norm("embedding_norm", "embedding_dim", embedding_normalization=True),
+    *_norm("embedding_norm", "embedded", embedding_normalization=True),
+    *_weight("token_projection/kernel", "embedding_dim", "hidden_dim", token_projection=True),
     *_dense(
         "embedding_projection", "embedding_dim", "hidden_dim", embedding_projection=True
     ),
@@ -239,6 +258,8 @@ TOKENS = (
     *_weight("output_bias/bias", "vocabulary_size", output_bias=True),
 )  # fmt: skip
 POOLER = _dense("pooler", "hidden_dim", "hidden_dim", pooler=True)
+# Of the states, in front of the logits.
+_STATES = _weight("state_projection/kernel", "hidden_dim", "embedding_dim", token_projection=True)
 
 
 def hidden_of_head(
@@ -332,7 +353,7 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         for i in range(side.groups):
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
-    return found + of(POOLER, config)
+    return found + of((*POOLER, *_STATES), config)
 
 
 def divided(config: TransformerConfig) -> tuple[str, ...]:

@@ -92,10 +92,14 @@ def random_config(seed):
         **TINY,
     }
     if values["query_key_norm"]:
-        values["query_key_norm_across_heads"] = one_of(True, False)
+        name = one_of("query_key_norm_across_heads", "query_key_norm_per_head")
+        values[name] = "across" in name or values["normalization"].startswith("layer_norm")
     if values["position"] not in ("relative", "alibi"):
         values["relative_bias"] = one_of(True, False, None)
+    if kind == "decoder":
+        values |= one_of({}, {"token_projection": True, "embedding_dim": 10})
     if kind == "encoder":
+        values["convolution_size"] = one_of(0, 3)
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":
         values["num_decoder_layers"] = one_of(1, 3)
@@ -107,6 +111,12 @@ def random_config(seed):
 OWN = {"num_heads": 4, "num_key_value_heads": 2, "disentangled": "own", "relative_num_buckets": 8}
 CASES = [*tiny_presets(), *((f"seed {seed}", random_config(seed)) for seed in range(8))]
 CASES.append(("own", TransformerConfig(kind="encoder", **OWN, **TINY)))
+HEADS = {"num_heads": 4, "num_key_value_heads": 2, "query_key_norm": True}
+HEADS |= {"query_key_norm_per_head": True}
+NARROW = {"token_projection": True, "embedding_dim": 10, "segment_vocabulary_size": 3}
+NARROW |= {"position": "learned", "embedding_normalization": True}
+CASES.append(("heads", TransformerConfig(kind="encoder", convolution_size=3, **HEADS, **TINY)))
+CASES.append(("narrow", TransformerConfig(kind="decoder", num_heads=4, **NARROW, **TINY)))
 
 
 @pytest.mark.parametrize("config", [case[1] for case in CASES], ids=[case[0] for case in CASES])

@@ -9,7 +9,8 @@ import numpy as np
 
 Info = TypeVar("Info")
 
-_OF_AN_EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(.+)", re.DOTALL)
+# Of the norms of StableLM's heads there is one for each too.
+_OF_AN_EXPERT = re.compile(r"(.*(?:\.experts|_layernorm\.norms))\.([0-9]+)\.(.+)", re.DOTALL)
 # What a number of 4 bits is: one for the sign, two for the exponent, one for the mantissa.
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
 _NUMBERS = np.concatenate([_HALF, -_HALF])

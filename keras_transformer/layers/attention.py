@@ -21,7 +21,7 @@ from keras_transformer.layers.attending import Attends
 from keras_transformer.layers.disentangled import position_projections, with_relative_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.normalization import make_head_normalization, make_normalization
 from keras_transformer.layers.position import RotaryEmbedding, row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import Dense
@@ -76,6 +76,7 @@ class MultiHeadAttention(
         query_key_norm: a name in `config.NORMALIZATIONS`, of each head's queries and keys. Defaults
             to no normalization.
         query_key_norm_across_heads: bool, of those of all heads together (OLMo 2).
+        query_key_norm_per_head: bool, a LayerNorm with a weight for each head (Cohere).
         disentangled: str, scores of queries with positions and of positions with keys too, see
             `RelativeEmbedding`: of its states by the `"shared"` projections, or by their `"own"`.
         normalization_epsilon: float, of `query_key_norm`.
@@ -151,6 +152,7 @@ class MultiHeadAttention(
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
         query_key_norm_across_heads: bool = False,
+        query_key_norm_per_head: bool = False,
         disentangled: str | None = None,
         normalization_epsilon: float = 1e-6,
         score_scale: float | None = None,
@@ -184,6 +186,7 @@ class MultiHeadAttention(
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
         self.query_key_norm_across_heads = query_key_norm_across_heads
+        self.query_key_norm_per_head = query_key_norm_per_head
         self.disentangled = disentangled
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap = attention_soft_cap
@@ -230,7 +233,8 @@ class MultiHeadAttention(
     def _head_norm(self, name: str) -> keras.layers.Layer | None:
         if self.query_key_norm is None:
             return None
-        return make_normalization(
+        make = make_head_normalization if self.query_key_norm_per_head else make_normalization
+        return make(
             self.query_key_norm, self.normalization_epsilon, name=name, dtype=self.dtype_policy
         )
 
@@ -262,7 +266,7 @@ class MultiHeadAttention(
         for norm, dense in ((self.query_norm, self.query_dense), (self.key_norm, self.key_dense)):
             if norm is not None:
                 width = dense.units if self.query_key_norm_across_heads else self.head_dim
-                norm.build((None, None, None, width))
+                norm.build((None, None, dense.units // width, width))
         self.output_dense = self._projection(
             self.output_dim or query_shape[-1], "output", self.output_bias
         )

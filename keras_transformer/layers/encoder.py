@@ -10,6 +10,7 @@ from keras_transformer.layers.arguments import (
     NamesArguments,
     SavesArguments,
     check_shapes,
+    deserialized,
     named_arguments,
     options_of,
     with_further,
@@ -17,8 +18,9 @@ from keras_transformer.layers.arguments import (
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.experts import MixtureOfExperts
-from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.feed_forward import FeedForward, activated
 from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import quick_products
@@ -63,6 +65,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         parallel_residual: bool, with `normalize_first` only.
         share_normalization: bool, one pre-norm for both sub-layers. With `parallel_residual` only.
         residual_scale: float, factor of each sub-layer's output.
+        convolution_size: int, a further sub-layer beside both, behind them: a convolution over so
+            many neighbouring tokens, an odd number, of the block's inputs. 0 for none.
+        convolution_activation: as `activation`, of the convolution.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
@@ -128,6 +133,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         parallel_residual: bool = False,
         share_normalization: bool = False,
         residual_scale: float = 1.0,
+        convolution_size: int = 0,
+        convolution_activation: str | Callable = "gelu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         kernel_initializer="glorot_uniform",
@@ -181,8 +188,21 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             use_bias=use_bias,
             kernel_initializer=kernel_initializer,
         )
+        self._make_convolution(convolution_size, convolution_activation, kernel_initializer)
         with one_piece():
             self.dropout_layer = Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+
+    def _make_convolution(self, size: int, activation, kernel_initializer):
+        self.convolution_size = size
+        self.convolution_activation = deserialized(activation)
+        if size and (self.causal or size % 2 == 0):
+            raise ValueError(
+                f"`convolution_size` must be odd, and of an encoder's block, received {size} for a "
+                f"{type(self).__name__}."
+            )
+        self._kernel_initializer = kernel_initializer
+        if size:
+            self._make_norms("convolution")
 
     def _make_feed_forward(self, width: int, experts: dict, **options):
         """One layer that all tokens go through, or several to choose from."""
@@ -240,11 +260,28 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self._build_norms("self_attention", input_shape)
         self.feed_forward.build(input_shape)
         self._build_norms("feed_forward", input_shape)
+        if self.convolution_size:
+            with one_piece():
+                self.convolution = keras.layers.Dense(
+                    input_shape[-1],
+                    kernel_initializer=self._kernel_initializer.clone(),
+                    name="convolution",
+                    dtype=self.dtype_policy,
+                )
+            self.convolution.build((*input_shape[:-1], self.convolution_size * input_shape[-1]))
+            self._build_norms("convolution", input_shape)
 
     def _sublayers(
-        self, attend, inputs, training, attend_to_encoder=None, first_only=False, mask=None
+        self,
+        attend,
+        inputs,
+        training,
+        attend_to_encoder=None,
+        convolve=None,
+        first_only=False,
+        mask=None,
     ):
-        """The attentions, and the feed-forward layer behind or beside them."""
+        """The attentions, the feed-forward layer behind or beside them, and the convolution."""
         with quick_products(inputs):
             kept = inputs[:, :1] if first_only else inputs
             if self.share_normalization:
@@ -258,7 +295,12 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             if self.has_experts:
                 mask = mask[:, :1] if first_only and mask is not None else mask
                 feed_forward = functools.partial(feed_forward, mask=mask, training=training)
-            return self._sublayer("feed_forward", feed_forward, given, x, training)
+            x = self._sublayer("feed_forward", feed_forward, given, x, training)
+            return (
+                x
+                if convolve is None
+                else self._sublayer("convolution", convolve, inputs, x, training)
+            )
 
     def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
@@ -307,8 +349,19 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                 x, scores["self"] = x
             return x[:, :1] if first_only and not alone else x
 
-        mask = visibility.padding
-        x = self._sublayers(attend, inputs, training, first_only=first_only, mask=mask)
+        def convolve(x):
+            x = self.convolution(with_neighbours(x, self.convolution_size, visibility))
+            x = activated(self.convolution_activation, x)
+            return x[:, :1] if first_only else x
+
+        x = self._sublayers(
+            attend,
+            inputs,
+            training,
+            convolve=convolve if self.convolution_size else None,
+            first_only=first_only,
+            mask=visibility.padding,
+        )
         return with_further(x, scores or None)
 
     def _check_used(self, inputs, mask, visibility, bias, cached: bool = False):

@@ -5,6 +5,8 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.config_checks import check_head_norm
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
@@ -18,6 +20,18 @@ class RMSNormalizationPlusOne(keras.layers.RMSNormalization):
         # In float32: near to 1 half precision has few numbers.
         scale = 1 + ops.cast(self.scale, "float32")
         return ops.rms_normalization(x, scale=scale, axis=self.axis, epsilon=self.epsilon)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class HeadNormalization(keras.layers.LayerNormalization):
+    """LayerNorm of each head's states `(..., heads, head_dim)`, by a weight of its own, no bias."""
+
+    def build(self, input_shape):
+        self.gamma = self.add_weight(name="gamma", shape=input_shape[-2:], initializer="ones")
+
+    def call(self, x):
+        normalized = ops.layer_normalization(ops.cast(x, "float32"), epsilon=self.epsilon)
+        return ops.cast(normalized * ops.cast(self.gamma, "float32"), self.compute_dtype)
 
 
 _KINDS = {
@@ -36,3 +50,9 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
     layer = _KINDS[kind](epsilon=epsilon, **kwargs)
     layer.supports_masking = True  # Keras's RMSNormalization would drop a mask, with a warning.
     return layer
+
+
+def make_head_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
+    """The layer with a weight for each head. ValueError for another kind than a LayerNorm."""
+    check_head_norm(kind)
+    return HeadNormalization(epsilon=epsilon, center=False, **kwargs)

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.layers.arguments import SavesArguments
@@ -108,6 +109,8 @@ class ALiBi(SavesArguments, keras.layers.Layer):
 
     Args:
         num_heads: int. The slopes are a geometric sequence from `2^(-8/num_heads)`.
+        scale: float, factor of the bias.
+        rounded: bool, slopes, positions and their products are numbers of bfloat16 (Falcon-RW).
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -130,15 +133,29 @@ class ALiBi(SavesArguments, keras.layers.Layer):
     Source: Press et al. 2021, "Train Short, Test Long", section 3.
     """
 
-    def __init__(self, num_heads: int, **kwargs):
+    def __init__(self, num_heads: int, scale: float = 1.0, rounded: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.scale = scale
+        self.rounded = rounded
 
     def call(self, query_positions, key_positions):
-        distance = _distances(query_positions, key_positions)
-        distance = ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32")
-        slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")
-        return ops.cast(-distance * slopes[:, None, None], self.compute_dtype)
+        slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")[:, None, None]
+        if self.rounded:
+
+            def of_place(positions):
+                places = _in_bfloat16(ops.cast(ops.expand_dims(positions, 1), "float32"))
+                return _in_bfloat16(_in_bfloat16(slopes) * places)
+
+            queries, keys = (
+                of_place(ops.expand_dims(positions, axis))
+                for positions, axis in ((query_positions, 2), (key_positions, 1))
+            )
+            bias = -ops.abs(keys - queries)
+        else:
+            distance = _distances(query_positions, key_positions)
+            bias = -ops.cast(ops.expand_dims(ops.abs(distance), 1), "float32") * slopes
+        return ops.cast(bias * self.scale, self.compute_dtype)
 
     def compute_output_shape(self, query_positions_shape, key_positions_shape):
         return _pairs_shape(query_positions_shape, self.num_heads, key_positions_shape)
@@ -170,6 +187,15 @@ class PairBias:
         """Of all pairs of tokens with states `(batch, length, dim)`, or of the first queries."""
         positions = sequence_positions(states) if self.positions is None else self.positions
         return self.layer(positions[:, :queries], positions)
+
+
+def _in_bfloat16(numbers):
+    """Numbers from 0 on, rounded: of casts there and back XLA leaves the rounding out."""
+    powers = 2.0 ** np.arange(-30, 32)
+    reached = ops.expand_dims(numbers, -1) >= ops.convert_to_tensor(powers, "float32")
+    exponents = ops.maximum(ops.sum(ops.cast(reached, "int32"), axis=-1) - 1, 0)
+    least = ops.take(ops.convert_to_tensor(powers / 128, "float32"), exponents, axis=0)
+    return ops.round(numbers / least) * least
 
 
 def _distances(query_positions, key_positions):

@@ -11,7 +11,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.kerashub_names import ForeignNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
-from keras_transformer.layers.initializers import embedding_initializer
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import Input, Stem, TokenStem
@@ -80,6 +80,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             self.token_embedding = self._token_embedding(
                 config.sides[-1], "token_embedding", config.tie_embeddings
             )
+        self.state_projection = None
+        if config.token_projection:
+            self.state_projection = keras.layers.Dense(
+                config.embedding_dim,
+                use_bias=False,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="state_projection",
+                dtype=self.dtype_policy,
+            )
         if config.output_bias:
             self.output_bias = VocabularyBias(
                 config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
@@ -107,6 +116,8 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     def build(self, input_shape=None):
         if self.token_embedding is not None:
             self.token_embedding.build((None, None))
+        if self.state_projection is not None:
+            self.state_projection.build((None, None, self.config.hidden_dim))
         if self.output_bias is not None:
             self.output_bias.build((None, None, self.config.sides[-1].vocabulary_size))
         for stem, stack in self.sides.values():
@@ -220,10 +231,13 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return (*inputs.shape[:-1], sides[-1].vocabulary_size)
 
     def logits(self, hidden_states):
-        """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`."""
+        """Vocabulary logits of states, `(..., embedding_dim)` to `(..., vocabulary_size)`.
+
+        With `token_projection` the states are those of the blocks, `(..., hidden_dim)`.
+        """
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="logits")
-        hidden_states = self._scaled(hidden_states)
+        hidden_states = self._before_logits(hidden_states)
         with quick_products(hidden_states):
             logits = self.token_embedding(hidden_states, reverse=True)
         logits = logits if self.output_bias is None else self.output_bias(logits)
@@ -242,9 +256,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
         The bias is to be added. For a loss that does not need all logits at once.
         """
-        return self._scaled(hidden_states), self.token_embedding.output_kernel()
+        return self._before_logits(hidden_states), self.token_embedding.output_kernel()
 
-    def _scaled(self, hidden_states):
+    def _before_logits(self, hidden_states):
+        if self.state_projection is not None:
+            hidden_states = self.state_projection(hidden_states)
         scale = self.config.sides[-1].logit_scale
         return hidden_states if scale == 1 else hidden_states * scale
 

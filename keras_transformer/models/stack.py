@@ -75,7 +75,12 @@ class Stack(keras.layers.Layer):
                 if config.global_block_size is not None:
                     self.group_bias = make_bias(name="group_relative_bias")
         elif config.position == "alibi":
-            self.position_bias = ALiBi(config.num_heads, dtype=self.dtype_policy)
+            self.position_bias = ALiBi(
+                config.num_heads,
+                scale=config.alibi_scale,
+                rounded=config.alibi_rounded,
+                dtype=self.dtype_policy,
+            )
         if config.disentangled:
             self.relative_embedding = RelativeEmbedding(
                 config.hidden_dim,

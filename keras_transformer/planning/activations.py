@@ -95,6 +95,9 @@ def _layer(config: TransformerConfig, rows: Rows, length: int, source: int | Non
     residuals = sublayers
     if config.parallel_residual:  # one input, one sum
         norms, residuals = norms - (not config.share_normalization), 1
+    if config.convolution_size:  # its neighbours, what is activated, and a norm and a sum
+        norms += each * _OF_NORM[config.normalization]
+        residuals += 1 + config.convolution_size + _OF_ACTIVATION[config.convolution_activation]
     whole = tokens * config.hidden_dim * item * (norms + residuals)
     cut = _attention(config, rows, length, length)
     scores = length * length

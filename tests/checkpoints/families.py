@@ -79,6 +79,7 @@ _OPT = {
     "ffn_dim": 20,
     "max_position_embeddings": 80,
 }
+_NARROW = {"hidden_size": 20, "num_attention_heads": 5, "enable_bias": False}
 _BLOOM = {"vocab_size": 61, "hidden_size": 12, "n_layer": 2, "n_head": 3}
 _GPTJ = {**_GPT, "n_embd": 24, "rotary_dim": 4, "n_positions": 80}
 _PHI = {**_NEOX, "hidden_size": 24}
@@ -246,6 +247,9 @@ CONFIGS = {
                 "tie_word_embeddings": False,
             },
             _BERT,  # without relative positions
+            {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 4},
+            {**_DEBERTA, **_WIDER, "conv_kernel_size": 5, "num_hidden_layers": 1},
+            {**_DEBERTA, "conv_kernel_size": 1, "conv_act": "silu", "layer_norm_eps": 1e-3},
         ],
     ),
     "openai-gpt": (
@@ -258,6 +262,9 @@ CONFIGS = {
             _GPT,
             {**_GPT, "n_embd": 40, "n_head": 5, "n_inner": 33, "activation_function": "relu"},
             {**_GPT, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+            {**_GPT, "n_layer": 3, "scale_attn_by_inverse_layer_idx": True},
+            {**_GPT, "scale_attn_weights": False},
+            {**_GPT, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
         ],
     ),
     "gpt_neox": (
@@ -486,6 +493,10 @@ CONFIGS = {
             _OPT,
             {**_OPT, "hidden_size": 40, "num_attention_heads": 5, "do_layer_norm_before": False},
             {**_OPT, "enable_bias": False, "tie_word_embeddings": False},
+            {**_OPT, "word_embed_proj_dim": 7, "do_layer_norm_before": False},
+            {**_OPT, **_NARROW, "word_embed_proj_dim": 15, "activation_function": "gelu"},
+            {**_OPT, "word_embed_proj_dim": 16, "tie_word_embeddings": False}
+            | {"_remove_final_layer_norm": True},
         ],
     ),
     "bloom": (
@@ -513,6 +524,11 @@ CONFIGS = {
             {**_FALCON, "num_attention_heads": 6, "new_decoder_architecture": True}
             | {"num_kv_heads": 3, "num_ln_in_parallel_attn": 1, "activation": "relu"},
             {**_FALCON, "multi_query": False, "bias": True, "tie_word_embeddings": False},
+            {**_FALCON, "multi_query": False, "bias": True, "alibi": True, "parallel_attn": False},
+            {**_FALCON, "num_attention_heads": 6, "alibi": True, "layer_norm_epsilon": 1e-3},
+            {**_FALCON, "num_attention_heads": 6, "alibi": True, "new_decoder_architecture": True}
+            | {"num_kv_heads": 2, "bias": True},
+            {**_FALCON, "parallel_attn": False, "rope_parameters": {"rope_theta": 50.0}},
         ],
     ),
     "phi": (
@@ -539,6 +555,21 @@ CONFIGS = {
                 "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
                 "tie_word_embeddings": True,
             },
+            {**_LLAMA, "hidden_size": 24, "qk_layernorm": True, "use_parallel_residual": True},
+            {**_LLAMA, "hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5}
+            | {"qk_layernorm": True, "use_qkv_bias": True, "layer_norm_eps": 1e-3},
+            {**_LLAMA, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+            | {"qk_layernorm": True, "rope_parameters": {"partial_rotary_factor": 0.5}},
+        ],
+    ),
+    "cohere": (
+        "Cohere",
+        [
+            {**_LLAMA, "use_qk_norm": True},
+            {**_LLAMA, **_WIDER, "num_key_value_heads": 5, "logit_scale": 0.3}
+            | {"rope_parameters": {"rope_theta": 50.0}},
+            {**_LLAMA, "use_qk_norm": True, "num_key_value_heads": 3, "attention_bias": True}
+            | {"tie_word_embeddings": False, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
         ],
     ),
     "cohere2": (

@@ -89,7 +89,7 @@ def test_export_is_the_way_back(biogpt, arcee, tmp_path, number):
 
 
 def test_the_same_text_is_generated(biogpt, tmp_path):
-    test_families.test_greedy_decoding_is_the_same(tmp_path / "folder", "biogpt")
+    test_families.test_greedy_decoding_is_the_same(tmp_path / "folder", "biogpt", 0)
 
 
 @pytest.mark.backend_independent

@@ -105,7 +105,7 @@ def test_the_words_are_those_of_the_papers(page):
         "camembert": ("as RoBERTa",),
         "albert": ("layers share their weights", "narrower embeddings"),
         "mpnet": ("2004.09297", "without padding", "; relative, 32 buckets", "LayerNorm last"),
-        "deberta-v2": ("2006.03654", "relative in the scores", "LayerNorm last"),
+        "deberta-v2": ("2006.03654", "relative in the scores", "a convolution"),
         "modernbert": ("2412.13663", "LayerNorm without bias first", "on the emb", "`window`"),
         "nomic_bert": ("2402.01613", "rotary", "gated silu", "no biases", "token types"),
         "openai-gpt": ("Radford et al. 2018", "LayerNorm last"),
@@ -131,12 +131,13 @@ def test_the_words_are_those_of_the_papers(page):
         "qwen2_moe": ("2407.10671", "60 experts, 4 a token and a shared one"),
         "qwen3_moe": ("2505.09388", "128 experts, 8 a token", "queries and keys"),
         "gpt_oss": ("2508.10925", "cut gates", "with a bias", "to nothing", "by turns in `window`"),
-        "opt": ("2205.01068", "learned, from row 2", "relu", "LayerNorm first"),
+        "opt": ("2205.01068", "learned, from row 2", "relu", "narrower tokens", "first"),
         "bloom": ("2211.05100", "alibi", "on the embeddings", "gelu (tanh"),
         "gptj": ("Komatsuzaki 2021", "of neighbouring", "side by side behind one norm", "bias on"),
-        "falcon": ("2311.16867", "rotary", "grouped", "behind one norm or two", "no biases"),
+        "falcon": ("2311.16867", "rotary", "grouped", "ALiBi in", "or two", "no biases"),
         "phi": ("2306.11644", "rotary on 50% of a head", "behind one norm", "bias on the logits"),
-        "stablelm": ("2402.17834", "on 25% of a head", "side by side, if the config says so"),
+        "stablelm": ("2402.17834", "on 25% of a head", "side by side, if the", "norms of queries"),
+        "cohere": ("Cohere 2024", "neighbouring", "norms of queries", "without bias first"),
         "cohere2": ("2504.00698", "neighbouring", "`window`, `position`", "without bias first"),
         "granite": ("granite-3.0", "factors of the embeddings, what sub-layers", "of the scores"),
         "t5": ("relative, 32 buckets", "no biases", "scores not scaled", "RMSNorm first"),
@@ -155,6 +156,9 @@ def test_the_words_know_every_config_value(maker):
     source = (DOCS / "family_words.py").read_text(encoding="utf-8")
     said = ("kind", "rotary_scaling", "embedding_dim", "output_bias", "num_key_value_heads")
     said += ("embedding_scale", "residual_scale", "logit_scale")
+    # Their names for these are in `_SWITCHES`.
+    said += ("alibi_scale", "alibi_rounded", "convolution_size", "convolution_activation")
+    said += ("token_projection",)
     said += ("rotary_short_factors", "rotary_long_factors")  # numbers of longrope
     unsaid = {
         field.name

@@ -47,7 +47,7 @@ CASES = {
         {"query_positions": POSITIONS, "key_positions": POSITIONS},
     ),
     "alibi": (
-        lambda **kw: layers.ALiBi(6, **kw),
+        lambda **kw: layers.ALiBi(6, scale=0.5, rounded=True, **kw),
         {"query_positions": POSITIONS, "key_positions": POSITIONS},
     ),
     "self_attention": (

@@ -1,6 +1,7 @@
 """Positions against their formulas and the reference implementations."""
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -197,6 +198,21 @@ def test_alibi_is_linear_in_the_distance():
     result = numpy(ALiBi(8)(queries, keys))
     assert result.shape == (1, 8, 2, 3)
     np.testing.assert_allclose(result[0, 0], [[-1, 0, -3.5], [-2.5, -1.5, -2]])
+
+
+def test_alibi_in_numbers_of_bfloat16():
+    """Compiled too: XLA leaves out a cast there and back."""
+    bfloat16 = ml_dtypes.bfloat16
+    places = np.random.default_rng(0).integers(0, 9000, (2, 300)).astype("int32")
+    slopes = -numpy(ALiBi(12)(np.array([[1]]), np.array([[0]]))).astype(bfloat16)
+    products = (slopes * places[:, None, None].astype(bfloat16)).astype("float32")
+    expected = 0.25 * -np.abs(products - products[..., :1])
+    layer = ALiBi(12, scale=0.25, rounded=True)
+    keys = keras.Input((300,), dtype="int32")
+    model = keras.Model(keys, layer(keys[:, :1], keys))
+    model.compile(jit_compile=keras.backend.backend() != "torch")
+    np.testing.assert_array_equal(model.predict(places, verbose=0), expected)
+    np.testing.assert_array_equal(numpy(layer(places[:, :1], places)), expected)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.bloom import BLOOM
+from keras_transformer.checkpoints.families.cohere import COHERE
 from keras_transformer.checkpoints.families.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
@@ -87,6 +88,7 @@ FAMILIES = {
         FALCON,
         PHI,
         STABLELM,
+        COHERE,
         COHERE2,
         GRANITE,
         T5,

@@ -1,11 +1,13 @@
 """DeBERTa: He et al. 2020, https://arxiv.org/abs/2006.03654; v3: He et al. 2021.
 
-A BERT whose scores are of relative positions too; v3 was trained like ELECTRA.
+A BERT whose scores are of relative positions too; v3 was trained like ELECTRA. The largest of v2
+have a convolution beside their first layer.
 """
 
 import dataclasses
 from typing import Any
 
+from keras_transformer.checkpoints.families import deberta_convolution
 from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYER, OLDER_NORMS
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
@@ -90,7 +92,6 @@ def _read_width(values: Values) -> dict[str, Any]:
         "embedding_size": width,
         "pooler_hidden_size": width,
         "attention_head_size": width // max(heads, 1),
-        "conv_kernel_size": 0,
     }
     for name, supported in usual.items():
         if values.get(name, supported) not in (supported, None):
@@ -120,11 +121,13 @@ DEBERTA_V2 = Family(
     constants=ENCODER,
     conversions=(
         RELATIVE_SCORES,
+        deberta_convolution.CONVERSION,
         Conversion(_read_width, lambda config: {}),
     ),
     required={"pooler_hidden_act": "gelu"},
     weights=(
         *layers({**EMBEDDINGS, **_RELATIVE}),
+        *deberta_convolution.WEIGHTS,
         *layers(_LAYER, "encoder/layer_{i}/", "encoder.layer.{i}."),
         output_matrix("cls.predictions.decoder.weight"),
     ),

@@ -1,9 +1,11 @@
 """Falcon: Almazrouei et al. 2023, https://arxiv.org/abs/2311.16867.
 
-Attention and feed-forward side by side, with one norm (7B) or a norm each (40B). Queries, keys and
-values are one matrix, by groups of heads.
+Attention and feed-forward side by side, with one norm (7B) or a norm each (40B), or in series
+(Falcon-RW). Queries, keys and values are one matrix, by groups of heads. Falcon-RW has ALiBi, added
+before the scores are scaled, by slopes and positions in bfloat16.
 """
 
+import math
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
@@ -20,11 +22,14 @@ _LAYER = {
     "feed_forward/output": "mlp.dense_4h_to_h",
 }
 _NORMS = tuple(
-    Weight(f"{_OURS}{norm}/{mine}", f"h.{{i}}.{its}.{end}", when=("share_normalization", shared))
-    for norm, its, shared in (
-        ("self_attention_norm", "input_layernorm", True),
-        ("self_attention_norm", "ln_attn", False),
-        ("feed_forward_norm", "ln_mlp", False),
+    Weight(f"{_OURS}{norm}/{mine}", f"h.{{i}}.{its}.{end}", when=when)
+    for norm, its, when in (
+        ("self_attention_norm", "ln_attn", ("parallel_residual", True)),
+        # The later lines count.
+        ("self_attention_norm", "input_layernorm", ("share_normalization", True)),
+        ("self_attention_norm", "input_layernorm", ("parallel_residual", False)),
+        ("feed_forward_norm", "ln_mlp", ("parallel_residual", True)),
+        ("feed_forward_norm", "post_attention_layernorm", ("parallel_residual", False)),
     )
     for mine, end in (("gamma", "weight"), ("beta", "bias"))
 )
@@ -34,12 +39,18 @@ def _read(values: Values) -> dict[str, Any]:
     width, heads = number(values, "hidden_size", 4544), number(values, "num_attention_heads", 71)
     inner, grouped = values.get("ffn_hidden_size"), values.get("num_kv_heads")
     new = bool(values.get("new_decoder_architecture"))
-    norms = values.get("num_ln_in_parallel_attn") or 1 + new
+    parallel = new or bool(values.get("parallel_attn", True))
+    norms = (values.get("num_ln_in_parallel_attn") or 1 + new) if parallel else None
     if not new:
         grouped = 1 if values.get("multi_query", True) else heads
-        if norms != 1:
+        if norms == 2:
             raise ValueError("num_ln_in_parallel_attn=2 needs new_decoder_architecture=True.")
-    return {
+    ours = {"position": "rotary"}
+    if values.get("alibi"):
+        scale = 1 / math.sqrt(max(width // max(heads, 1), 1))
+        ours = {"position": "alibi", "alibi_scale": scale, "alibi_rounded": True}
+    return ours | {
+        "parallel_residual": parallel,
         "num_key_value_heads": grouped,
         "intermediate_dim": 4 * width if inner is None else inner,
         "share_normalization": norms == 1,
@@ -48,12 +59,16 @@ def _read(values: Values) -> dict[str, Any]:
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
     grouped, shared = config.num_key_value_heads, config.share_normalization
+    parallel = config.parallel_residual
+    usual = grouped in (1, config.num_heads) and (shared or not parallel)
     return {
+        "alibi": config.position == "alibi",
+        "parallel_attn": parallel,
         "num_kv_heads": grouped,
         "ffn_hidden_size": config.intermediate_dim,
         "multi_query": grouped == 1,
-        "new_decoder_architecture": not (shared and grouped in (1, config.num_heads)),
-        "num_ln_in_parallel_attn": 1 if shared else 2,
+        "new_decoder_architecture": not usual,
+        "num_ln_in_parallel_attn": 2 if parallel and not shared else 1,
     }
 
 
@@ -74,15 +89,8 @@ FALCON = Family(
         "layer_norm_epsilon": Field("normalization_epsilon", 1e-5),
         "tie_word_embeddings": Field("tie_embeddings", True),
     },
-    constants={
-        "kind": "decoder",
-        "position": "rotary",
-        "normalize_first": True,
-        "parallel_residual": True,
-    },
+    constants={"kind": "decoder", "normalize_first": True},
     conversions=(rotary(), Conversion(_read, _write)),
-    # Their ALiBi is rounded to bfloat16; it and layers in series are of Falcon-RW alone.
-    required={"alibi": False, "parallel_attn": True},
     weights=(
         *layers({"token_embedding": "word_embeddings", "decoder/final_norm": "ln_f"}),
         output_matrix("lm_head.weight"),

@@ -222,6 +222,12 @@ class Family:
             raise ValueError(
                 f"A {self.model_type} checkpoint of a {name} has a pooler, this one none."
             )
+        if config.token_projection and not task_class.predicts_tokens:
+            raise ValueError(
+                f"A {self.model_type} checkpoint with `token_projection` has heads for states of "
+                f"{config.embedding_dim} features, the {name} has one for {config.hidden_dim}. "
+                "Save it with `save_to_preset`."
+            )
         theirs: dict[str, Any] = {"architectures": [self.classes(name)[0]]}
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]

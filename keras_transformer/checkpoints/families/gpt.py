@@ -8,9 +8,9 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import decoder_heads, number
+from keras_transformer.checkpoints.families.shared import by_turns, decoder_heads, number
 from keras_transformer.checkpoints.weights import Names, Weight, fused, layers, output_matrix
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import MOST_LAYERS, TransformerConfig
 
 _FIELDS = {
     "n_positions": Field("max_sequence_length", 1024),
@@ -23,6 +23,7 @@ _FIELDS = {
     "initializer_range": Field("initializer_range", 0.02),
     "tie_word_embeddings": Field("tie_embeddings", True),
 }
+_BY_LAYER = "scale_attn_by_inverse_layer_idx"
 _QKV = [f"decoder/layer_{{i}}/self_attention/{name}" for name in ("query", "key", "value")]
 _LAYER = {
     "self_attention/output": "attn.c_proj",
@@ -58,6 +59,25 @@ def inner_width(default: int) -> Conversion:
     return Conversion(read, write)
 
 
+def _read_scores(values: Values) -> dict[str, Any]:
+    """Of some GPT-2 (Stanford's Mistral) the scores of later layers have smaller factors."""
+    scaled = values.get("scale_attn_weights", True)
+    if not values.get(_BY_LAYER):
+        return {"score": "scaled_dot" if scaled else "dot"}
+    width, heads, count = (
+        number(values, name, _FIELDS[name].default) for name in ("n_embd", "n_head", "n_layer")
+    )
+    factor = max(width // max(heads, 1), 1) ** -0.5 if scaled else 1.0
+    layers_ = range(min(max(count, 1), MOST_LAYERS))
+    return by_turns(layers_, {i: {"score_scale": factor / (i + 1)} for i in layers_})
+
+
+def _write_scores(config: TransformerConfig) -> dict[str, Any]:
+    first = config.layer(0).score_scale
+    scaled = config.score == "scaled_dot" and (first != 1 or config.head_dim == 1)
+    return {"scale_attn_weights": scaled, _BY_LAYER: first is not None}
+
+
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2Model",
@@ -67,12 +87,8 @@ GPT2 = Family(
         **_FIELDS,
     },
     constants={"kind": "decoder", "position": "learned", "normalize_first": True},
-    conversions=(inner_width(768),),
-    required={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
+    conversions=(inner_width(768), Conversion(_read_scores, _write_scores)),
+    required={"add_cross_attention": False},
     weights=(*_weights("wte", "wpe"), *layers({"decoder/final_norm": "ln_f"})),
     heads=decoder_heads("GPT2LMHeadModel", tokens="classifier"),
     names=Names(
@@ -99,6 +115,7 @@ GPT = dataclasses.replace(
         "n_positions": Field("max_sequence_length", 512),
     },
     constants={**GPT2.constants, "normalize_first": False},
+    conversions=(inner_width(768),),
     required={"n_inner": None},
     # Its "gelu" has always been the approximate one.
     activations={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},

@@ -1,4 +1,7 @@
-"""OPT: Zhang et al. 2022, https://arxiv.org/abs/2205.01068."""
+"""OPT: Zhang et al. 2022, https://arxiv.org/abs/2205.01068.
+
+OPT-350m alone has norms behind its sub-layers, and tokens narrower than its states.
+"""
 
 from typing import Any
 
@@ -11,6 +14,8 @@ _ONCE = {
     "token_embedding": "embed_tokens",
     "decoder/position_embedding": "embed_positions",
     "decoder/final_norm": "final_layer_norm",
+    "decoder/token_projection": "project_in",
+    "state_projection": "project_out",
 }
 _LAYER = {
     "self_attention/query": "self_attn.q_proj",
@@ -24,18 +29,22 @@ _LAYER = {
 }
 
 
+# Of checkpoints that were fine-tuned with Transformers before release 4.20.1.
+_REMOVED = "_remove_final_layer_norm"
+
+
 def _read_width(values: Values) -> dict[str, Any]:
     width, embedded = values.get("hidden_size", 768), values.get("word_embed_proj_dim")
-    if embedded not in (None, width):
-        raise ValueError(
-            f"word_embed_proj_dim={embedded!r} and hidden_size={width!r} must be equal: a decoder "
-            "with narrower embeddings is not supported."
-        )
-    return {}
+    first, removed = (values.get(name) for name in ("do_layer_norm_before", _REMOVED))
+    ours = {"final_normalization": first is not False and not removed}
+    if embedded in (None, width):
+        return ours
+    return ours | {"embedding_dim": embedded, "token_projection": True}
 
 
 def _write_width(config: TransformerConfig) -> dict[str, Any]:
-    return {"word_embed_proj_dim": config.hidden_dim}
+    removed = config.normalize_first and not config.final_normalization
+    return {"word_embed_proj_dim": config.embedding_dim, _REMOVED: removed}
 
 
 OPT = Family(
@@ -63,7 +72,7 @@ OPT = Family(
         "normalization_epsilon": 1e-5,
     },
     conversions=(Conversion(_read_width, _write_width),),
-    required={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    required={"layer_norm_elementwise_affine": True},
     weights=(
         *layers(_ONCE, theirs="decoder."),
         *layers(_LAYER, "decoder/layer_{i}/", "decoder.layers.{i}."),

@@ -193,6 +193,15 @@ def _head_dim(values: Values, default: int | None) -> int:
     return width // max(heads, 1)
 
 
+def head_norms(name: str) -> Conversion:
+    """Norms of queries and keys that each head has, if their value of this name says so."""
+    ours = ("query_key_norm", "query_key_norm_per_head")
+    return Conversion(
+        lambda values: dict.fromkeys(ours, bool(values.get(name, False))),
+        lambda config: {name: config.query_key_norm},
+    )
+
+
 # Their own default may be outside of the vocabulary. Export writes that of a tokenizer.
 NO_PADDING = Conversion(lambda values: {}, lambda config: {"pad_token_id": None})
 

@@ -7,7 +7,8 @@ import dataclasses
 
 from keras_transformer.checkpoints.families.family import Conversion, Field
 from keras_transformer.checkpoints.families.llama import LLAMA
-from keras_transformer.checkpoints.families.shared import rotary
+from keras_transformer.checkpoints.families.shared import head_norms, rotary
+from keras_transformer.checkpoints.weights import Weight
 
 _OTHER = ("head_dim", "attention_bias", "mlp_bias", "rms_norm_eps")
 _PARALLEL = Conversion(
@@ -16,6 +17,16 @@ _PARALLEL = Conversion(
     ),
     lambda config: {"use_parallel_residual": config.parallel_residual},
 )
+
+# Of each head a tensor of its own.
+_HEAD_NORMS = tuple(
+    Weight(
+        f"decoder/layer_{{i}}/self_attention/{mine}_norm/gamma",
+        f"layers.{{i}}.self_attn.{its}_layernorm.norms.*.weight",
+    )
+    for mine, its in (("query", "q"), ("key", "k"))
+)
+_PLACES = {line.ours for line in _HEAD_NORMS}
 
 STABLELM = dataclasses.replace(
     LLAMA,
@@ -38,7 +49,10 @@ STABLELM = dataclasses.replace(
         "use_bias": False,
         "attention_output_bias": False,
     },
-    conversions=(rotary(default_share=0.25, default_head_dim=80), _PARALLEL),
-    # Each head has a norm of its own there.
-    required={"qk_layernorm": False},
+    conversions=(
+        rotary(default_share=0.25, default_head_dim=80),
+        _PARALLEL,
+        head_norms("qk_layernorm"),
+    ),
+    weights=(*(line for line in LLAMA.weights if line.ours not in _PLACES), *_HEAD_NORMS),
 )

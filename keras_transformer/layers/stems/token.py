@@ -63,9 +63,18 @@ class TokenStem(Stem):
             self.inputs = (*self.inputs, _GLOBAL)
         embeddings = embedding_initializer(config, initializer)
         options = {"embeddings_initializer": embeddings, "dtype": self.dtype_policy}
-        width = config.embedding_dim
+        self._width = width = config.hidden_dim if config.token_projection else config.embedding_dim
+        self.token_projection = None
         self.segment_embedding = self.position_embedding = None
         self.embedding_norm = self.embedding_projection = None
+        if config.token_projection:
+            self.token_projection = keras.layers.Dense(
+                config.hidden_dim,
+                use_bias=False,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="token_projection",
+                dtype=self.dtype_policy,
+            )
         if config.segment_vocabulary_size:
             self.segment_embedding = SegmentEmbedding(
                 config.segment_vocabulary_size, width, name="segment_embedding", **options
@@ -100,7 +109,9 @@ class TokenStem(Stem):
             )
 
     def build(self, input_shape=None):
-        embedded = (None, None, self.config.embedding_dim)
+        embedded = (None, None, self._width)
+        if self.token_projection is not None:
+            self.token_projection.build((None, None, self.config.embedding_dim))
         layers = (
             self.segment_embedding,
             self.position_embedding,
@@ -128,6 +139,7 @@ class TokenStem(Stem):
             positions = self._counted_positions(inputs["token_ids"])
         x = inputs.get("token_embeddings")
         x = self.token_embedding(inputs["token_ids"]) if x is None else x
+        x = x if self.token_projection is None else self.token_projection(x)
         if self.segment_embedding is not None:
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
