@@ -44,6 +44,8 @@ def made(model_type, task, folder, number=0):
     values = {"id2label": LABELS} if task.endswith("Classifier") else {}
     if FAMILIES[model_type].constants["kind"] == "decoder":
         values["pad_token_id"] = 3
+    if model_type in ("t5", "mt5"):
+        values["decoder_start_token_id"] = 0  # as published configs say, and the class does not
     model = families.make(model_type, number, SUFFIXES[task], **values)
     model.save_pretrained(folder)
     if model_type in ("longformer", "big_bird") and task == "QuestionAnswerer":
@@ -60,7 +62,10 @@ def made(model_type, task, folder, number=0):
 def logits_of(model, ids, mask):
     """Their logits, `(rows, length, 2)` of a question answerer."""
     with torch.no_grad():
-        inputs = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(mask).long()}
+        inputs = {
+            "input_ids": torch.tensor(ids).long(),
+            "attention_mask": torch.tensor(mask).long(),
+        }
         if model.config.model_type == "big_bird":  # which makes segments where none are given
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         outputs = model(**inputs)
