@@ -1,5 +1,6 @@
 """Extractive question answering: spans of a context."""
 
+import functools
 from typing import ClassVar, NamedTuple
 
 import keras
@@ -169,10 +170,7 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
 
     def head_outputs(self, states, inputs, training: bool):
         states = states if self.hidden_dense is None else self.hidden(states)
-
-        def dropout(x):
-            return self.dropout_layer(x, training=training)
-
+        dropout = functools.partial(self.dropout_layer, training=training)
         behind = self.fed_forward(states, dropout) if self.feed_forward else dropout(states)
         logits = self.output_dense(behind)
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
