@@ -41,10 +41,6 @@ class NotCovered:
 
 NOT_COVERED = (
     NotCovered(
-        "The head of BigBird for questions",
-        "It has a feed-forward layer of its own. The backbone loads, and the head is fresh.",
-    ),
-    NotCovered(
         "DeepSeek-V3",
         "Keys and values of a common small projection, and experts chosen by groups, are no config "
         "values.",
@@ -67,13 +63,8 @@ NOT_COVERED = (
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
-        "The encoder of T5 alone (`T5EncoderModel`, `T5ForTokenClassification`)",
-        "A seq2seq backbone has both sides. Of a whole T5, `backbone.encode` gives the encoder's "
-        "states.",
-    ),
-    NotCovered(
-        "Heads of BART, T5 and T5Gemma for classes and answers",
-        "They read a text with both sides at once. Tasks give a text to one side.",
+        "Heads of T5Gemma for classes; the encoders of T5Gemma and LongT5 alone",
+        "The backbone of a T5Gemma loads, and the head is left out.",
     ),
     NotCovered(
         "Next sentence (BERT), order of sentences (ALBERT), replaced tokens (ELECTRA, DeBERTa v3)",

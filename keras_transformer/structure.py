@@ -277,10 +277,16 @@ def hidden_of_head(
 OUTPUT_BIAS = _weight("output_bias/bias", "vocabulary_size")
 MASKED_LM_HEAD = (*hidden_of_head("transform", "embedding_dim", norm="layer_norm"), *OUTPUT_BIAS)
 SPAN_HEAD = _dense("output", "hidden_dim", "num_ends")
-# The score of a decoder's last state has no bias.
+# A feed-forward sub-layer of a head, with the normalization behind its sum.
+FEED_FORWARD_OF_HEAD = (
+    *_feed_forward("feed_forward", "intermediate_dim"),
+    *_norm("feed_forward_norm"),
+)
+# The score of a decoder's last state has no bias, except where an encoder stands before it.
 CLASSIFIER_HEAD = (
     *_weight("output/kernel", "hidden_dim", "num_classes"),
     *_weight("output/bias", "num_classes", kind="encoder"),
+    *_weight("output/bias", "num_classes", kind="seq2seq"),
 )
 TOKEN_HEAD = _dense("output", "hidden_dim", "num_classes")
 

@@ -122,7 +122,9 @@ def _tensors(
     if task is None:
         return tensors
     # Their models with a head keep the backbone under its name.
-    prefix = family.names.prefixes[0] if family.names.prefixes else ""
+    prefix = family.heads[task["name"]].prefix
+    if prefix is None:
+        prefix = next(iter(family.names.prefixes), "")
     outside = {line.theirs for line in lines if line.outside}
     tensors = {n if n in outside else prefix + n: array for n, array in tensors.items()}
     return tensors | export(family.heads[task["name"]].weights, head)

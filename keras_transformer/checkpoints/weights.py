@@ -176,9 +176,10 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
         weight = weight.of(config)
         if "{i}" in weight.ours:
             name = weight.ours.split("/")[0]
-            side = next(side for side in sides(config) if side.name == name)
-            each = side.config.layers_per_group
-            lines.extend(weight.at(i, each) for i in range(side.groups))
+            for side in sides(config):  # A model may lack that of the line.
+                each = side.config.layers_per_group
+                groups = side.groups if side.name == name else 0
+                lines.extend(weight.at(i, each) for i in range(groups))
         else:
             lines.append(weight)
     return lines

@@ -161,7 +161,7 @@ class ThreadSafe:
     def export(
         self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs
     ):
-        arrays = getattr(getattr(self, "backbone", self), "input_arrays", None)
+        arrays = getattr(getattr(self, "intake", self), "input_arrays", None)
         if input_signature is None and arrays:  # Keras knows none of what is built without a call.
             given = [a for a in arrays if a.required or a.name.endswith("padding_mask")]
             specs = {a.name: keras.InputSpec(a.dtype, (None, *a.shape)) for a in given}

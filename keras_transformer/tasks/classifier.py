@@ -137,7 +137,8 @@ class Classifier(OptionalHidden, Task):
         if not isinstance(classes, int):
             raise ValueError(f"`num_classes` must be an integer, received {classes!r}.")
         weights = (*cls.hidden_weights(config, values), *cls.output_weights)
-        return shapes_of(weights, config, num_classes=classes)
+        width = config.sides[-1].hidden_dim
+        return shapes_of(weights, config, num_classes=classes, hidden_dim=width)
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

@@ -4,10 +4,14 @@ from typing import Any, ClassVar
 
 from keras_transformer.checking import check_bool
 from keras_transformer.config import TransformerConfig
-from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.feed_forward import FeedForward, get_activation
+from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.structure import Weight, hidden_of_head
+
+# Values of a config that its feed-forward layers are made of.
+_OF_FEED_FORWARD = ("intermediate_dim", "activation", "gated", "gate_limit", "use_bias")
 
 
 class HiddenLayer:
@@ -47,7 +51,7 @@ class OptionalHidden(HiddenLayer):
         self.block_norm = check_bool("block_norm", block_norm)
         self.hidden_dense = self.hidden_norm = None
         if hidden_activation is not None:
-            config = self.backbone.config
+            config = self.backbone.config.sides[-1]
             kind = config.normalization if block_norm else None
             self.make_hidden(
                 hidden_activation, config.hidden_dim, kind, config.normalization_epsilon
@@ -76,3 +80,34 @@ class OptionalHidden(HiddenLayer):
             return ()
         norm = config.normalization if values["block_norm"] else None
         return hidden_of_head("hidden", bias=values["hidden_bias"], norm=norm)
+
+
+class OptionalFeedForward:
+    """For a `Task` whose head may have a feed-forward sub-layer, with a norm behind its sum."""
+
+    def set_feed_forward(self, feed_forward) -> None:
+        """Makes it as the blocks of the side that the head reads have it, if there is to be one."""
+        self.feed_forward = check_bool("feed_forward", feed_forward)
+        if not self.feed_forward:
+            return
+        config = self.backbone.config.sides[-1]
+        options = {name: getattr(config, name) for name in _OF_FEED_FORWARD}
+        with one_piece():
+            self.feed_forward_layer = FeedForward(
+                **options,
+                kernel_initializer=kernel_initializer(config),
+                name="feed_forward",
+                dtype=self.dtype_policy,
+            )
+            self.feed_forward_norm = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="feed_forward_norm",
+                dtype=self.dtype_policy,
+            )
+        for layer in (self.feed_forward_layer, self.feed_forward_norm):
+            layer.build((None, None, config.hidden_dim))
+
+    def fed_forward(self, states, dropout):
+        """The states behind it; `dropout` is a function of what goes in, and of what comes out."""
+        return self.feed_forward_norm(states + dropout(self.feed_forward_layer(dropout(states))))

@@ -20,8 +20,7 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
     if prompt_lengths is not None:
         mask = mask & (positions >= prompt_lengths)
     if pooling == "last":
-        last = ops.max(ops.where(mask, positions, 0), axis=1, keepdims=True)
-        return states_at(states, last)[:, 0]
+        return states_at(states, last_of(mask))[:, 0]
     if pooling == "max":
         lowest = ops.cast(-1e9 if states.dtype != "float16" else -6e4, states.dtype)
         return ops.max(ops.where(mask[..., None], states, lowest), axis=1)
@@ -31,6 +30,22 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
     number = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1)
     total = ops.sum(states * weights[..., None], axis=1)
     return total / (ops.sqrt(number) if pooling == "mean_sqrt_len" else number)
+
+
+def last_of(mask):
+    """The last place of each row that a bool mask has, int `(batch, 1)`; 0 where it has none."""
+    places = sequence_positions(mask[..., None])
+    return ops.max(ops.where(mask, places, 0), axis=1, keepdims=True)
+
+
+def mask_of_ids(ids, padding_mask, wanted):
+    """Where real tokens are of the ids `wanted`; all that are real in a row that has none of them.
+
+    Bool `(batch, length)`.
+    """
+    mask = as_mask(ids, padding_mask)
+    found = mask & ops.any(ops.equal(ids[..., None], ops.convert_to_tensor(wanted, ids.dtype)), -1)
+    return ops.where(ops.any(found, axis=1, keepdims=True), found, mask)
 
 
 def states_at(states, positions):

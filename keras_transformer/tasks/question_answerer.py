@@ -1,5 +1,6 @@
 """Extractive question answering: spans of a context."""
 
+import functools
 from typing import ClassVar, NamedTuple
 
 import keras
@@ -18,11 +19,14 @@ from keras_transformer.checking import (
 from keras_transformer.checkpoints.heads import SEPARATOR
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.dataset import check_batch
+from keras_transformer.layers.position import sequence_positions
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.models.turns import reads
-from keras_transformer.structure import SPAN_HEAD, shapes_of
-from keras_transformer.tasks.hidden import OptionalHidden
+from keras_transformer.structure import FEED_FORWARD_OF_HEAD, SPAN_HEAD, shapes_of
+from keras_transformer.tasks.hidden import OptionalFeedForward, OptionalHidden
 from keras_transformer.tasks.labels import check_weights
+from keras_transformer.tasks.one_text import one_text
+from keras_transformer.tasks.spans import SpanAccuracy, SpanCrossEntropy
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import (
     character_spans,
@@ -36,7 +40,6 @@ from keras_transformer.tasks.text import (
 )
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW
-from keras_transformer.training.losses import token_cross_entropy
 
 
 class Answer(NamedTuple):
@@ -48,47 +51,16 @@ class Answer(NamedTuple):
     end: int
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class SpanCrossEntropy(keras.losses.Loss):
-    """The mean of two cross-entropies: int positions `(batch, 2)`, logits `(batch, length, 2)`.
-
-    Source: Devlin et al. 2018, "BERT", section 4.2.
-    """
-
-    def __init__(self, reduction="sum_over_batch_size", name: str = "span_cross_entropy"):
-        super().__init__(name=name, reduction=reduction, dtype="float32")
-
-    def call(self, y_true, y_pred):
-        losses = token_cross_entropy(y_true, ops.transpose(y_pred, (0, 2, 1)))
-        return ops.mean(losses, axis=-1)
-
-
 # The tokens of a question that see all the others.
 _LONGEST_QUESTION = 256
 
 
-def exact_match(y_true, y_pred):
-    """Whether both positions `(batch, 2)` are where the logits `(batch, length, 2)` are highest."""
-    right = ops.equal(ops.argmax(y_pred, axis=1), ops.cast(y_true, "int32"))
-    return ops.cast(ops.all(right, axis=-1), "float32")
-
-
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SpanAccuracy(keras.metrics.MeanMetricWrapper):
-    """The share of rows whose first and last token are both found."""
-
-    _direction = "up"
-
-    def __init__(self, name: str = "accuracy", dtype=None):
-        super().__init__(exact_match, name=name, dtype=dtype)
-
-    def get_config(self) -> dict:
-        return {"name": self.name, "dtype": self.dtype}
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class QuestionAnswerer(OptionalHidden, Task):
+class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
     """An encoder that marks where in a context the answer to a question starts and ends.
+
+    An encoder-decoder is given question and context on both sides, the decoder's shifted by one,
+    and the states of the decoder are read (BART, T5).
 
     `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
     characters `(start, end)` of the answer in its context, or `(start, text)`, or None if it is
@@ -107,16 +79,24 @@ class QuestionAnswerer(OptionalHidden, Task):
             `layers.FeedForward`. Defaults to no such layer.
         hidden_bias: bool, a bias of that layer.
         block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        start_id: int, of an encoder-decoder: the token that its decoder starts from. Defaults to
+            the last token of each row.
+        feed_forward: bool, a feed-forward sub-layer as the blocks have, its sum normalized, in
+            front of the output (BigBird).
+        mask_question: bool, whether the question has no probability either, the tokens up to the
+            first `separator_id` but the first of all (BigBird).
 
     Call arguments:
-        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
+        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`,
+            whatever the backbone.
 
     Returns:
         Float32 `(batch, length, 2)`: a start and an end logit for each token. They are -1e9 at
         padding, which so has no probability.
 
     Raises:
-        ValueError: for an unknown activation, or a backbone that is not an encoder.
+        ValueError: for an unknown activation, a decoder as backbone, `mask_question` without
+            `separator_id`, or several texts packed in a row of an encoder-decoder.
 
     Example:
     ```python
@@ -133,10 +113,13 @@ class QuestionAnswerer(OptionalHidden, Task):
     Source: Devlin et al. 2018, "BERT", sections 4.2 and 4.3.
     """
 
-    backbone_kinds = ("encoder",)
+    backbone_kinds = ("encoder", "seq2seq")
     alias = "question_answering"
     published_as = ("ForQuestionAnswering",)
-    task_options = ("dropout", "separator_id", *OptionalHidden.hidden_options)
+    task_options = (
+        "dropout", "separator_id", *OptionalHidden.hidden_options, "start_id", "feed_forward",
+        "mask_question",
+    )  # fmt: skip
     published_options = (SEPARATOR,)
     needs_labels = answers = True
     takes_records = False
@@ -152,12 +135,21 @@ class QuestionAnswerer(OptionalHidden, Task):
         hidden_activation: str | None = None,
         hidden_bias: bool = True,
         block_norm: bool = False,
+        start_id: int | None = None,
+        feed_forward: bool = False,
+        mask_question: bool = False,
     ):
         super().__init__(backbone, tokenizer, name=name)
+        self.one_text = one_text(backbone, start_id)
+        self.start_id = self.one_text and self.one_text.start_id
         self.separator_id = separator_id
+        self.mask_question = check_bool("mask_question", mask_question)
+        if self.mask_question and separator_id is None:
+            raise ValueError("`mask_question` needs `separator_id`, by which a question ends.")
         self.dropout = check_number("dropout", dropout, at_least=0, below=1)
         self.dropout_layer = self._dropout(self.dropout)
         self.set_hidden(hidden_activation, hidden_bias, block_norm)
+        self.set_feed_forward(feed_forward)
         self.output_dense = self._dense(2, "output")
         self.built = True
         self.compile(FineTuningAdamW(), SpanCrossEntropy(), metrics=[SpanAccuracy()])
@@ -166,17 +158,25 @@ class QuestionAnswerer(OptionalHidden, Task):
         """The tokens of the question, those before the first separator."""
         if self.separator_id is None:
             return None
-        ids = inputs["token_ids"]
-        separators = ops.cast(ops.equal(ids, self.separator_id), "int32")
-        ends = ops.cast(ops.argmax(separators, axis=1), "int32")[:, None]
+        ids, ends = inputs["token_ids"], self._question_ends(inputs)
         longest = ids.shape[1] or _LONGEST_QUESTION
         places = ops.arange(min(longest, _LONGEST_QUESTION), dtype="int32")[None]
         return ops.where(places < ends, places, -1)
 
+    def _question_ends(self, inputs):
+        """The place of the first separator of each row, int `(batch, 1)`; 0 where there is none."""
+        separators = ops.cast(ops.equal(inputs["token_ids"], self.separator_id), "int32")
+        return ops.cast(ops.argmax(separators, axis=1), "int32")[:, None]
+
     def head_outputs(self, states, inputs, training: bool):
         states = states if self.hidden_dense is None else self.hidden(states)
-        logits = self.output_dense(self.dropout_layer(states, training=training))
+        dropout = functools.partial(self.dropout_layer, training=training)
+        behind = self.fed_forward(states, dropout) if self.feed_forward else dropout(states)
+        logits = self.output_dense(behind)
         mask = as_mask(inputs["token_ids"], inputs.get("padding_mask"))
+        if self.mask_question:
+            places = sequence_positions(logits)
+            mask = mask & ((places == 0) | (places > self._question_ends(inputs)))
         return ops.where(ops.expand_dims(mask, -1), ops.cast(logits, "float32"), -1e9)
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
@@ -253,7 +253,7 @@ class QuestionAnswerer(OptionalHidden, Task):
             contexts = [contexts] * len(text_rows(questions, "questions"))
         questions, contexts = _pairs((questions, contexts), ("questions", "contexts"))
         encodings = tokenizer_of(self).encode_batch_with_offsets(questions, contexts)
-        chosen = _windows(encodings, self.backbone.config.max_sequence_length)
+        chosen = _windows(encodings, self.intake.config.max_sequence_length)
         sizes = {"sizes": self._sizes, **check_batch(batch_size)}
         dataset = window_batches(self, encodings, chosen, **sizes)
         found: list[dict[tuple[int, int], float]] = [{} for _ in encodings]
@@ -273,11 +273,20 @@ class QuestionAnswerer(OptionalHidden, Task):
 
     @classmethod
     def head_values(cls, config, values):
-        return cls.hidden_values(values)
+        return {
+            **cls.hidden_values(values),
+            "start_id": values.get("start_id") if config.kind == "seq2seq" else None,
+            "feed_forward": bool(values.get("feed_forward")),
+            "mask_question": bool(values.get("mask_question")),
+        }
 
     @classmethod
     def head_shapes(cls, config, values):
-        return shapes_of((*cls.hidden_weights(config, values), *SPAN_HEAD), config, num_ends=2)
+        read = config.sides[-1]  # The side whose states the head reads.
+        further = FEED_FORWARD_OF_HEAD if values.get("feed_forward") else ()
+        return shapes_of(
+            (*cls.hidden_weights(read, values), *further, *SPAN_HEAD), read, num_ends=2
+        )
 
 
 def _pairs(x, names: tuple[str, str] = ("x[0]", "x[1]")) -> tuple[list[str], list[str]]:

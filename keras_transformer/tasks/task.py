@@ -24,6 +24,7 @@ from keras_transformer.notebook import model_table
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.tasks.one_text import OneText
 from keras_transformer.tasks.processor import Processor
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
@@ -89,6 +90,8 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
     first_only = False  # Whether the head reads the state of the first token alone.
+    # Gives the text to both sides of an encoder-decoder. None for a task that takes both apart.
+    one_text: OneText | None = None
     reads_padding: ClassVar[bool] = True  # Whether outputs are made of states of padding too.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
@@ -153,6 +156,11 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return {name: getattr(self, name) for name in self.task_options}
 
     @property
+    def intake(self) -> Backbone | OneText:
+        """What knows the arrays that the task takes, and by its `config` how long they may be."""
+        return self.one_text or self.backbone
+
+    @property
     def number_of_targets(self) -> int | None:
         """Integer targets are below this number. None for a task that has none."""
         return None
@@ -184,9 +192,14 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         """The states that the head is given, and a dict of what is collected on the way."""
         inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
         options = {"first_only": True} if self.first_only else {}
-        if self.backbone.config.global_projection and inputs.get("global_positions") is None:
+        if (
+            self.backbone.config.sides[0].global_projection
+            and inputs.get("global_positions") is None
+        ):
             places = self.global_positions(inputs)
             inputs = inputs if places is None else {**inputs, "global_positions": places}
+        if self.one_text is not None:
+            inputs = self.one_text(inputs)
         if not collect:
             if training and not self.reads_padding:
                 inputs = self.backbone.without_unseen_padding(inputs)
@@ -205,11 +218,12 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     def _named(self, inputs) -> dict[str, Any]:
         """The arrays by their names here; ValueError for those that cannot be meant."""
-        named = self.backbone.checked_inputs(
+        intake = self.intake
+        named = intake.checked_inputs(
             inputs, further=self.further_inputs, taker=type(self).__name__
         )
         for name in named.keys() & set(self.further_inputs):
-            check_positions(name, named[name], named[self.backbone.id_inputs[-1]])
+            check_positions(name, named[name], named[intake.id_inputs[-1]])
         return named
 
     def _check_training_set(self, dataset: BucketedDataset) -> None:
@@ -240,7 +254,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 name=name,
                 dtype=self.dtype_policy,
             )
-        dense.build((None, config.hidden_dim))
+        dense.build((None, config.sides[-1].hidden_dim))
         return dense
 
     def _dropout(self, rate: float) -> Dropout:
@@ -279,11 +293,11 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
         """Batches of lengths that the model has; to learn from, of no more than pay."""
-        config = self.backbone.config
+        config = self.intake.config
         if config.position == "learned" or config.score == "location":
             options = {"max_length": config.max_sequence_length, **options}
         if options.get("shuffle") and options.get("max_buckets") is None:
-            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(config, 32))
+            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, 32))
             options = {"least_saving": saving, **options}
         return BucketedDataset(columns, make_batch, **options)
 

@@ -149,7 +149,7 @@ def text_columns(x, name: str = "x") -> Records | tuple[list[str]]:
 
 def take_max_length(task, options: dict[str, Any], at_least: int = 1, default=None) -> int:
     """The longest row that a task makes of a text, in tokens: an option, taken out and checked."""
-    config, length = task.backbone.config, options.pop("max_length", None)
+    config, length = task.intake.config, options.pop("max_length", None)
     length = default if length is None else length
     if length is None:
         return config.max_sequence_length

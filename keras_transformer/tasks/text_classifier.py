@@ -7,7 +7,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_choice, check_int, check_number
+from keras_transformer.checking import (
+    check_bool,
+    check_choice,
+    check_ids,
+    check_int,
+    check_number,
+)
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
@@ -22,7 +28,8 @@ from keras_transformer.tasks.labels import (
     class_rows,
     real_numbers,
 )
-from keras_transformer.tasks.pooling import POOLINGS, pool
+from keras_transformer.tasks.one_text import one_text
+from keras_transformer.tasks.pooling import POOLINGS, mask_of_ids, pool
 from keras_transformer.tasks.task import sigmoid, softmax
 from keras_transformer.tasks.text import (
     encode_rows,
@@ -41,13 +48,16 @@ _BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TextClassifier(Classifier):
-    """An encoder or a decoder with a linear layer on one state of a text. Returns logits.
+    """A backbone with a linear layer on one state of a text. Returns logits.
 
     The state is that of an encoder's first token, through the backbone's pooler if it has one;
     of a decoder's last token, and then the linear layer has no bias, as published decoders have
-    it. With `hidden_activation` one more layer stands between, and the pooler is not used
-    (RoBERTa, DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens,
-    what a model of sentence vectors was trained for, and the pooler is not used either.
+    it. An encoder-decoder is given the text on both sides, the decoder's shifted by one, and the
+    state is the decoder's at the last end of the text (BART, T5).
+
+    With `hidden_activation` one more layer stands between, and the pooler is not used (RoBERTa,
+    DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens, what a model
+    of sentence vectors was trained for, and the pooler is not used either.
 
     Labels are names (with `labels`) or numbers of classes, or a row for each text with the
     probability of each class: one-hot and soft labels. With `multi_label` several classes of a text
@@ -65,20 +75,26 @@ class TextClassifier(Classifier):
         hidden_activation: str, the activation of a hidden layer of the state's width, see
             `layers.FeedForward`. Defaults to no such layer.
         pooling: str, how the states of tokens become that of a text, see `TextEmbedder`. Defaults
-            to `"first"` for an encoder and `"last"` for a decoder.
+            to `"first"` for an encoder and `"last"` for a decoder and an encoder-decoder.
         multi_label: bool, whether several classes of a text may be right.
         hidden_bias: bool, a bias of that layer.
         block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        start_id: int, of an encoder-decoder: the token that its decoder starts from. Defaults to
+            the last token of each row.
+        end_ids: list of int, of an encoder-decoder with `pooling="last"`: the tokens of which the
+            last in a row is read; in a row without any, the last token. Defaults to the
+            tokenizer's end.
 
     Call arguments:
-        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
+        inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`,
+            whatever the backbone.
 
     Returns:
         Float `(batch, num_classes)`.
 
     Raises:
         ValueError: for no classes, labels that disagree with `num_classes`, an unknown activation
-            or pooling, a seq2seq backbone.
+            or pooling, or several texts packed in a row of an encoder-decoder.
 
     Example:
     ```python
@@ -99,14 +115,14 @@ class TextClassifier(Classifier):
     Source: Devlin et al. 2018, "BERT", section 4.1; for decoders Radford et al. 2018, section 3.2.
     """
 
-    backbone_kinds = ("encoder", "decoder")
+    backbone_kinds = ("encoder", "decoder", "seq2seq")
     reads_padding = False
     alias = "text_classification"
     published_as = ("ForSequenceClassification",)
     reads_pooler = True
     published_head = (LABELS, PROBLEM)
     fewest_classes = 1
-    task_options = (*Classifier.task_options, "pooling", "multi_label")
+    task_options = (*Classifier.task_options, "pooling", "multi_label", "start_id", "end_ids")
 
     def __init__(
         self,
@@ -121,15 +137,22 @@ class TextClassifier(Classifier):
         multi_label: bool = False,
         hidden_bias: bool = True,
         block_norm: bool = False,
+        start_id: int | None = None,
+        end_ids: list[int] | None = None,
     ):
         hidden = (hidden_activation, hidden_bias, block_norm)
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name, *hidden)
         self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
+        self.one_text = one_text(backbone, start_id)
+        self.start_id = self.one_text and self.one_text.start_id
+        self.end_ids = self._ends(end_ids)
         is_encoder = backbone.config.kind == "encoder"
         pooling = self.head_values(backbone.config, {"pooling": pooling})["pooling"]
         self.pooling = check_choice("pooling", pooling, POOLINGS)
         self.first_only = is_encoder and self.pooling == "first"
-        self.output_dense = self._dense(self.num_classes, "output", use_bias=is_encoder)
+        self.output_dense = self._dense(
+            self.num_classes, "output", use_bias=backbone.config.kind != "decoder"
+        )
         self.built = True
         loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
         if self.multi_label:
@@ -138,6 +161,15 @@ class TextClassifier(Classifier):
             loss = keras.losses.MeanSquaredError()
             metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
         self.compile(FineTuningAdamW(), loss, metrics=[metric])
+
+    def _ends(self, end_ids) -> list[int] | None:
+        """The ids that end a text of an encoder-decoder, None if it has none."""
+        if self.one_text is None:
+            return None
+        if end_ids is None:
+            end = None if self.tokenizer is None else self.tokenizer.end_id
+            return None if end is None else [end]
+        return list(check_ids("end_ids", end_ids)) or None
 
     def metric_of(self, given):
         """A metric by name is that of logits, and with `multi_label` of each class."""
@@ -155,7 +187,10 @@ class TextClassifier(Classifier):
         if self.first_only:
             state = self.backbone.pool(states) if self.hidden_dense is None else states[:, 0]
         else:
-            state = pool(states, inputs.get("padding_mask"), self.pooling)
+            mask = inputs.get("padding_mask")
+            if self.end_ids is not None and self.pooling == "last":
+                mask = mask_of_ids(inputs["token_ids"], mask, self.end_ids)
+            state = pool(states, mask, self.pooling)
         if self.hidden_dense is not None:
             state = self.hidden(self.dropout_layer(state, training=training))
         return self.output_dense(self.dropout_layer(state, training=training))
@@ -277,8 +312,11 @@ class TextClassifier(Classifier):
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         usual = "first" if config.kind == "encoder" else "last"
+        both = config.kind == "seq2seq"
         return {
             **cls.hidden_values(values),
             "pooling": values.get("pooling") or usual,
             "multi_label": bool(values.get("multi_label")),
+            "start_id": values.get("start_id") if both else None,
+            "end_ids": tuple(values.get("end_ids") or ()) if both else (),
         }

@@ -229,7 +229,7 @@ class _DistillationLoss(TrainingLoss):
             "hard": model._compute_loss(x, y, logits, sample_weight, training=training),
         }
         if model.loss_parts["cosine"]:
-            ids = model.student.backbone.id_inputs[-1]
+            ids = model.student.intake.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             pair = (states["states"], states["teacher_states"])
             pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in pair]

@@ -187,10 +187,6 @@ def test_what_was_made_here_generates_the_same_there(tmp_path, family):
         ({"adapter_config.json": "{}", "tokenizer.json": "{}"}, "no config.json.* PEFT adapter"),
         ({"tiny.Q4_K_M.gguf": ""}, r"tiny\.Q4_K_M\.gguf is a GGUF file.*convert"),
         ({"config.json": '{"model_type": "llama"}', "a.gguf": ""}, "no weights.* GGUF file"),
-        (
-            {"config.json": '{"model_type": "t5", "architectures": ["T5EncoderModel"]}'},
-            "T5EncoderModel, the encoder of a T5 without its decoder.*docs/families.md",
-        ),
         ({"config.json": '{"model_type": "mamba"}'}, "'mamba' are not supp.*docs/families.md"),
     ],
 )  # fmt: skip

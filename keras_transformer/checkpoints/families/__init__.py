@@ -112,10 +112,4 @@ def get_family(values: Mapping[str, Any]) -> Family:
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "
             f"{', '.join(sorted(FAMILIES))}. {FAMILIES_PAGE}{advice(values, FAMILIES.values())}"
         )
-    if values.get("architectures") == ["T5EncoderModel"]:
-        raise ValueError(
-            "The checkpoint is a T5EncoderModel, the encoder of a T5 without its decoder, which is "
-            "not supported: T5 is read whole, as a T5ForConditionalGeneration. For vectors of "
-            f"texts take an encoder, such as 'minilm_l6_en'. {FAMILIES_PAGE}"
-        )
     return FAMILIES[model_type]

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
-from keras_transformer.checkpoints.families.shared import sides
+from keras_transformer.checkpoints.families.shared import seq2seq_heads, sides
 from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -85,7 +85,7 @@ BART = Family(
         *positions("encoder"),
         *positions("decoder"),
     ),
-    heads={"Seq2SeqLM": Head(values={"start_id": 2})},
+    heads={"Seq2SeqLM": Head(values={"start_id": 2}), **seq2seq_heads(2, 2)},
     names=Names(
         prefixes=("model.",), ignored=("*.version", "classification_head.*", "qa_outputs.*")
     ),

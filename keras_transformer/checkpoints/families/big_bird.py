@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.bert import BERT, FIELDS, STACK
-from keras_transformer.checkpoints.families.family import Conversion, Field, Values
+from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import IGNORED, encoder_heads, masked_lm, number
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
@@ -45,11 +45,35 @@ def _write_blocks(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _read_answers(values: Values) -> dict[str, Any]:
+    # The dropout of the blocks is that of the head too.
+    return {
+        "separator_id": number(values, "sep_token_id", 66),
+        "dropout": number(values, "hidden_dropout_prob", 0.1, float),
+    }
+
+
+def _write_answers(task: Values) -> dict[str, Any]:
+    return {"sep_token_id": task["separator_id"]}
+
+
 _HEADS = encoder_heads(
     masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"),
     masked_classes=("BigBirdForMaskedLM", "BigBirdForPreTraining"),
     classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
     hidden_activation="gelu_tanh",
+)
+
+_IN_ANSWERS = {
+    "feed_forward/intermediate": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+    "output": "qa_outputs",
+}
+_ANSWERS = Head(
+    weights=layers(_IN_ANSWERS, theirs="qa_classifier."),
+    values={"feed_forward": True, "mask_question": True},
+    options=(Conversion(_read_answers, _write_answers),),
 )
 
 BIG_BIRD = dataclasses.replace(
@@ -72,8 +96,7 @@ BIG_BIRD = dataclasses.replace(
         output_matrix("cls.predictions.decoder.weight"),
         *layers({"pooler": "pooler"}),
     ),
-    # Their head for questions has a feed-forward layer of its own.
-    heads={name: head for name, head in _HEADS.items() if name != "QuestionAnswerer"},
+    heads=_HEADS | {"QuestionAnswerer": _ANSWERS},
     names=Names(
         prefixes=("bert.",), suffixes=BERT.names.suffixes, ignored=(*IGNORED, "cls.*", "qa_*")
     ),

@@ -43,6 +43,7 @@ class Head:
     values: Values = dataclasses.field(default_factory=dict)  # options of our task class
     dropout: str | None = None  # their name for the dropout before the output
     options: tuple[Conversion, ...] = ()  # further ones of our task class, in any config
+    prefix: str | None = None  # of the backbone's tensors beside it; else the first of the names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ class Family:
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
-        return theirs | (self._published_task(config, task) if task else {})
+        return theirs | (self._published_task(config, task, theirs) if task else {})
 
     def task(self, values: Values) -> dict[str, Any] | None:
         """The task that a checkpoint's head serves, `None` for a bare model."""
@@ -213,7 +214,9 @@ class Family:
             del task["start_id"]
         return task
 
-    def _published_task(self, config: TransformerConfig, task: Values) -> dict[str, Any]:
+    def _published_task(
+        self, config: TransformerConfig, task: Values, base: Values
+    ) -> dict[str, Any]:
         name = task["name"]
         if name not in self.heads:
             raise ValueError(f"A {self.model_type} checkpoint has no head for {name}.")
@@ -234,6 +237,12 @@ class Family:
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
+        kind = self.config(base | theirs).kind
+        if kind != config.kind:
+            raise ValueError(
+                f"A {self.model_type} checkpoint of a {name} cannot express kind={config.kind!r}, "
+                f"only {kind!r}."
+            )
         back = task_class.head_values(config, self.task(theirs))
         for value, mine in task_class.head_values(config, task).items():
             if mine != back[value]:

@@ -57,6 +57,9 @@ LED = dataclasses.replace(
         *positions("encoder"),
         *positions("decoder"),
     ),
-    heads={"Seq2SeqLM": Head(values={"start_id": 2})},
+    heads={
+        "Seq2SeqLM": Head(values={"start_id": 2}),
+        "QuestionAnswerer": BART.heads["QuestionAnswerer"],
+    },
     names=Names(prefixes=("led.",), ignored=BART.names.ignored),
 )

@@ -60,5 +60,5 @@ LONGT5 = dataclasses.replace(
         *layers(_GROUPS),
         *DECODER,
     ),
-    heads={"Seq2SeqLM": Head(values={"start_id": 0})},
+    heads={"Seq2SeqLM": Head(values={"start_id": 0}, prefix="")},
 )

@@ -9,6 +9,7 @@ import dataclasses
 
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.family import Head
+from keras_transformer.checkpoints.families.shared import seq2seq_heads
 from keras_transformer.checkpoints.weights import layers
 
 _FINAL = layers({f"{side}/final_norm": f"{side}.layer_norm" for side in ("encoder", "decoder")})
@@ -19,6 +20,7 @@ MBART = dataclasses.replace(
     architecture="MBartModel",
     constants={**BART.constants, "normalize_first": True},
     weights=(*BART.weights, *_FINAL),
+    heads={**BART.heads, **seq2seq_heads(None, 2)},
 )
 
 PEGASUS = dataclasses.replace(

@@ -6,7 +6,13 @@ T5 1.1 of 101 languages.
 import dataclasses
 
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head
-from keras_transformer.checkpoints.families.t5 import T5, read_feed_forward, write_feed_forward
+from keras_transformer.checkpoints.families.t5 import (
+    ONE_TEXT_HEADS,
+    T5,
+    encoder_alone,
+    read_feed_forward,
+    write_feed_forward,
+)
 
 MT5 = dataclasses.replace(
     T5,
@@ -26,6 +32,10 @@ MT5 = dataclasses.replace(
             lambda values: read_feed_forward({"feed_forward_proj": "gated-gelu", **values}),
             write_feed_forward,
         ),
+        encoder_alone("MT5EncoderModel", "MT5ForTokenClassification"),
     ),
-    heads={"Seq2SeqLM": Head(values={"start_id": 0})},
+    heads={
+        "Seq2SeqLM": Head(values={"start_id": 0}, prefix=""),
+        **ONE_TEXT_HEADS,
+    },
 )

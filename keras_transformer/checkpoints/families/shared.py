@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
+from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights import Weight, layers
 from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
 
@@ -67,6 +68,32 @@ def decoder_heads(*lm_classes: str, tokens: str | None = None) -> dict[str, Head
         weights = layers({"output": tokens})
         heads["TokenClassifier"] = Head(weights=weights, dropout="classifier_dropout")
     return heads
+
+
+def seq2seq_heads(
+    start_id: int | None, end_id: int, answers_prefix: str | None = None
+) -> dict[str, Head]:
+    """The tasks of an encoder-decoder that is given one text, by the usual ids around it.
+
+    A `start_id` of None is the last token of the text; `answers_prefix` as `Head.prefix`.
+    """
+    options = () if start_id is None else (START_ID,)
+    start = {} if start_id is None else {"start_id": start_id}
+    parts = {"hidden": "classification_head.dense", "output": "classification_head.out_proj"}
+    return {
+        "TextClassifier": Head(
+            weights=layers(parts),
+            values={"hidden_activation": "tanh", "end_ids": [end_id], **start},
+            dropout="classifier_dropout",
+            options=(END_IDS, *options),
+        ),
+        "QuestionAnswerer": Head(
+            weights=layers({"output": "qa_outputs"}),
+            values=start,
+            options=options,
+            prefix=answers_prefix,
+        ),
+    }
 
 
 # Values that are not one of ours each

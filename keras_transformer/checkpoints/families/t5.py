@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.family import (
     Head,
     Values,
 )
+from keras_transformer.checkpoints.families.shared import seq2seq_heads
 from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -55,6 +56,24 @@ def _write_scale(config: TransformerConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
     }
 
+
+def encoder_alone(*classes: str) -> Conversion:
+    """Of the classes that are the encoder without its decoder, the bare one first."""
+
+    def read(values: Values) -> dict[str, Any]:
+        named = values.get("architectures")
+        alone = isinstance(named, list) and named[:1] and named[0] in classes
+        return {"kind": "encoder", "num_decoder_layers": None} if alone else {}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {"architectures": [classes[0]]} if config.kind == "encoder" else {}
+
+    return Conversion(read, write)
+
+
+ONE_TEXT_HEADS = seq2seq_heads(0, 1, answers_prefix="") | {
+    "TokenClassifier": Head(weights=layers({"output": "classifier"}), dropout="classifier_dropout")
+}
 
 _ATTENTION = attention("Attention.{}", "q", "k", "v", "o", ours="attention")
 
@@ -112,6 +131,7 @@ T5 = Family(
     conversions=(
         Conversion(read_feed_forward, write_feed_forward),
         Conversion(_read_scale, _write_scale),
+        encoder_alone("T5EncoderModel", "T5ForTokenClassification"),
     ),
     weights=(
         Weight(
@@ -127,10 +147,18 @@ T5 = Family(
         "Seq2SeqLM": Head(
             architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
             values={"start_id": 0},
-        )
+            prefix="",
+        ),
+        **ONE_TEXT_HEADS,
     },
     names=Names(
-        # A bias that early checkpoints have and that was never used.
-        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+        prefixes=("transformer.",),
+        ignored=(
+            # A bias that early checkpoints have and that was never used.
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            "classification_head.*",
+            "classifier.*",
+            "qa_outputs.*",
+        ),
     ),
 )

@@ -1,0 +1,73 @@
+"""One text for both sides of an encoder-decoder, whose heads read the states of the decoder."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_transformer.checking import check_int
+from keras_transformer.layers.position import sequence_positions
+from keras_transformer.layers.stems import Input
+from keras_transformer.models import Seq2Seq
+from keras_transformer.models.backbone import Backbone, as_mask
+from keras_transformer.models.inputs import check_inputs, named_inputs
+from keras_transformer.tasks.pooling import last_of
+
+# What a decoder is given of a text too. Rows of several texts have no one end and no one start.
+_OF_BOTH = ("padding_mask", "position_ids")
+_OF_NEITHER = "pack_ids"
+
+
+class OneText:
+    """The arrays of a text in, as an encoder takes them, and those of both sides out.
+
+    The decoder is given the text shifted by one, so that each state has seen the tokens before its
+    own, and by the encoder all. `start_id` is its first token; None for the last of each row.
+
+    Source: Lewis et al. 2019, "BART", section 3.
+    """
+
+    def __init__(self, backbone: Seq2Seq, start_id: int | None):
+        sides = backbone.config.sides
+        most = min(side.vocabulary_size for side in sides) - 1
+        self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
+        # The side that takes the fewest tokens.
+        self.config = min(sides, key=lambda side: side.max_sequence_length)
+        self.sides = sides
+        arrays = backbone.encoder_stem.inputs
+        self.input_arrays: tuple[Input, ...] = tuple(a for a in arrays if a.name != _OF_NEITHER)
+        self.id_inputs = tuple(a.name for a in self.input_arrays if a.required)
+
+    def checked_inputs(self, inputs, further: tuple[str, ...] = (), taker: str = "") -> dict:
+        """As `Backbone.checked_inputs`."""
+        if isinstance(inputs, dict) and inputs.get(_OF_NEITHER) is not None:
+            raise ValueError(
+                f"{taker} takes no `{_OF_NEITHER}` with an encoder-decoder, whose decoder starts "
+                "and ends with its text: give each text a row of its own."
+            )
+        names = (*(each.name for each in self.input_arrays), *further)
+        inputs = named_inputs(inputs, names, self.id_inputs, taker)
+        for config in self.sides:
+            check_inputs(inputs, self.input_arrays, "", config)
+        return inputs
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of both sides."""
+        source = {f"encoder_{name}": array for name, array in inputs.items()}
+        target = {f"decoder_{name}": inputs[name] for name in _OF_BOTH if name in inputs}
+        ids, mask = inputs["token_ids"], inputs.get("padding_mask")
+        return {**source, **target, "decoder_token_ids": self._shifted(ids, mask)}
+
+    def _shifted(self, ids, mask):
+        ids, mask = ops.cast(ids, "int32"), as_mask(ids, mask)
+        first = ops.argmax(ops.cast(mask, "int32"), axis=1, keepdims=True)
+        start = self.start_id
+        if start is None:
+            start = ops.take_along_axis(ids, last_of(mask), axis=1)
+        places = sequence_positions(ids[..., None])
+        is_first = ops.equal(places, ops.cast(first, places.dtype))
+        return ops.where(is_first, start, ops.roll(ids, 1, axis=1))
+
+
+def one_text(backbone: Backbone, start_id: int | None) -> OneText | None:
+    """What gives a text to both sides of a backbone, None for one that has a single side."""
+    return OneText(backbone, start_id) if backbone.config.kind == "seq2seq" else None
