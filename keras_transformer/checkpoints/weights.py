@@ -170,13 +170,13 @@ class Names:
 def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     """The lines of a config, those with `{i}` written out for every layer of their stack."""
     lines = []
+    stacks = {side.name: side for side in sides(config)}
     for weight in table:
         if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
             continue
         weight = weight.of(config)
         if "{i}" in weight.ours:
-            name = weight.ours.split("/")[0]
-            side = next(side for side in sides(config) if side.name == name)
+            side = stacks[weight.ours.split("/")[0]]
             each = side.config.layers_per_group
             lines.extend(weight.at(i, each) for i in range(side.groups))
         else:
