@@ -100,7 +100,7 @@ def _said(path, value):
 
 @pytest.fixture(scope="module")
 def both(request, tmp_path_factory):
-    """Their model of a case, and our backbone of its files: for all tests of the case, unchanged."""
+    """Their model of a case and our backbone of its files: for all its tests, unchanged."""
     reference = whole(*request.param)
     return reference, load_backbone(saved(reference, tmp_path_factory.mktemp("theirs")))
 
