@@ -45,6 +45,12 @@ def whole(model_type, number, **values):
     return families.make(model_type, number, suffix, **values)
 
 
+def loaded(folder, model_type, number):
+    """Their model, and our backbone of its files."""
+    reference = whole(model_type, number)
+    return reference, load_backbone(saved(reference, folder))
+
+
 def inputs_of(reference):
     """One batch with padding, as our backbone takes it and as theirs does; the real positions."""
     pad_id = getattr(reference.config, "pad_token_id", None) or 0
@@ -101,8 +107,7 @@ def _said(path, value):
 @pytest.fixture(scope="module")
 def both(request, tmp_path_factory):
     """Their model of a case and our backbone of its files: for all its tests, unchanged."""
-    reference = whole(*request.param)
-    return reference, load_backbone(saved(reference, tmp_path_factory.mktemp("theirs")))
+    return loaded(tmp_path_factory.mktemp("theirs"), *request.param)
 
 
 @pytest.mark.parametrize("both", [*cases_of_backends()], indirect=True)
