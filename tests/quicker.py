@@ -1,8 +1,12 @@
 """What the libraries below do again and again in tests, done once. No number is another."""
 
+import inspect
 import sys
 import threading
+import types
+import weakref
 
+PLAIN = frozenset((type(None), bool, int, float, str))
 PROGRAMS = 200  # of one context: it keeps the constants of all that were in it
 
 
@@ -29,11 +33,36 @@ class Contexts(threading.local):
         return self.context
 
 
+def remembered(ask):
+    """Of `inspect`, what Keras asks for each layer that it makes, asked once of a function."""
+    known = weakref.WeakKeyDictionary()
+
+    def answer(function):
+        own = getattr(function, "__func__", function)
+        if not isinstance(own, types.FunctionType):
+            return ask(function)
+        answers, bound = known.setdefault(own, {}), own is not function
+        if bound not in answers:
+            answers[bound] = ask(function)
+        return answers[bound]
+
+    return answer
+
+
 def quicken(backend: str) -> None:
     """For this process, and its forks."""
-    from keras.src.utils import rng_utils
+    from keras.src.layers import layer
+    from keras.src.ops import operation
+    from keras.src.utils import rng_utils, tracking
 
     rng_utils.tf = Imported()
+    asked = {name: remembered(getattr(inspect, name)) for name in ("signature", "getfullargspec")}
+    layer.inspect = operation.inspect = types.SimpleNamespace(**{**vars(inspect), **asked})
+    track = tracking.Tracker.track
+    # Whether it is a variable or a layer, which no plain value is.
+    tracking.Tracker.track = lambda self, value: (
+        value if type(value) in PLAIN else track(self, value)
+    )
     if backend == "jax":
         import jax
         from jax._src.interpreters import mlir

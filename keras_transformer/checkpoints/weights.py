@@ -170,16 +170,16 @@ class Names:
 def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     """The lines of a config, those with `{i}` written out for every layer of their stack."""
     lines = []
+    stacks = {side.name: side for side in sides(config)}
     for weight in table:
         if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
             continue
         weight = weight.of(config)
         if "{i}" in weight.ours:
-            name = weight.ours.split("/")[0]
-            for side in sides(config):  # A model may lack that of the line.
+            # A model may lack the side of the line.
+            if side := stacks.get(weight.ours.split("/")[0]):
                 each = side.config.layers_per_group
-                groups = side.groups if side.name == name else 0
-                lines.extend(weight.at(i, each) for i in range(groups))
+                lines.extend(weight.at(i, each) for i in range(side.groups))
         else:
             lines.append(weight)
     return lines

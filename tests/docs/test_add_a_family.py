@@ -73,19 +73,20 @@ def test_one_file_of_fewer_than_150_lines_and_no_layers():
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_same_logits(biogpt, tmp_path, number):
-    test_families.test_same_outputs(tmp_path / "folder", "biogpt", number)
+    test_families.test_same_outputs(test_families.loaded(tmp_path / "folder", "biogpt", number))
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_relative_has_the_same_logits(arcee, tmp_path, number):
-    test_families.test_same_outputs(tmp_path, "arcee", number)
+    test_families.test_same_outputs(test_families.loaded(tmp_path, "arcee", number))
 
 
 @pytest.mark.backend_independent
 @pytest.mark.parametrize("number", NUMBERS)
 def test_export_is_the_way_back(biogpt, arcee, tmp_path, number):
     for name in ("biogpt", "arcee"):
-        test_families.test_export_is_the_way_back(tmp_path / name, name, number)
+        both = test_families.loaded(tmp_path / name / "theirs", name, number)
+        test_families.test_export_is_the_way_back(tmp_path / name, both)
 
 
 def test_the_same_text_is_generated(biogpt, tmp_path):

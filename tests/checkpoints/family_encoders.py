@@ -1,0 +1,167 @@
+"""Configs of encoders: the start of the classes' names, and three configs or more."""
+
+from tests.checkpoints.family_sizes import WIDER
+
+_BERT = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 24,
+}
+_MPNET = {**_BERT, "pad_token_id": 1}
+_MODERN = {**_MPNET, "local_attention": 4}
+_LONGFORMER = {**_BERT, "attention_window": 4, "pad_token_id": 1}
+_BIG_BIRD = {**_BERT, "block_size": 2, "num_random_blocks": 1, "sep_token_id": 3}
+_DEBERTA = {
+    **_BERT,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+_DISTILBERT = {
+    "vocab_size": 61,
+    "dim": 12,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 20,
+    "max_position_embeddings": 24,
+}
+
+CONFIGS = {
+    "bert": (
+        "Bert",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+            {**_BERT, "hidden_act": "mish", "type_vocab_size": 5, "tie_word_embeddings": False},
+        ],
+    ),
+    "roberta": (
+        "Roberta",
+        [
+            {**_BERT, "type_vocab_size": 1},
+            {**_BERT, **WIDER, "hidden_act": "relu", "pad_token_id": 4},
+            {**_BERT, "hidden_act": "quick_gelu", "tie_word_embeddings": False},
+        ],
+    ),
+    "xlm-roberta": (
+        "XLMRoberta",
+        [_BERT, {**_BERT, **WIDER, "hidden_act": "tanh"}, {**_BERT, "pad_token_id": 0}],
+    ),
+    "camembert": (
+        "Camembert",
+        [_BERT, {**_BERT, **WIDER, "hidden_act": "silu"}, {**_BERT, "type_vocab_size": 3}],
+    ),
+    "distilbert": (
+        "DistilBert",
+        [
+            _DISTILBERT,
+            {**_DISTILBERT, "dim": 40, "n_heads": 5, "activation": "relu"},
+            {**_DISTILBERT, "sinusoidal_pos_embds": True, "tie_word_embeddings": False},
+        ],
+    ),
+    "albert": (
+        "Albert",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **WIDER, "embedding_size": 40, "num_hidden_groups": 2},
+            {**_BERT, "embedding_size": 20, "hidden_act": "relu", "tie_word_embeddings": False},
+            {**_BERT, "num_hidden_groups": 2, "inner_group_num": 2, "num_attention_heads": 2},
+        ],
+    ),
+    "electra": (
+        "Electra",
+        [
+            {**_BERT, "embedding_size": 7},
+            {**_BERT, **WIDER, "embedding_size": 40, "hidden_act": "gelu_new"},
+            {**_BERT, "embedding_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+        ],
+    ),
+    "mpnet": (
+        "MPNet",
+        [
+            _MPNET,
+            {**_MPNET, **WIDER, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+            {**_MPNET, "hidden_act": "gelu_new"},
+        ],
+    ),
+    "nomic_bert": (
+        "NomicBert",
+        [
+            _BERT,
+            {**_BERT, **WIDER, "type_vocab_size": 3, "rope_parameters": {"rope_theta": 70.0}},
+            {**_BERT, "head_dim": 6, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+    "modernbert": (
+        "ModernBert",
+        [
+            {**_MODERN, "num_hidden_layers": 4},
+            {
+                **_MODERN,
+                **WIDER,
+                "norm_bias": True,
+                "global_rope_theta": 70.0,
+                "local_rope_theta": 20.0,
+                "global_attn_every_n_layers": 2,
+                "attention_bias": True,
+                "classifier_pooling": "mean",
+                "classifier_bias": True,
+                "classifier_activation": "relu",
+            },
+            {
+                **_MODERN,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "rope_parameters": {"full_attention": {"rope_theta": 50.0}},
+                "mlp_bias": True,
+                "hidden_activation": "gelu_new",
+            },
+        ],
+    ),
+    "longformer": (
+        "Longformer",
+        [
+            _LONGFORMER,
+            {**_LONGFORMER, **WIDER, "attention_window": [4, 12, 4], "type_vocab_size": 1},
+            {**_LONGFORMER, "hidden_act": "relu", "tie_word_embeddings": False},
+        ],
+    ),
+    "big_bird": (
+        "BigBird",
+        [
+            _BIG_BIRD,
+            {**_BIG_BIRD, **WIDER, "use_bias": False, "rescale_embeddings": True},
+            {**_BIG_BIRD, "attention_type": "original_full", "type_vocab_size": 4},
+        ],
+    ),
+    "deberta-v2": (
+        "DebertaV2",
+        [
+            {**_DEBERTA, "position_buckets": 4, "share_att_key": True},
+            {
+                **_DEBERTA,
+                **WIDER,
+                "pos_att_type": "p2c|c2p",
+                "max_relative_positions": 5,
+                "position_biased_input": True,
+                "type_vocab_size": 2,
+                "legacy": False,
+            },
+            {
+                **_DEBERTA,
+                "position_buckets": 3,
+                "max_relative_positions": 7,
+                "hidden_act": "gelu_new",
+                "layer_norm_eps": 1e-3,
+                "tie_word_embeddings": False,
+            },
+            _BERT,  # without relative positions
+            {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 4},
+            {**_DEBERTA, **WIDER, "conv_kernel_size": 5, "num_hidden_layers": 1},
+            {**_DEBERTA, "conv_kernel_size": 1, "conv_act": "silu", "layer_norm_eps": 1e-3},
+        ],
+    ),
+}

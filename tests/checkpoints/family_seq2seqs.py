@@ -1,0 +1,141 @@
+"""Configs of encoder-decoders: the start of the classes' names, and three configs or more."""
+
+from tests.checkpoints.family_sizes import LLAMA
+
+_T5 = {"vocab_size": 61, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
+_LONGT5 = {**_T5, "local_radius": 3, "encoder_attention_type": "transient-global"}
+_BART = {
+    "vocab_size": 61,
+    "d_model": 12,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 24,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+_LED = {
+    **{name: value for name, value in _BART.items() if name != "max_position_embeddings"},
+    "attention_window": 4,
+    "max_encoder_position_embeddings": 24,
+    "max_decoder_position_embeddings": 17,
+}
+_SIDE = {
+    **LLAMA,
+    "head_dim": 6,
+    "sliding_window": 2,
+    "attn_logit_softcapping": 2.0,
+    "query_pre_attn_scalar": 5,
+}
+
+CONFIGS = {
+    "t5": (
+        "T5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            {
+                **_T5,
+                "num_decoder_layers": 1,
+                "feed_forward_proj": "gated-silu",
+                "relative_attention_num_buckets": 8,
+                "relative_attention_max_distance": 9,
+            },
+        ],
+    ),
+    "mt5": (
+        "MT5",
+        [
+            _T5,
+            {**_T5, "feed_forward_proj": "gated-silu", "num_decoder_layers": 1},
+            {**_T5, "feed_forward_proj": "relu", "relative_attention_num_buckets": 8},
+        ],
+    ),
+    "t5gemma": (
+        "T5Gemma",
+        [
+            {"encoder": _SIDE, "decoder": _SIDE, "vocab_size": 61},
+            {
+                "encoder": {**_SIDE, "num_attention_heads": 6, "num_key_value_heads": 2},
+                "decoder": {
+                    **_SIDE,
+                    "hidden_size": 18,
+                    "num_hidden_layers": 3,
+                    "head_dim": 8,
+                    "intermediate_size": 28,
+                    "sliding_window": 3,
+                    "final_logit_softcapping": None,
+                },
+                "vocab_size": 61,
+                "tie_word_embeddings": False,
+            },
+            {
+                "encoder": {**_SIDE, "layer_types": ["full_attention"] * 2},
+                "decoder": {**_SIDE, "rope_parameters": {"rope_theta": 50.0}},
+                "vocab_size": 61,
+            },
+        ],
+    ),
+    "mbart": (
+        "MBart",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+        ],
+    ),
+    "pegasus": (
+        "Pegasus",
+        [
+            {**_BART, "max_position_embeddings": 66},
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "encoder_attention_heads": 2, "encoder_ffn_dim": 28},
+        ],
+    ),
+    "bart": (
+        "Bart",
+        [
+            _BART,
+            {**_BART, "scale_embedding": True, "activation_function": "relu"},
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+        ],
+    ),
+    "marian": (
+        "Marian",
+        [
+            _BART,
+            {**_BART, "scale_embedding": True, "activation_function": "swish"},
+            {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {
+                **_BART,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 28,
+                "decoder_vocab_size": 70,
+                "share_encoder_decoder_embeddings": False,
+            },
+        ],
+    ),
+    "longt5": (
+        "LongT5",
+        [
+            {**_T5, "local_radius": 3},
+            {**_LONGT5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            {**_LONGT5, "global_block_size": 4, "relative_attention_num_buckets": 8},
+        ],
+    ),
+    "led": (
+        "LED",
+        [
+            _LED,
+            {**_LED, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            {**_LED, "attention_window": [4, 8], "decoder_ffn_dim": 28, "encoder_ffn_dim": 24},
+        ],
+    ),
+}
