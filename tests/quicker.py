@@ -1,4 +1,7 @@
-"""What the libraries below do again and again in tests, done once. No number is another."""
+"""What the libraries below do again and again in tests, done once, or left out.
+
+No number is another, but for the order of sums in a graph of TensorFlow.
+"""
 
 import sys
 import threading
@@ -42,3 +45,12 @@ def quicken(backend: str) -> None:
         jax.config.update("jax_traceback_in_locations_limit", 0)
         if make := getattr(mlir, "make_ir_context", None):  # no part of JAX's public surface
             mlir.make_ir_context = Contexts(make).get
+    if backend == "tensorflow":
+        import tensorflow as tf
+        from tensorflow.python.util import tf_stack
+
+        # Optimizing a graph takes longer than the few runs that it has.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        # Of each operation of a graph, where in the program's Python it is.
+        somewhere = tf_stack.extract_stack()
+        tf_stack.extract_stack = lambda stacklevel=1: somewhere
