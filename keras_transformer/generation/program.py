@@ -105,18 +105,24 @@ def compile_loop(
         return run
 
     def loop(state, *args):
-        shapes = [x.shape for x in keras.tree.flatten(state)]
+        # XLA copies the whole cache of a single row several times in each step, if the axis of
+        # the rows is carried through the loop.
+        shapes = [
+            x.shape if len(x.shape) == 4 and x.shape[0] == 1 else None
+            for x in keras.tree.flatten(state)
+        ]
 
         def narrow(state):
-            # XLA copies the whole cache of a single row several times in each step, if the axis of
-            # the rows is carried through the loop.
             return [
-                ops.reshape(x, shape[1:]) if len(shape) == 4 and shape[0] == 1 else x
+                x if shape is None else ops.reshape(x, shape[1:])
                 for x, shape in zip(keras.tree.flatten(state), shapes, strict=True)
             ]
 
         def widen(carried):
-            tensors = [ops.reshape(x, shape) for x, shape in zip(carried, shapes, strict=True)]
+            tensors = [
+                x if shape is None else ops.reshape(x, shape)
+                for x, shape in zip(carried, shapes, strict=True)
+            ]
             return keras.tree.pack_sequence_as(state, tensors)
 
         last = ops.while_loop(

@@ -116,16 +116,24 @@ def test_one_end(pair):
     assert found_tokens(pair.found(Greedy(), (END,))) == expected
 
 
+# How beams end is of the search, not of the model: on each backend one way for every model, and
+# the other for one.
+ENDINGS = [(1.0, True), (2.0, "never"), (1.0, "never"), (2.0, False), (0.6, True)]
+
+
 @pytest.mark.parametrize(
-    "penalty, early",
+    "pair, penalty, early",
     [
-        (0.6, False),
-        (1.0, True),
-        on_one(2.0, "never"),
-        on_one(1.0, "never"),
-        on_one(2.0, False),
-        on_one(0.6, True),
+        *((name, 0.6, False) for name in MODELS),
+        ("llama", 1.0, True),
+        *(
+            on_one(name, *ending)
+            for name in MODELS
+            for ending in ENDINGS
+            if (name, *ending) != ("llama", 1.0, True)
+        ),
     ],
+    indirect=["pair"],
 )
 def test_every_beam_and_its_score(pair, penalty, early):
     options = {"num_beams": 4, "length_penalty": penalty, "early_stopping": early}
