@@ -190,15 +190,15 @@ def test_norms_across_heads():
 def test_a_norm_for_each_head():
     options = {"query_key_norm": "layer_norm", "num_key_value_heads": 2}
     layer = attention(**options, query_key_norm_per_head=True)
-    for norm, dense, heads in (
+    for norm, dense, count in (
         (layer.query_norm, layer.query_dense, HEADS),
         (layer.key_norm, layer.key_dense, 2),
     ):
-        assert norm.gamma.shape == (heads, HEAD_DIM)
-        projected = (X @ numpy(dense.kernel) + numpy(dense.bias)).reshape(BATCH, LENGTH, heads, -1)
+        assert norm.gamma.shape == (count, HEAD_DIM)
+        projected = (X @ numpy(dense.kernel) + numpy(dense.bias)).reshape(BATCH, LENGTH, count, -1)
         variance = projected.var(-1, keepdims=True)
         expected = (projected - projected.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-6)
-        states = layer._normalized_and_rotated(dense(X), heads, norm, None)
+        states = layer._normalized_and_rotated(dense(X), count, norm, None)
         assert_close(states, expected * numpy(norm.gamma))
     with pytest.raises(ValueError, match="needs `query_key_norm` and a LayerNorm"):
         attention(query_key_norm="rms_norm", query_key_norm_per_head=True)
