@@ -4,7 +4,7 @@ import pytest
 
 import keras_transformer as kt
 from tests.checkpoints import families
-from tests.tokenizers import folders
+from tests.tokenizers import folders, piece_folders
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ def folder_of(model_type, make_tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     ("model_type", "make_tokenizer"),
-    [("gpt2", folders.gpt2), ("llama", folders.llama), ("qwen2", folders.qwen2)],
+    [("gpt2", folders.gpt2), ("llama", piece_folders.llama), ("qwen2", folders.qwen2)],
 )
 def test_continuations(tmp_path, model_type, make_tokenizer):
     words, model = folder_of(model_type, make_tokenizer, tmp_path)
@@ -60,7 +60,7 @@ def test_continuations(tmp_path, model_type, make_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "make_tokenizer"), [("t5", folders.t5), ("marian", folders.marian)]
+    ("model_type", "make_tokenizer"), [("t5", piece_folders.t5), ("marian", piece_folders.marian)]
 )
 def test_translations(tmp_path, model_type, make_tokenizer):
     words, model = folder_of(model_type, make_tokenizer, tmp_path)
