@@ -22,7 +22,7 @@ Shapes = dict[str, tuple[int, ...]]
 # columns, one whose first is by rows, and the tables of tokens by their words.
 PARALLEL = frozenset({
     "query_heads", "key_heads", "intermediate_dim", "num_experts", "shared_expert_dim",
-    "vocabulary_size",
+    "neighbours", "vocabulary_size",
 })  # fmt: skip
 
 # Axes that are no size of the config by themselves.

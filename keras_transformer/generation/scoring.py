@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from keras import ops
 
+from keras_transformer.config import TransformerConfig
 from keras_transformer.generation.engine import Engine
 from keras_transformer.programs import compile_function, to_tensor
 from keras_transformer.sizes import round_size, round_up
@@ -46,6 +47,16 @@ def score_continuations(
         for row, i in enumerate(chosen):
             results[i] = scores[row, first[row] : first[row] + len(pairs[i][1])]
     return results
+
+
+def pad_for(
+    config: TransformerConfig, rows: Sequence[Sequence[int]], pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `pad_rows`, to a length of the ladder that a side with this config takes."""
+    length = round_size(max(map(len, rows)))
+    if config.position == "learned":
+        length = max(min(length, config.max_sequence_length), max(map(len, rows)))
+    return pad_rows(rows, pad_id, length)
 
 
 def pad_rows(

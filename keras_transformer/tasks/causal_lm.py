@@ -5,7 +5,7 @@ import numpy as np
 
 from keras_transformer.checkpoints.heads import END_IDS
 from keras_transformer.data import BucketedDataset
-from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel
 from keras_transformer.tasks.text import (
@@ -141,5 +141,5 @@ class CausalLM(LanguageModel):
     def _scoring_inputs(self, prompts, continuations):
         rows = [prompt + new for prompt, new in zip(prompts, continuations, strict=True)]
         first = [len(prompt) - 1 for prompt in prompts]
-        ids, mask = pad_rows([row[:-1] for row in rows], self.pad_id)
+        ids, mask = pad_for(self.backbone.config, [row[:-1] for row in rows], self.pad_id)
         return {"token_ids": ids, "padding_mask": mask}, np.asarray(first)

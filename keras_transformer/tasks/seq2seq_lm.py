@@ -7,7 +7,7 @@ from keras_transformer.checking import check_int, check_text, shorten
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
-from keras_transformer.generation.scoring import pad_rows
+from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.language_model import LanguageModel
@@ -221,9 +221,10 @@ class Seq2SeqLM(LanguageModel):
         }
 
     def _scoring_inputs(self, prompts, continuations):
-        ids, mask = pad_rows(prompts, self.pad_id)
+        reads, writes = self.backbone.config.sides
+        ids, mask = pad_for(reads, prompts, self.pad_id)
         before = [[self.start_id, *row[:-1]] for row in continuations]
-        decoder_ids, decoder_mask = pad_rows(before, self.pad_id)
+        decoder_ids, decoder_mask = pad_for(writes, before, self.pad_id)
         inputs = {
             "encoder_token_ids": ids,
             "encoder_padding_mask": mask,

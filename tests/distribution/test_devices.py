@@ -194,7 +194,9 @@ def test_the_table_knows_every_model():
         for name, shape in variable_shapes(config).items():
             axes = axes_of(f"{config.kind}/{name}", shape, 2)
             assert len(axes) == len(shape)
-            whole = any(part in name for part in ("/score/", "/router/", "/shared_score/"))
+            # Small ones, and norms of each head.
+            names = ("/score/", "/router/", "/shared_score/", "/query_norm/", "/key_norm/")
+            whole = any(part in name for part in names)
             block = "/layer_" in name and len(shape) >= 2 and not whole
             if block or name.startswith("token_embedding/"):
                 assert axes.count("model") == 1, (path.parent.name, name)

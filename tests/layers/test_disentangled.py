@@ -34,7 +34,9 @@ def test_scores_are_those_of_the_paper(kind):
     layer = MultiHeadAttention(4, 3, num_key_value_heads=2, disentangled=kind)
     x = keras.random.normal((2, 4, 12))
     _, weights = layer(x, relative=relative, return_attention_scores=True)
-    dense = {each.name: each for each in layer._flatten_layers() if "dense" in str(type(each))}
+    dense = {
+        each.name: each for each in layer._flatten_layers() if isinstance(each, keras.layers.Dense)
+    }
     assert ("position_key" in dense) == (kind == "own")
     prefix = "position_" if kind == "own" else ""
 

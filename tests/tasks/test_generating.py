@@ -158,6 +158,14 @@ def test_log_probabilities_are_those_of_a_plain_pass(lm, mt):
     assert isinstance(float(one), float) and one < 0
 
 
+def test_the_longest_rows_that_learned_positions_have_are_scored():
+    """No size that rows are padded to is 41."""
+    learned = {"position": "learned", "max_sequence_length": 41}
+    lm, mt = language_model(**learned), translator(**learned)
+    assert len(lm.score([[5] * 41], per_token=True)[0]) == 40
+    assert len(mt.score([[5] * 41], [[7] * 40], per_token=True)[0]) == 41
+
+
 @pytest.mark.each_backend
 def test_a_shared_beginning_changes_nothing(lm):
     begin = "two dogs run on the grass . a man rides a bike . never dull , from start to end : "

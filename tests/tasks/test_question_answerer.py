@@ -95,9 +95,12 @@ def test_logits_of_bert(pair, tmp_path):
     assert task.task_values() == {
         "block_norm": False,
         "dropout": 0.0,
+        "feed_forward": False,
         "hidden_activation": None,
         "hidden_bias": True,
+        "mask_question": False,
         "separator_id": None,
+        "start_id": None,
     }
 
 

@@ -261,9 +261,6 @@ def test_bad_hidden_activation():
         classifier(num_classes=2, hidden_activation="swish2")
     with pytest.raises(ValueError, match="`pooling` must be one of 'mean', 'first'.* 'middle'"):
         classifier(num_classes=2, pooling="middle")
-    words = tokenizer("bpe", add_prefix_space=True)
-    with pytest.raises(ValueError, match="needs a backbone of kind 'encoder' or 'decoder', rec"):
-        kt.TextClassifier(kt.models.Seq2Seq(config("seq2seq", words)), words, num_classes=2)
 
 
 def test_task_from_preset_is_of_the_wanted_kind(tmp_path):
