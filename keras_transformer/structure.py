@@ -290,7 +290,8 @@ CLASSIFIER_HEAD = (
 )
 TOKEN_HEAD = _dense("output", "hidden_dim", "num_classes")
 
-_ALL = (*TOKENS, *STEM, *CROSS_BLOCK, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
+_BLOCKS = (*BLOCK, *CROSS_BLOCK)
+_ALL = (*TOKENS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
 # Weights that devices share, by the end of their path.
