@@ -9,136 +9,29 @@ Source: Roberts et al. 2022, "Scaling Up Models and Data with t5x and seqio", se
 """
 
 import dataclasses
-import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from keras_transformer.config import NORMALIZATIONS, TransformerConfig
-
-Shapes = dict[str, tuple[int, ...]]
-
-# Axes that the devices of one model share. A product whose last axis is one of them is cut by
-# columns, one whose first is by rows, and the tables of tokens by their words.
-PARALLEL = frozenset({
-    "query_heads", "key_heads", "intermediate_dim", "num_experts", "shared_expert_dim",
-    "neighbours", "vocabulary_size",
-})  # fmt: skip
-
-# Axes that are no size of the config by themselves.
-_SIZES = {
-    "query_heads": lambda config: config.num_heads * config.head_dim,
-    "key_heads": lambda config: config.num_key_value_heads * config.head_dim,
-    # Of one token, which each device has whole.
-    "all_queries": lambda config: config.num_heads * config.head_dim,
-    "all_keys": lambda config: config.num_key_value_heads * config.head_dim,
-    "all_experts": lambda config: config.num_experts,
-    "each_head": lambda config: config.num_heads,
-    "each_key_head": lambda config: config.num_key_value_heads,
-    "neighbours": lambda config: config.convolution_size * config.hidden_dim,
-    # Of positions and what is added to them.
-    "embedded": lambda config: (
-        config.hidden_dim if config.token_projection else config.embedding_dim
-    ),
-    "one": lambda config: 1,
-    "positions": lambda config: config.max_sequence_length + config.position_offset,
-}
-
-# Axes over parts that each have a vector or a matrix.
-_EACH = ("num_experts", "each_head", "each_key_head")
-
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """One weight of a layer.
-
-    Fields:
-        path: str, within the layer.
-        axes: tuple of str, the names of its axes.
-        when: dict, values of the config with which it is there; True and False for any of a truth.
-        shape: tuple of int, once it is that of a config.
-    """
-
-    path: str
-    axes: tuple[str, ...]
-    when: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shape: tuple[int, ...] = ()
-
-    def of(self, config: TransformerConfig, folder: str = "", **sizes: int) -> "Weight":
-        """With its shape in a model of this config, `sizes` for those that are not the config's."""
-        known = {axis: _SIZES[axis](config) for axis in self.axes if axis in _SIZES} | sizes
-        shape = tuple(known[a] if a in known else getattr(config, a) for a in self.axes)
-        return dataclasses.replace(self, path=folder + self.path, shape=shape)
-
-    def is_in(self, config: TransformerConfig) -> bool:
-        """Whether a model of this config has it."""
-        for name, wanted in self.when.items():
-            value = getattr(config, name)
-            if (bool(value) if isinstance(wanted, bool) else value) != wanted:
-                return False
-        return True
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether it is a bias or a normalization, perhaps of each expert or head, no matrix."""
-        return len([axis for axis in self.axes if axis not in _EACH]) == 1
-
-    def numbers_of_a_token(self, config: TransformerConfig) -> int:
-        """How many of its numbers one token is multiplied with: those of the experts it chose."""
-        numbers = math.prod(self.shape)
-        if "num_experts" in self.axes:
-            return numbers // config.num_experts * config.experts_per_token
-        return numbers
-
-    def cut_axis(self, parts: int) -> int | None:
-        """The number of the axis that so many devices share, None for a weight that each has.
-
-        A vocabulary that cannot be shared is cut along the other axis if that can be.
-        """
-        shared = [number for number, axis in enumerate(self.axes) if axis in PARALLEL]
-        numbers = dict.fromkeys([*shared, *range(len(self.axes))]) if shared else ()
-        return next((n for n in numbers if self.shape[n] % parts == 0), None)
-
-
-def _weight(path: str, *axes: str, **when) -> tuple[Weight, ...]:
-    return (Weight(path, axes, when),)
-
-
-def _dense(name: str, inputs: str, outputs: str, bias: str | None = None, **when):
-    """A projection, with a bias if the config has this option, or if it is None."""
-    with_bias = when if bias is None else {**when, bias: True}
-    return _weight(f"{name}/kernel", inputs, outputs, **when) + _weight(
-        f"{name}/bias", outputs, **with_bias
-    )
-
-
-def _norm(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
-    return tuple(
-        weight
-        for kind, parts in NORMALIZATIONS.items()
-        for part in parts
-        for weight in _weight(f"{name}/{part}", axis, normalization=kind, **when)
-    )
-
-
-def _norms(sublayer: str, of_output: Mapping[str, Any] = {}, **when) -> tuple[Weight, ...]:
-    """The normalizations of a sub-layer: in front of it or behind the sum, and of its output."""
-    return (
-        *_norm(f"{sublayer}_norm", normalize_first=True, **when),
-        *_norm(f"{sublayer}_norm", normalize_first=False, normalize_output=False, **when),
-        *_norm(f"{sublayer}_output_norm", normalize_output=True, **of_output),
-    )
-
+from keras_transformer.weight import (
+    PARALLEL,
+    Shapes,
+    Weight,
+    dense_of,
+    norm_of,
+    norms_of,
+    weight_of,
+)
 
 # The projections of the tokens that see all.
 _GLOBAL = tuple(
     weight
     for part, outputs in (("query", "query_heads"), ("key", "key_heads"), ("value", "key_heads"))
-    for weight in _dense(
+    for weight in dense_of(
         f"self_attention/{part}_global", "hidden_dim", outputs, "attention_bias",
         global_projection=True,
     )
-) + _weight("self_attention/group_norm/scale", "hidden_dim", global_block_size=True)  # fmt: skip
+) + weight_of("self_attention/group_norm/scale", "hidden_dim", global_block_size=True)  # fmt: skip
 
 
 def _attention(name: str, source: str) -> tuple[Weight, ...]:
@@ -148,70 +41,70 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
     per_head = {"query_key_norm": True, "query_key_norm_per_head": True}
     positions = {"disentangled": "own"}
     return (
-        *_dense(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
-        *_dense(f"{name}/key", source, "key_heads", "attention_bias"),
-        *_dense(f"{name}/value", source, "key_heads", "attention_bias"),
-        *_dense(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
+        *dense_of(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
+        *dense_of(f"{name}/key", source, "key_heads", "attention_bias"),
+        *dense_of(f"{name}/value", source, "key_heads", "attention_bias"),
+        *dense_of(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
         *(_GLOBAL if name == "self_attention" else ()),
-        *_dense(
+        *dense_of(
             f"{name}/position_query", "hidden_dim", "query_heads", "attention_bias", **positions
         ),
-        *_dense(f"{name}/position_key", "hidden_dim", "key_heads", "attention_bias", **positions),
-        *_norm(f"{name}/query_norm", "head_dim", **of_heads),
-        *_norm(f"{name}/key_norm", "head_dim", **of_heads),
-        *_norm(f"{name}/query_norm", "all_queries", **across),
-        *_norm(f"{name}/key_norm", "all_keys", **across),
-        *_weight(f"{name}/query_norm/gamma", "each_head", "head_dim", **per_head),
-        *_weight(f"{name}/key_norm/gamma", "each_key_head", "head_dim", **per_head),
-        *_weight(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
-        *_weight(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
-        *_weight(f"{name}/score/strength", "num_heads", score="cosine"),
-        *_weight(
+        *dense_of(f"{name}/position_key", "hidden_dim", "key_heads", "attention_bias", **positions),
+        *norm_of(f"{name}/query_norm", "head_dim", **of_heads),
+        *norm_of(f"{name}/key_norm", "head_dim", **of_heads),
+        *norm_of(f"{name}/query_norm", "all_queries", **across),
+        *norm_of(f"{name}/key_norm", "all_keys", **across),
+        *weight_of(f"{name}/query_norm/gamma", "each_head", "head_dim", **per_head),
+        *weight_of(f"{name}/key_norm/gamma", "each_key_head", "head_dim", **per_head),
+        *weight_of(f"{name}/score/kernel", "num_heads", "head_dim", "head_dim", score="general"),
+        *weight_of(f"{name}/score/kernel", "num_heads", "head_dim", score="additive"),
+        *weight_of(f"{name}/score/strength", "num_heads", score="cosine"),
+        *weight_of(
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
-        *_weight(f"{name}/sinks", "num_heads", attention_sinks=True),
-        *_norms(name, **({"attention_normalization": True} if name == "self_attention" else {})),
+        *weight_of(f"{name}/sinks", "num_heads", attention_sinks=True),
+        *norms_of(name, **({"attention_normalization": True} if name == "self_attention" else {})),
     )
 
 
 def _feed_forward(name: str, width: str, **when) -> tuple[Weight, ...]:
     """`layers.FeedForward`."""
     return (
-        *_dense(f"{name}/intermediate", "hidden_dim", width, "use_bias", **when),
-        *_dense(f"{name}/gate", "hidden_dim", width, "use_bias", gated=True, **when),
-        *_dense(f"{name}/output", width, "hidden_dim", "use_bias", **when),
+        *dense_of(f"{name}/intermediate", "hidden_dim", width, "use_bias", **when),
+        *dense_of(f"{name}/gate", "hidden_dim", width, "use_bias", gated=True, **when),
+        *dense_of(f"{name}/output", width, "hidden_dim", "use_bias", **when),
     )
 
 
 def _of_experts(name: str, inputs: str, outputs: str, **when) -> tuple[Weight, ...]:
     path, when = f"feed_forward/expert_{name}", {"num_experts": True, **when}
     return (
-        *_weight(f"{path}/kernel", "num_experts", inputs, outputs, **when),
-        *_weight(f"{path}/bias", "num_experts", outputs, use_bias=True, **when),
+        *weight_of(f"{path}/kernel", "num_experts", inputs, outputs, **when),
+        *weight_of(f"{path}/bias", "num_experts", outputs, use_bias=True, **when),
     )
 
 
 # `layers.MixtureOfExperts`.
 _SHARED = {"num_experts": True, "shared_expert_dim": True}
 _EXPERTS = (
-    *_weight("feed_forward/router/kernel", "hidden_dim", "all_experts", num_experts=True),
-    *_weight("feed_forward/router/bias", "all_experts", num_experts=True, router_bias=True),
+    *weight_of("feed_forward/router/kernel", "hidden_dim", "all_experts", num_experts=True),
+    *weight_of("feed_forward/router/bias", "all_experts", num_experts=True, router_bias=True),
     *_of_experts("intermediate", "hidden_dim", "expert_dim"),
     *_of_experts("gate", "hidden_dim", "expert_dim", gated=True),
     *_of_experts("output", "expert_dim", "hidden_dim"),
     *_feed_forward("feed_forward/shared", "shared_expert_dim", **_SHARED),
-    *_weight("feed_forward/shared_score/kernel", "hidden_dim", "one", **_SHARED),
+    *weight_of("feed_forward/shared_score/kernel", "hidden_dim", "one", **_SHARED),
 )
 # Either, and the normalizations of the sub-layer.
 _FEED_FORWARD = (
     *_feed_forward("feed_forward", "intermediate_dim", num_experts=False),
     *_EXPERTS,
-    *_norms("feed_forward", share_normalization=False),
+    *norms_of("feed_forward", share_normalization=False),
 )
 # What an encoder's block may have beside its attention.
 _CONVOLUTION = (
-    *_dense("convolution", "neighbours", "hidden_dim", convolution_size=True),
-    *_norms("convolution", {"convolution_size": True}, convolution_size=True),
+    *dense_of("convolution", "neighbours", "hidden_dim", convolution_size=True),
+    *norms_of("convolution", {"convolution_size": True}, convolution_size=True),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.
@@ -224,42 +117,42 @@ CROSS_BLOCK = (
 
 # What a stack has before its blocks, and behind them.
 STEM = (
-    *_weight(
+    *weight_of(
         "segment_embedding/embeddings", "segment_vocabulary_size", "embedded",
         segment_vocabulary_size=True,
     ),
-    *_weight("position_embedding/embeddings", "positions", "embedded", position="learned"),
-    *_weight(
+    *weight_of("position_embedding/embeddings", "positions", "embedded", position="learned"),
+    *weight_of(
         "relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True
     ),
-    *_weight(
+    *weight_of(
         "group_relative_bias/embeddings", "relative_num_buckets", "num_heads", relative_bias=True,
         global_block_size=True,
     ),
-    *_weight(
+    *weight_of(
         "relative_embedding/embeddings", "relative_num_buckets", "hidden_dim", disentangled=True
     ),
-    *_norm("relative_embedding/norm", disentangled=True),
-    *_norm("embedding_norm", "embedded", embedding_normalization=True),
-    *_weight("token_projection/kernel", "embedding_dim", "hidden_dim", token_projection=True),
-    *_dense(
+    *norm_of("relative_embedding/norm", disentangled=True),
+    *norm_of("embedding_norm", "embedded", embedding_normalization=True),
+    *weight_of("token_projection/kernel", "embedding_dim", "hidden_dim", token_projection=True),
+    *dense_of(
         "embedding_projection", "embedding_dim", "hidden_dim", embedding_projection=True
     ),
 )  # fmt: skip
-FINAL = _norm("final_norm", final_normalization=True)
+FINAL = norm_of("final_norm", final_normalization=True)
 
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
-    *_weight("token_embedding/embeddings", "vocabulary_size", "embedding_dim"),
-    *_weight(
+    *weight_of("token_embedding/embeddings", "vocabulary_size", "embedding_dim"),
+    *weight_of(
         "token_embedding/reverse_embeddings", "embedding_dim", "vocabulary_size",
         tie_embeddings=False,
     ),
-    *_weight("output_bias/bias", "vocabulary_size", output_bias=True),
+    *weight_of("output_bias/bias", "vocabulary_size", output_bias=True),
 )  # fmt: skip
-POOLER = _dense("pooler", "hidden_dim", "hidden_dim", pooler=True)
+POOLER = dense_of("pooler", "hidden_dim", "hidden_dim", pooler=True)
 # Of the states, in front of the logits.
-_STATES = _weight("state_projection/kernel", "hidden_dim", "embedding_dim", token_projection=True)
+_STATES = weight_of("state_projection/kernel", "hidden_dim", "embedding_dim", token_projection=True)
 
 
 def hidden_of_head(
@@ -274,21 +167,21 @@ def hidden_of_head(
 
 
 # The heads of tasks, by what is in the model for them.
-OUTPUT_BIAS = _weight("output_bias/bias", "vocabulary_size")
+OUTPUT_BIAS = weight_of("output_bias/bias", "vocabulary_size")
 MASKED_LM_HEAD = (*hidden_of_head("transform", "embedding_dim", norm="layer_norm"), *OUTPUT_BIAS)
-SPAN_HEAD = _dense("output", "hidden_dim", "num_ends")
+SPAN_HEAD = dense_of("output", "hidden_dim", "num_ends")
 # A feed-forward sub-layer of a head, with the normalization behind its sum.
 FEED_FORWARD_OF_HEAD = (
     *_feed_forward("feed_forward", "intermediate_dim"),
-    *_norm("feed_forward_norm"),
+    *norm_of("feed_forward_norm"),
 )
 # The score of a decoder's last state has no bias, except where an encoder stands before it.
 CLASSIFIER_HEAD = (
-    *_weight("output/kernel", "hidden_dim", "num_classes"),
-    *_weight("output/bias", "num_classes", kind="encoder"),
-    *_weight("output/bias", "num_classes", kind="seq2seq"),
+    *weight_of("output/kernel", "hidden_dim", "num_classes"),
+    *weight_of("output/bias", "num_classes", kind="encoder"),
+    *weight_of("output/bias", "num_classes", kind="seq2seq"),
 )
-TOKEN_HEAD = _dense("output", "hidden_dim", "num_classes")
+TOKEN_HEAD = dense_of("output", "hidden_dim", "num_classes")
 
 _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _ALL = (*TOKENS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
