@@ -53,10 +53,12 @@ def pad_for(
     config: TransformerConfig, rows: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `pad_rows`, to a length of the ladder that a side with this config takes."""
-    length = round_size(max(map(len, rows)))
-    if config.position == "learned":
-        length = max(min(length, config.max_sequence_length), max(map(len, rows)))
-    return pad_rows(rows, pad_id, length)
+    if config.position != "learned":
+        return pad_rows(rows, pad_id)
+    longest = max(map(len, rows))
+    return pad_rows(
+        rows, pad_id, max(longest, min(round_size(longest), config.max_sequence_length))
+    )
 
 
 def pad_rows(

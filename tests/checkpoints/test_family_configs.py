@@ -1,0 +1,189 @@
+"""What configs of families say: their defaults, older forms, and what is refused."""
+
+import pytest
+
+from keras_transformer import TransformerConfig, export_to_huggingface
+from keras_transformer.checkpoints import load_backbone
+from keras_transformer.checkpoints.families import FAMILIES, get_family
+from tests.checkpoints import families
+from tests.checkpoints.test_families import saved, whole
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.backend_independent
+
+# What published configs of two families say.
+_SAID = {
+    name: FAMILIES[name].published_config(FAMILIES[name].config({})) for name in ("bert", "llama")
+}
+_RELATIVE = {
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mamba"}, "'mamba' are not supported"),
+        ({"model_type": "mamba"}, "docs/add_a_family.md says how to add a family"),
+        (
+            {**_SAID["llama"], "model_type": "jamba", "mamba_d_state": 8, "nothing": None},
+            "The nearest of these is 'llama', which has no place for mamba_d_state=8. docs",
+        ),
+        (
+            {**_SAID["bert"], "model_type": "new", "is_decoder": True},
+            "nearest of these is 'bert', which has no place for is_decoder=True. docs",
+        ),
+        (
+            {
+                **_SAID["llama"],
+                "model_type": "new",
+                "mixed": ["x" * 2000],
+                **dict.fromkeys("abcdefghi", 1),
+            },
+            "for mixed=.*, a=1, .*, g=1, 2 more",
+        ),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamics", "factor": 2.0}},
+            "'dynamics'",
+        ),
+        ({"model_type": "llama", "rope_parameters": [1]}, "rope_parameters must be an object"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"] * 32},
+            "layer_types has 'chunked', which is not supported",
+        ),
+        ({"model_type": "gemma2", "layer_types": []}, "layer_types must be a list of 26 names"),
+        ({"model_type": "gemma2", "num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be pos"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0}}, "must have 'full_"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "attn_logit_softcapping=9"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "rotary_short_factors. must",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "su"}},
+            "rotary_short_factors. must be 48",
+        ),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "longrope", "attention_factor": 2.0}},
+            "attention_factor=2.0 of rope_parameters",
+        ),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "has 2 values for 36 layers"),
+        ({"model_type": "opt", "word_embed_proj_dim": 0}, "`embedding_dim` must be at least 1"),
+        ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "elementwise_affine=False"),
+        ({"model_type": "bloom", "n_embed": "64"}, "n_embed must be a number"),
+        ({"model_type": "gptj", "rotary_dim": None}, "rotary_dim must be a number"),
+        ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "needs new_decoder_architecture"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling must be positive"),
+        ({**_RELATIVE, "conv_kernel_size": 4}, "`convolution_size` must be odd, received 4"),
+        ({**_RELATIVE, "conv_kernel_size": 3, "conv_groups": 2}, "conv_groups=2 of the conv"),
+        ({**_RELATIVE, "conv_kernel_size": 3, "conv_act": "x"}, "conv_act='x' of the convolution"),
+        ({**_RELATIVE, "pos_att_type": "c2p"}, "pos_att_type='c2p' is not supported with relative"),
+        ({**_RELATIVE, "relative_attention": False}, "with relative_attention=False, only"),
+        ({**_RELATIVE, "norm_rel_ebd": "none"}, "norm_rel_ebd='none' is not supported"),
+        ({**_RELATIVE, "position_buckets": 512}, "position_buckets=512 must be below 512"),
+        ({"model_type": "albert", "inner_group_num": "2"}, "inner_group_num must be a number"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
+        ({"model_type": "t5", "feed_forward_proj": "gated-gated-gelu"}, "feed_forward_proj"),
+        (
+            {"model_type": "marian", "vocab_size": 9, "decoder_vocab_size": 8},
+            "`share_embeddings` needs sides of one `vocabulary_size`",
+        ),
+        ({"model_type": "roberta", "pad_token_id": "<pad>"}, "pad_token_id must be a number"),
+        ({"model_type": "llama", "rope_theta": "10"}, "rope_theta must be a number"),
+    ],
+)
+def test_values_that_are_not_computed_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        get_family(values).config(values)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_published_defaults(model_type):
+    """A config that says nothing is that of the library's own class."""
+    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")()
+    said = FAMILIES[model_type].config(published.to_dict())
+    assert isinstance(said, TransformerConfig)
+    assert FAMILIES[model_type].config({}) == said
+
+
+# As configs were written before release 5.
+OLDER = {
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 3, "rope_theta": 1e6},
+    "gemma": {"rope_theta": 2e4, "hidden_act": "gelu", "hidden_activation": None},
+    "gemma2": {"rope_theta": 2e4, "hidden_act": "gelu", "query_pre_attn_scalar": 224},
+    "gemma3_text": {
+        "sliding_window_pattern": 4,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "phi3": {"rope_theta": 2e4, "rope_scaling": None, "partial_rotary_factor": 0.5},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": None},
+    "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    "bloom": {"n_embed": 96, "num_hidden_layers": 3, "num_attention_heads": 6},
+    "falcon": {"rope_theta": 5e5, "num_attention_heads": 64, "hidden_size": 128},
+    "phi": {"rope_theta": 5e5, "partial_rotary_factor": 0.25},
+    "stablelm": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    "cohere": {"rope_theta": 5e4},
+    "cohere2": {"sliding_window_pattern": 5, "rope_theta": 5e4},
+    "granite": {"rope_theta": 5e5, "rope_scaling": None},
+    "modernbert": {
+        "global_attn_every_n_layers": 4,
+        "local_attention": 64,
+        "global_rope_theta": 1e5,
+        "local_rope_theta": 2e4,
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", OLDER)
+def test_older_configs(model_type):
+    """They are read as the library reads them, whose own form is that of release 5."""
+    older = OLDER[model_type]
+    published = getattr(transformers, f"{families.CONFIGS[model_type][0]}Config")(**older)
+    read = FAMILIES[model_type].config(older)
+    assert read == FAMILIES[model_type].config(published.to_dict())
+    assert read != FAMILIES[model_type].config({})
+
+
+def test_configs_of_nomic_bert_from_before_the_library_had_it():
+    older = {
+        "n_embd": 96, "n_layer": 2, "n_head": 6, "n_inner": 40, "n_positions": 99,
+        "layer_norm_epsilon": 1e-3, "activation_function": "geglu", "rotary_emb_base": 500,
+    }  # fmt: skip
+    now = {
+        "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "intermediate_size": 40, "max_position_embeddings": 99, "layer_norm_eps": 1e-3,
+        "hidden_act": "gelu", "rope_parameters": {"rope_theta": 500},
+    }  # fmt: skip
+    family = FAMILIES["nomic_bert"]
+    assert family.config(older) == family.config(now)
+    for wrong in ({"prenorm": True}, {"rotary_emb_fraction": 0.5}, {"activation_function": "relu"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* is not supported"):
+            family.config({**older, **wrong})
+
+
+def test_heads_of_narrower_states_are_not_exported():
+    family = FAMILIES["opt"]
+    config = family.config(families.CONFIGS["opt"][1][3])
+    assert family.published_config(config, {"name": "CausalLM"})["word_embed_proj_dim"] == 7
+    with pytest.raises(ValueError, match="states of 7 features, the TextClassifier has one for 12"):
+        family.published_config(config, {"name": "TextClassifier", "num_classes": 2})
+
+
+def test_export_to_a_named_family(tmp_path):
+    backbone = load_backbone(saved(whole("xlm-roberta", 0), tmp_path / "theirs"))
+    export_to_huggingface(backbone, tmp_path / "ours", family="roberta")
+    assert load_backbone(tmp_path / "ours").family == "roberta"
+    with pytest.raises(ValueError, match="cannot express position_offset=2, only 0"):
+        export_to_huggingface(backbone, tmp_path / "no", family="bert")
+    with pytest.raises(ValueError, match="no family 'robberta'"):
+        export_to_huggingface(backbone, tmp_path / "no", family="robberta")
+    assert not (tmp_path / "no").exists()
