@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from tests.tasks.common import config, tokenizer
+from tests.tasks.common import classifier, config, language_model, tokenizer, translator
 
 NAN, INF = float("nan"), float("inf")
 TEXTS = ["a warm and funny film", "dull", "never dull"]
@@ -46,3 +46,38 @@ def check(message, function, *args, **kwargs):
 
 def numpy(x):
     return keras.ops.convert_to_numpy(x)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return classifier(num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def masked():
+    return masked_model()
+
+
+@pytest.fixture(scope="module")
+def mt():
+    return translator()
+
+
+@pytest.fixture(scope="module")
+def named():
+    return classifier(labels=["bad", "good", "mixed"])
+
+
+@pytest.fixture(scope="module")
+def words_task():
+    return token_classifier()
+
+
+@pytest.fixture(scope="module")
+def answerer():
+    return question_answerer()
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return language_model()

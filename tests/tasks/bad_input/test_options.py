@@ -4,52 +4,19 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from tests.tasks.bad_input import (
+from tests.tasks.bad_input.conftest import (
     GOOD,
     INF,
     NAN,
     TEXTS,
     check,
     learned,
-    masked_model,
-    question_answerer,
-    token_classifier,
 )
-from tests.tasks.common import classifier, config, language_model, tokenizer, translator
+from tests.tasks.common import classifier, config, tokenizer
 
 pytestmark = pytest.mark.one_backend
 
 HALF = "a \ud83d b"  # half of a surrogate pair
-
-
-@pytest.fixture(scope="module")
-def task():
-    return classifier(num_classes=3)
-
-
-@pytest.fixture(scope="module")
-def words_task():
-    return token_classifier()
-
-
-@pytest.fixture(scope="module")
-def answerer():
-    return question_answerer()
-
-
-@pytest.fixture(scope="module")
-def masked():
-    return masked_model()
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return language_model()
-
-
-@pytest.fixture(scope="module")
-def mt():
-    return translator()
 
 
 @pytest.mark.parametrize(

@@ -6,33 +6,17 @@ import keras
 import numpy as np
 import pytest
 
-from tests.tasks.bad_input import (
+from tests.tasks.bad_input.conftest import (
     GOOD,
     IDS,
     NAN,
     check,
     learned,
-    masked_model,
     numpy,
 )
-from tests.tasks.common import classifier, translator
+from tests.tasks.common import classifier
 
 pytestmark = pytest.mark.one_backend
-
-
-@pytest.fixture(scope="module")
-def task():
-    return classifier(num_classes=3)
-
-
-@pytest.fixture(scope="module")
-def masked():
-    return masked_model()
-
-
-@pytest.fixture(scope="module")
-def mt():
-    return translator()
 
 
 def test_the_names_of_transformers(task):

@@ -4,49 +4,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.tasks.bad_input import (
+from tests.tasks.bad_input.conftest import (
     GOOD,
     INF,
     NAN,
     TEXTS,
     check,
-    masked_model,
-    question_answerer,
-    token_classifier,
 )
-from tests.tasks.common import classifier, language_model
+from tests.tasks.common import classifier
 
 pytestmark = pytest.mark.one_backend
-
-
-@pytest.fixture(scope="module")
-def task():
-    return classifier(num_classes=3)
-
-
-@pytest.fixture(scope="module")
-def named():
-    return classifier(labels=["bad", "good", "mixed"])
-
-
-@pytest.fixture(scope="module")
-def words_task():
-    return token_classifier()
-
-
-@pytest.fixture(scope="module")
-def answerer():
-    return question_answerer()
-
-
-@pytest.fixture(scope="module")
-def masked():
-    return masked_model()
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return language_model()
 
 
 @pytest.mark.parametrize("verb", ["fit", "evaluate"])
