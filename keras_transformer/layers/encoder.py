@@ -296,11 +296,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                 mask = mask[:, :1] if first_only and mask is not None else mask
                 feed_forward = functools.partial(feed_forward, mask=mask, training=training)
             x = self._sublayer("feed_forward", feed_forward, given, x, training)
-            return (
-                x
-                if convolve is None
-                else self._sublayer("convolution", convolve, inputs, x, training)
-            )
+            if convolve is not None:
+                x = self._sublayer("convolution", convolve, inputs, x, training)
+            return x
 
     def _sublayer(self, name, function, inputs, residual, training):
         """Residual, dropout and normalization around one sub-layer."""
