@@ -35,13 +35,17 @@ def tree(rng: random.Random, depth: int = 1) -> tuple[list[str], int]:
 
 
 def examples(
-    count: int, seed: int, least: int = 500, most: int = 2000
+    count: int, seed: int, least: int = 500, most: int = 2000, depth: int = 1
 ) -> tuple[list[str], list[int]]:
-    """So many different trees as texts, and their values; `least` and `most` bound the symbols."""
+    """So many different trees as texts, and their values.
+
+    A text has more than `least` and fewer than `most` symbols. Trees that begin at a `depth` over 1
+    have so many levels less.
+    """
     rng = random.Random(seed)
     found: dict[str, int] = {}
     while len(found) < count:
-        symbols, value = tree(rng)
+        symbols, value = tree(rng, depth)
         if least < len(symbols) < most:
             found[" ".join(symbols)] = value
     return list(found), list(found.values())

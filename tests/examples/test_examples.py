@@ -261,8 +261,8 @@ def test_train_embedder(run, presets, tmp_path):
 
 
 def test_long_documents(run, tmp_path):
-    sizes = ["--train_size=40", "--test_size=20", "--shortest=200", "--longest=300", "--layers=1"]
-    small = [*sizes, "--width=32", "--window=9", "--batch_size=20"]
+    sizes = ["--train_size=40", "--short_size=80", "--test_size=20", "--layers=1", "--width=32"]
+    small = [*sizes, "--shortest=200", "--longest=300", "--window=9", "--batch_size=20"]
     printed = run("long_documents", *small, "--output=listops")
     rows = re.findall(r"\n  (window, 8 on each side|full) +([\d.]+)% +([\d,]+) +([\d,]+)", printed)
     assert [name for name, *_ in rows] == ["window, 8 on each side", "full"]

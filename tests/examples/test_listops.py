@@ -55,3 +55,13 @@ def test_texts_and_values(listops):
     assert len(set(texts)) == 300 and set(" ".join(texts).split()) == set(listops.SYMBOLS)
     assert listops.examples(20, seed=1) == (texts[:20], labels[:20])
     assert not set(listops.examples(50, seed=2)[0]) & set(texts)
+
+
+def test_short_texts(listops):
+    texts, labels = listops.examples(300, seed=1, least=10, most=150, depth=7)
+    assert list(map(value, texts)) == labels
+    assert all(10 < len(text.split()) < 150 for text in texts)
+    opened = [
+        max(text[:i].count("[") - text[:i].count("]") for i in range(len(text))) for text in texts
+    ]
+    assert max(opened) == 3  # of ten levels the last four, the last of which is digits
