@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers import further_keys, scores, sparse
-from keras_transformer.layers.blocks import goes_in_turns, in_turns
+from keras_transformer.layers.blocks import goes_in_turns, in_groups, in_turns
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import attention_kernel
 
@@ -50,7 +50,13 @@ class Attends:
             given = (queries, keys, values, visibility, bias, cut, of_global, seed)
             if self.group_norm is not None:
                 given = (*given, self._of_groups(query, visibility, bias, cut))
-            return sparse.attend_in_blocks(lambda *x: attend(*x)[0], *given), None
+
+            def attend_near(*given):
+                return attend(*given)[0]
+
+            if not (training and self.dropout):  # whose numbers would be drawn again
+                attend_near = in_groups(attend_near)
+            return sparse.attend_in_blocks(attend_near, *given), None
         bias = bias.whole(query) if isinstance(bias, PairBias) else bias
         bias = sparse.bias_of_pairs(bias, visibility, queries, keys)
         attended, weights = attend(queries, keys, values, visibility, bias)

@@ -11,6 +11,8 @@ from keras_transformer.layers.masking import Visibility
 # From this length on full attention is computed for so many queries at a time, where the kernel of
 # the backend would keep the scores of all of them.
 _LONG, _AT_A_TIME = 4096, 256
+# Of the queries of a window.
+_BLOCKS_AT_A_TIME = 1024
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
 
@@ -67,6 +69,37 @@ def in_turns(
     attended = ops.map(lambda some: turn(shared, *some), parts)
     attended = ops.swapaxes(attended, 0, 1)
     return blocks.whole(attended)
+
+
+def in_groups(attend: Callable) -> Callable:
+    """As `attend(queries, keys, values, visibility, bias)` of rows that are blocks, some at a time.
+
+    On JAX, whose kernel keeps the scores; the gradient computes each group again.
+    """
+
+    def grouped(queries, keys, values, visibility: Visibility, bias):
+        rows, size = queries.shape[:2]
+        count = max(1, _BLOCKS_AT_A_TIME // size)
+        if keras.backend.backend() != "jax" or rows <= count:
+            return attend(queries, keys, values, visibility, bias)
+        of_rows = {"queries": queries, "keys": keys, "values": values, "bias": bias}
+        of_rows |= visibility._asdict()
+        of_rows = {k: x for k, x in of_rows.items() if ops.is_tensor(x) and x.shape[:1] == (rows,)}
+
+        @keras.remat
+        def turn(parts):
+            seen = {k: x for k, x in parts.items() if k in visibility._fields}
+            given = [parts[k] for k in ("queries", "keys", "values")]
+            return attend(*given, visibility._replace(**seen), parts.get("bias", bias))
+
+        def apart(x):
+            x = _padded_rows(x, -rows % count)
+            return ops.reshape(x, (-1, count, *x.shape[1:]))
+
+        attended = ops.map(turn, {k: apart(x) for k, x in of_rows.items()})
+        return ops.reshape(attended, (-1, *attended.shape[2:]))[:rows]
+
+    return grouped
 
 
 class Blocks(NamedTuple):
@@ -154,3 +187,8 @@ def _padded(x, before: int, behind):
     rows, _, *rest = ops.shape(x)
     zeros = [ops.zeros((rows, n, *rest), x.dtype) for n in (before, behind)]
     return ops.concatenate([zeros[0], x, zeros[1]], axis=1)
+
+
+def _padded_rows(x, missing: int):
+    """With zeros behind the first axis."""
+    return ops.concatenate([x, ops.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.layers import blocks
+
 
 @pytest.fixture
 def torch():
@@ -64,3 +66,9 @@ def from_config(layer):
     """The layer that a layer's config describes, through JSON."""
     config = keras.saving.serialize_keras_object(layer)
     return keras.saving.deserialize_keras_object(config)
+
+
+@pytest.fixture
+def small_groups(monkeypatch):
+    """The blocks of a window go through attention 128 queries at a time, where they do so."""
+    monkeypatch.setattr(blocks, "_BLOCKS_AT_A_TIME", 128)

@@ -50,6 +50,7 @@ def masks(length):
     return real, packs
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_equals_a_dense_mask(number):
     """With all that an attention may have beside it: each case with one of the options."""
@@ -79,6 +80,7 @@ def test_scores_of_places_and_of_ones_own_are_not_cut():
         assert_close(layer(x), dense(x, visibility=pattern), atol=2e-5)
 
 
+@pytest.mark.usefixtures("small_groups")
 def test_one_row_stands_for_all_and_keys_have_documents_of_their_own():
     length = 300
     layer, dense, pattern = made(length, window=65), made(length), near(length, 65)
@@ -93,6 +95,7 @@ def test_one_row_stands_for_all_and_keys_have_documents_of_their_own():
     assert_close(numpy(layer(x, visibility=own))[rows], numpy(expected)[rows], atol=2e-5)
 
 
+@pytest.mark.usefixtures("small_groups")
 def test_the_gradient_equals_that_of_a_dense_mask():
     length, case = CASES[2]
     layer, dense = made(length, **case), made(length)
@@ -179,6 +182,13 @@ def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
 
     assert largest(attend, x) <= length * 4 * 2 * window
     assert_close(attend(x), layer(x), atol=2e-5)
+
+
+@pytest.mark.one_backend("jax")
+def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
+    layer = made(4096, window=65)
+    found = largest(lambda x: layer(x, training=True), random(1, 4096, DIM))
+    assert found <= blocks._BLOCKS_AT_A_TIME * 4 * 3 * 65
 
 
 @pytest.fixture

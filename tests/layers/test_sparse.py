@@ -60,6 +60,7 @@ def drawn(seed):
     return length, options, places
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("seed", seeds(6))
 def test_equals_a_dense_mask(seed):
     """With padding on either side and documents: whatever else, real tokens have the same."""
@@ -78,6 +79,7 @@ def test_equals_a_dense_mask(seed):
     assert_close(found[rows], expected[rows], atol=2e-5)
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("bias", [RelativePositionBias, ALiBi])
 def test_a_bias_of_positions_needs_no_more_than_the_blocks(bias):
     length = 400
