@@ -79,8 +79,9 @@ def in_groups(attend: Callable) -> Callable:
 
     def grouped(queries, keys, values, visibility: Visibility, bias):
         rows, size = queries.shape[:2]
-        count = max(1, _BLOCKS_AT_A_TIME // size)
-        if keras.backend.backend() != "jax" or rows <= count:
+        known = isinstance(rows, int) and isinstance(size, int)
+        count = max(1, _BLOCKS_AT_A_TIME // size) if known else rows
+        if keras.backend.backend() != "jax" or not known or rows <= count:
             return attend(queries, keys, values, visibility, bias)
         of_rows = {"queries": queries, "keys": keys, "values": values, "bias": bias}
         of_rows |= visibility._asdict()
