@@ -121,7 +121,8 @@ def check_inputs(
             )
         if isinstance(array, np.ndarray):
             _check_values(name, known, array, config)
-            if not known.of_tokens and like is not None and isinstance(like[1], int):
+            of_places = known.name == "global_positions"
+            if of_places and like is not None and isinstance(like[1], int):
                 check_range(
                     name, array, -1, like[1] - 1, "none has -1, and the rows have the places"
                 )
@@ -206,15 +207,10 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
     kind = known.name
     if kind == "token_ids":
         check_ids(name, array, config)
-    elif kind == "padding_mask":
-        if array.dtype.kind == "b":
-            return
-        if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
-            held = shorten(np.unique(array)[:5].tolist()) if array.dtype.kind in "iuf" else "others"
-            raise ValueError(
-                f"`{name}` must be True, or 1, for a token and False, or 0, for padding; received "
-                f"{array.dtype} values such as {held}."
-            )
+    elif known.dtype == "bool":
+        _check_mask(name, array, kind == "padding_mask")
+    elif known.below is not None:
+        check_range(name, array, 0, known.below - 1, "the model takes the numbers")
     elif kind == "segment_ids":
         most = max(config.segment_vocabulary_size, 1) - 1
         check_range(name, array, 0, most, "the model has the segments")
@@ -229,6 +225,20 @@ def _check_values(name: str, known: Input, array: np.ndarray, config: Transforme
             numbers = array.dtype.kind in "fV"
             held = "some that are NaN, infinite or too large" if numbers else str(array.dtype)
             raise ValueError(f"`{name}` must hold finite floats, received {held}.")
-    else:
+    elif kind in ("pack_ids", "global_positions"):
         most = np.iinfo("int32").max
         check_range(name, array, -1, most, "padding has -1, and the rows packed have numbers")
+    else:
+        limits = np.iinfo("int32")
+        check_range(name, array, limits.min, limits.max, "int32 has the numbers")
+
+
+def _check_mask(name: str, array: np.ndarray, of_padding: bool) -> None:
+    if array.dtype.kind == "b":
+        return
+    meant = (
+        "True, or 1, for a token and False, or 0, for padding" if of_padding else "True or False"
+    )
+    if array.dtype.kind not in "iuf" or not ((array == 0) | (array == 1)).all():
+        held = shorten(np.unique(array)[:5].tolist()) if array.dtype.kind in "iuf" else "others"
+        raise ValueError(f"`{name}` must be {meant}; received {array.dtype} values such as {held}.")

@@ -157,7 +157,7 @@ def layer_flops(
     parts = dict(zip(("self_attention", "cross_attention"), attended, strict=False))
     total = 0
     for weight in block(config, source_dim):
-        part, name, *_ = weight.path.split("/")
+        part, name, *_ = (*weight.path.split("/"), "")  # One of the block itself has no layer.
         once = name.startswith("position_")  # for all tokens of a batch
         if (
             weight.path.endswith("/kernel")

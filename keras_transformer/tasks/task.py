@@ -292,7 +292,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     def _bucketed(
         self, columns: dict[str, Any], make_batch: Callable, **options
     ) -> BucketedDataset:
-        """Batches of lengths that the model has; to learn from, of no more than pay."""
+        """Batches no longer than the model allows; in training, of as few lengths as pay off."""
         config = self.intake.config
         if config.position == "learned" or config.score == "location":
             options = {"max_length": config.max_sequence_length, **options}

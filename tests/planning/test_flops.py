@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer import structure
 from keras_transformer.planning import flops_per_sequence, flops_per_token
 
 BATCH, SOURCE, TARGET, MASKED = 2, 12, 8, 3
@@ -181,3 +182,12 @@ def test_refused(kind, arguments, words):
     config = kt.TransformerConfig(**SMALL, kind=kind, position="learned", max_sequence_length=64)
     with pytest.raises(ValueError, match=words):
         flops_per_token(config, **arguments)
+
+
+def test_a_weight_of_the_block_itself_is_no_product(monkeypatch):
+    """Such as a factor of each feature, beside the layers of the block."""
+    config = kt.TransformerConfig(kind="encoder", **SMALL)
+    before = flops_per_sequence(config, SOURCE)
+    factor = structure.weight_of("self_attention_scale", "hidden_dim")
+    monkeypatch.setattr(structure, "BLOCK", (*structure.BLOCK, *factor))
+    assert flops_per_sequence(config, SOURCE) == before

@@ -15,7 +15,8 @@ class Input(NamedTuple):
         dtype: str, `"int32"`, `"bool"` or `"float32"`.
         shape: its sizes behind the batch, None where any is taken.
         required: bool.
-        of_tokens: bool, whether it has as many columns as there are tokens.
+        of_tokens: bool, whether it has as many columns as the array that is required.
+        below: int, integers are from 0 to one less. None for no such bound.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Input(NamedTuple):
     shape: tuple[int | None, ...]
     required: bool = False
     of_tokens: bool = True
+    below: int | None = None
 
 
 class Embedded(NamedTuple):
