@@ -33,6 +33,7 @@ class Weight:
     by_turns: bool = False  # the parts' columns stand by turns, in experts
     row: bool = False  # theirs has a leading axis of length 1
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
+    copies: tuple[str, ...] = ()  # likewise, and it is written under these too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
     outside: bool = False  # beside the bare model: its name has no prefix
     groups: int = 1  # in how many the parts stand side by side; `of` sets it
@@ -54,7 +55,7 @@ class Weight:
     @property
     def names(self) -> tuple[str, ...]:
         """All names of the tensor, the usual one first."""
-        return (self.theirs, *self.also)
+        return (self.theirs, *self.copies, *self.also)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of their tensor for a variable's shape."""
@@ -257,6 +258,7 @@ def export(
         # `*` is the number of an expert.
         each = enumerate(array) if "*" in name else [("", array)]
         tensors |= {name.replace("*", str(number)): own for number, own in each}
+        tensors |= dict.fromkeys(parts[0].copies, array)
     return tensors
 
 

@@ -93,7 +93,13 @@ CONFIGS = {
         [
             _BERT,
             {**_BERT, **WIDER, "type_vocab_size": 3, "rope_parameters": {"rope_theta": 70.0}},
-            {**_BERT, "head_dim": 6, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
+            {
+                **_BERT,
+                "head_dim": 6,
+                "hidden_act": "gelu",
+                "layer_norm_eps": 1e-3,
+                "tie_word_embeddings": False,
+            },
         ],
     ),
     "modernbert": (
@@ -134,7 +140,13 @@ CONFIGS = {
         [
             _BIG_BIRD,
             {**_BIG_BIRD, **WIDER, "use_bias": False, "rescale_embeddings": True},
-            {**_BIG_BIRD, "attention_type": "original_full", "type_vocab_size": 4},
+            {
+                **_BIG_BIRD,
+                "attention_type": "original_full",
+                "type_vocab_size": 4,
+                "hidden_act": "relu",
+                "tie_word_embeddings": False,
+            },
         ],
     ),
     "deberta-v2": (
@@ -149,6 +161,7 @@ CONFIGS = {
                 "position_biased_input": True,
                 "type_vocab_size": 2,
                 "legacy": False,
+                "pooler_hidden_act": "relu",
             },
             {
                 **_DEBERTA,

@@ -75,6 +75,18 @@ CONFIGS = {
                 "vocab_size": 61,
                 "tie_word_embeddings": False,
             },
+            {  # Heads as wide as the encoder would have anyway, and the decoder would not.
+                "encoder": {**_SIDE, "head_dim": 4, "num_key_value_heads": 3},
+                "decoder": {
+                    **_SIDE,
+                    "hidden_size": 36,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 3,
+                    "head_dim": 4,
+                    "intermediate_size": 28,
+                },
+                "vocab_size": 61,
+            },
             {
                 "encoder": {**_SIDE, "layer_types": ["full_attention"] * 2},
                 "decoder": {**_SIDE, "rope_parameters": {"rope_theta": 50.0}},
@@ -85,7 +97,12 @@ CONFIGS = {
     "mbart": (
         "MBart",
         [
-            {**_BART, "max_position_embeddings": 66},
+            {
+                **_BART,
+                "max_position_embeddings": 66,
+                "decoder_start_token_id": None,
+                "bos_token_id": 3,
+            },
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
         ],
@@ -96,6 +113,7 @@ CONFIGS = {
             {**_BART, "max_position_embeddings": 66},
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "encoder_attention_heads": 2, "encoder_ffn_dim": 28},
+            {**_BART, "tie_word_embeddings": False},
         ],
     ),
     "bart": (
@@ -105,6 +123,7 @@ CONFIGS = {
             {**_BART, "scale_embedding": True, "activation_function": "relu"},
             {**_BART, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
             {**_BART, "decoder_attention_heads": 2, "decoder_ffn_dim": 28},
+            {**_BART, "tie_word_embeddings": False},
         ],
     ),
     "marian": (
@@ -120,6 +139,7 @@ CONFIGS = {
                 "decoder_vocab_size": 70,
                 "share_encoder_decoder_embeddings": False,
             },
+            {**_BART, "tie_word_embeddings": False},
         ],
     ),
     "longt5": (
@@ -136,6 +156,7 @@ CONFIGS = {
             _LED,
             {**_LED, "d_model": 40, "encoder_attention_heads": 5, "decoder_attention_heads": 5},
             {**_LED, "attention_window": [4, 8], "decoder_ffn_dim": 28, "encoder_ffn_dim": 24},
+            {**_LED, "tie_word_embeddings": False},
         ],
     ),
 }

@@ -34,6 +34,9 @@ CASES = [
 ]
 # Options of heads that only one of a family's configs has.
 FURTHER = [(*case, 1) for case in CASES if case[0] in ("modernbert", "deberta-v2")]
+# Without ties a masked language model has two biases, of which one is added.
+_UNTIED = ("bert", "roberta", "distilbert", "albert", "electra", "nomic_bert", "big_bird")
+OF_ONE = [*((name, "MaskedLM", 2) for name in _UNTIED), ("big_bird", "TextClassifier", 2)]
 LABELS = {0: "O", 1: "B-PER", 2: "I-PER"}
 
 
@@ -75,7 +78,7 @@ def logits_of(model, ids, mask):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task", "number"), [*((*case, 0) for case in CASES), *FURTHER]
+    ("model_type", "task", "number"), [*((*case, 0) for case in CASES), *FURTHER, *OF_ONE]
 )
 def test_same_logits(tmp_path, model_type, task, number, caplog):
     reference, (ids, mask) = made(model_type, task, tmp_path, number)
@@ -93,9 +96,11 @@ def test_same_logits(tmp_path, model_type, task, number, caplog):
     assert np.abs(outputs - expected)[compared].max() <= 1e-4
 
 
-@pytest.mark.parametrize(("model_type", "task"), CASES)
-def test_heads_are_written_back(tmp_path, model_type, task):
-    reference, (ids, mask) = made(model_type, task, tmp_path / "theirs", number=1)
+@pytest.mark.parametrize(
+    ("model_type", "task", "number"), [*((*case, 1) for case in CASES), *OF_ONE]
+)
+def test_heads_are_written_back(tmp_path, model_type, task, number):
+    reference, (ids, mask) = made(model_type, task, tmp_path / "theirs", number)
     model = kt.Task.from_preset(tmp_path / "theirs")
     export_to_huggingface(model, tmp_path / "ours")
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
@@ -110,6 +115,22 @@ def test_heads_are_written_back(tmp_path, model_type, task):
     back = kt.Task.from_preset(tmp_path / "ours")
     assert type(back) is type(model) and back.backbone.config == model.backbone.config
     assert_same_values(back, model)
+
+
+def test_values_of_heads_that_are_not_computed_are_refused(tmp_path):
+    values = {"decoder_bias": False}
+    families.make("modernbert", 0, "ForMaskedLM", **values).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="decoder_bias=False is not supported for a MaskedLM"):
+        kt.Task.from_preset(tmp_path)
+
+
+def test_one_activation_of_blocks_and_classifier(tmp_path):
+    """Where one value is that of both, a model with two is not written as one with one."""
+    made("big_bird", "TextClassifier", tmp_path / "theirs", number=2)
+    model = kt.Task.from_preset(tmp_path / "theirs")
+    other = kt.TextClassifier(model.backbone, num_classes=3, hidden_activation="tanh")
+    with pytest.raises(ValueError, match="cannot express activation='relu', only 'tanh'"):
+        export_to_huggingface(other, tmp_path / "ours", family="big_bird")
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])

@@ -64,7 +64,7 @@ ALBERT = Family(
         *layers(_LAYER, "encoder/layer_{i}/", f"{_GROUP}.albert_layers.{{inner}}."),
     ),
     heads=encoder_heads(
-        masked_lm("predictions.", "dense", "LayerNorm", "bias", "decoder.bias"),
+        masked_lm("predictions.", "dense", "LayerNorm", "decoder.bias", "bias"),
         masked_classes=("AlbertForMaskedLM", "AlbertForPreTraining"),
         dropout="classifier_dropout_prob",
     ),

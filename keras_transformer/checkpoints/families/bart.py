@@ -52,13 +52,30 @@ def positions(name: str) -> tuple[Weight, ...]:
     return layers(table, f"{name}/", f"{name}.")
 
 
+_SHARED = "shared.weight"
+_EMBEDDINGS = {
+    "encoder_token_embedding/embeddings": "encoder.embed_tokens.weight",
+    "token_embedding/embeddings": "decoder.embed_tokens.weight",
+}
+# Files from before sides without ties had a tensor each have the shared one alone.
+_OWN_EMBEDDINGS = tuple(
+    Weight(ours, theirs, also=(_SHARED,), when=("share_embeddings", False))
+    for ours, theirs in _EMBEDDINGS.items()
+)
 EMBEDDINGS = (
     Weight(
         "token_embedding/embeddings",
-        "shared.weight",
-        also=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        _SHARED,
+        also=(*_EMBEDDINGS.values(),),
         when=("share_embeddings", True),
     ),
+    _OWN_EMBEDDINGS[0],
+    # A third tensor, which nothing reads, is there all the same.
+    dataclasses.replace(_OWN_EMBEDDINGS[1], also=(), copies=(_SHARED,)),
+)
+# What is not tied to the output is not tied to the other side either.
+TIES = Conversion(
+    lambda values: {"share_embeddings": values.get("tie_word_embeddings", True)}, lambda config: {}
 )
 WEIGHTS = (
     output_matrix("lm_head.weight"),
@@ -78,7 +95,7 @@ BART = Family(
         "position_offset": 2,
         "embedding_normalization": True,
     },
-    conversions=(SIDES,),
+    conversions=(SIDES, TIES),
     weights=(
         *EMBEDDINGS,
         *WEIGHTS,
@@ -110,16 +127,9 @@ def _read_vocabulary(values: Values) -> dict[str, Any]:
     sides = SIDES.read(values)
     own |= sides.pop("decoder", {})
     shared = values.get("share_encoder_decoder_embeddings", True)
+    shared = shared and TIES.read(values)["share_embeddings"]
     return {**sides, "share_embeddings": shared, **({"decoder": own} if own else {})}
 
-
-_OWN_EMBEDDINGS = tuple(
-    Weight(ours, f"{side}.embed_tokens.weight", when=("share_embeddings", False))
-    for ours, side in (
-        ("encoder_token_embedding/embeddings", "encoder"),
-        ("token_embedding/embeddings", "decoder"),
-    )
-)
 
 MARIAN = dataclasses.replace(
     BART,
@@ -132,7 +142,7 @@ MARIAN = dataclasses.replace(
             _read_vocabulary, lambda config: SIDES.write(config) | _write_vocabulary(config)
         ),
     ),
-    weights=(*_OWN_EMBEDDINGS, *EMBEDDINGS, *WEIGHTS),
+    weights=(EMBEDDINGS[0], *_OWN_EMBEDDINGS, *WEIGHTS),
     heads={"Seq2SeqLM": Head(architectures=("MarianMTModel",), values={"start_id": 58100})},
     # The sines and cosines, which are computed.
     names=Names(prefixes=("model.",), ignored=("*coder.embed_positions.weight",)),

@@ -57,7 +57,7 @@ BERT = Family(
     ),
     heads=encoder_heads(
         masked_lm(
-            "cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"
+            "cls.predictions.", "transform.dense", "transform.LayerNorm", "decoder.bias", "bias"
         ),
         masked_classes=("BertForMaskedLM", "BertForPreTraining"),
     ),

@@ -9,7 +9,13 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.bert import BERT, FIELDS, STACK
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
-from keras_transformer.checkpoints.families.shared import IGNORED, encoder_heads, masked_lm, number
+from keras_transformer.checkpoints.families.shared import (
+    IGNORED,
+    encoder_heads,
+    hidden_activation,
+    masked_lm,
+    number,
+)
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -20,13 +26,6 @@ def _read_blocks(values: Values) -> dict[str, Any]:
     kind = values.get("attention_type", _SPARSE)
     if kind not in (_SPARSE, _FULL):
         raise ValueError(f"attention_type={kind!r} is not supported, only {_SPARSE!r}, {_FULL!r}.")
-    if "BigBirdForSequenceClassification" in (values.get("architectures") or ()):
-        activation = values.get("hidden_act", "gelu_new")
-        if activation != "gelu_new":
-            raise ValueError(
-                f"hidden_act={activation!r} is not supported of a BigBirdForSequenceClassification,"
-                " whose classifier uses it too, only 'gelu_new'."
-            )
     if kind == _FULL:
         return {}
     return {
@@ -58,10 +57,10 @@ def _write_answers(task: Values) -> dict[str, Any]:
 
 
 _HEADS = encoder_heads(
-    masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"),
+    masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "decoder.bias", "bias"),
     masked_classes=("BigBirdForMaskedLM", "BigBirdForPreTraining"),
     classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
-    hidden_activation="gelu_tanh",
+    hidden=hidden_activation("hidden_act", "gelu_new"),
 )
 
 _IN_ANSWERS = {

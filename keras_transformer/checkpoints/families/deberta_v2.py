@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.shared import (
     ENCODER,
     IGNORED,
     encoder_heads,
+    hidden_activation,
     masked_lm,
     number,
 )
@@ -101,7 +102,7 @@ def _read_width(values: Values) -> dict[str, Any]:
 
 
 _MASKED, _NEWER = (
-    masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "bias", "decoder.bias"),
+    masked_lm("cls.predictions.", "transform.dense", "transform.LayerNorm", "decoder.bias", "bias"),
     masked_lm("lm_predictions.lm_head.", "dense", "LayerNorm", "bias"),
 )
 
@@ -124,7 +125,6 @@ DEBERTA_V2 = Family(
         deberta_convolution.CONVERSION,
         Conversion(_read_width, lambda config: {}),
     ),
-    required={"pooler_hidden_act": "gelu"},
     weights=(
         *layers({**EMBEDDINGS, **_RELATIVE}),
         *deberta_convolution.WEIGHTS,
@@ -137,7 +137,7 @@ DEBERTA_V2 = Family(
             for line, newer in zip(_MASKED, _NEWER, strict=True)
         ),
         classifier={"output": "classifier", "hidden": "pooler.dense"},
-        hidden_activation="gelu",
+        hidden=hidden_activation("pooler_hidden_act", "gelu"),
         dropout="cls_dropout",
     ),
     names=Names(

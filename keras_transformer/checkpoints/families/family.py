@@ -237,12 +237,14 @@ class Family:
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
-        kind = self.config(base | theirs).kind
-        if kind != config.kind:
-            raise ValueError(
-                f"A {self.model_type} checkpoint of a {name} cannot express kind={config.kind!r}, "
-                f"only {kind!r}."
-            )
+        read = self.config(base | theirs)
+        for value in ("kind", "activation"):  # on which the head has a say
+            mine, only = getattr(config, value), getattr(read, value)
+            if mine != only:
+                raise ValueError(
+                    f"A {self.model_type} checkpoint of a {name} cannot express {value}={mine!r}, "
+                    f"only {only!r}."
+                )
         back = task_class.head_values(config, self.task(theirs))
         for value, mine in task_class.head_values(config, task).items():
             if mine != back[value]:

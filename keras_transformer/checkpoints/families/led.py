@@ -6,7 +6,14 @@ A BART whose encoder attends as Longformer does, with as many positions as each 
 import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.bart import BART, EMBEDDINGS, SIDES, WEIGHTS, positions
+from keras_transformer.checkpoints.families.bart import (
+    BART,
+    EMBEDDINGS,
+    SIDES,
+    TIES,
+    WEIGHTS,
+    positions,
+)
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.families.longformer import GLOBAL, read_windows, write_windows
 from keras_transformer.checkpoints.families.shared import number
@@ -49,7 +56,7 @@ LED = dataclasses.replace(
         if name not in ("max_position_embeddings", "scale_embedding")
     },
     constants={**BART.constants, "position_offset": 0},
-    conversions=(Conversion(_read_sides, _write_sides),),
+    conversions=(Conversion(_read_sides, _write_sides), TIES),
     weights=(
         *EMBEDDINGS,
         *(w for w in WEIGHTS if not w.theirs.startswith("encoder.layers.{i}.self_attn.")),

@@ -6,13 +6,21 @@ BART and Marian with normalizations in front of the sub-layers, and one behind e
 """
 
 import dataclasses
+from typing import Any
 
-from keras_transformer.checkpoints.families.bart import BART, MARIAN
-from keras_transformer.checkpoints.families.family import Head
+from keras_transformer.checkpoints.families.bart import BART, EMBEDDINGS, MARIAN, WEIGHTS
+from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.families.shared import seq2seq_heads
 from keras_transformer.checkpoints.weights import layers
 
 _FINAL = layers({f"{side}/final_norm": f"{side}.layer_norm" for side in ("encoder", "decoder")})
+
+
+def _read_start(values: Values) -> dict[str, Any]:
+    # Their generation starts from this one where a config names none to start from.
+    said, other = (values.get(name) for name in ("decoder_start_token_id", "bos_token_id"))
+    return {"start_id": other} if said is None and isinstance(other, int) else {}
+
 
 MBART = dataclasses.replace(
     BART,
@@ -20,7 +28,12 @@ MBART = dataclasses.replace(
     architecture="MBartModel",
     constants={**BART.constants, "normalize_first": True},
     weights=(*BART.weights, *_FINAL),
-    heads={**BART.heads, **seq2seq_heads(None, 2)},
+    heads={
+        **seq2seq_heads(None, 2),
+        "Seq2SeqLM": Head(
+            values={"start_id": 0}, options=(Conversion(_read_start, lambda task: {}),)
+        ),
+    },
 )
 
 PEGASUS = dataclasses.replace(
@@ -30,6 +43,6 @@ PEGASUS = dataclasses.replace(
     fields=BART.fields,
     constants={**MARIAN.constants, "normalize_first": True},
     conversions=BART.conversions,
-    weights=(*MARIAN.weights, *_FINAL),
+    weights=(*EMBEDDINGS, *WEIGHTS, *_FINAL),
     heads={"Seq2SeqLM": Head(values={"start_id": 0})},
 )

@@ -78,6 +78,12 @@ def _read_pooling(values: Values) -> dict[str, Any]:
     return {"pooling": "first" if name == "cls" else name}
 
 
+def _read_bias(values: Values) -> dict[str, Any]:
+    if values.get("decoder_bias") is False:
+        raise ValueError("decoder_bias=False is not supported for a MaskedLM, only True.")
+    return {}
+
+
 def _head(output: tuple[Weight, ...], name: str = "hidden", *further: Conversion) -> Head:
     """A head with their hidden layer in front of the output."""
     return Head(
@@ -141,7 +147,11 @@ MODERNBERT = Family(
         output_matrix("decoder.weight"),
     ),
     heads={
-        "MaskedLM": _head((Weight("output_bias/bias", "decoder.bias"),), "transform"),
+        "MaskedLM": _head(
+            (Weight("output_bias/bias", "decoder.bias"),),
+            "transform",
+            Conversion(_read_bias, lambda task: {}),
+        ),
         "TextClassifier": _head(_OUTPUT, "hidden", _POOLING),
         **dict.fromkeys(("TokenClassifier", "QuestionAnswerer"), _head(_OUTPUT)),
     },

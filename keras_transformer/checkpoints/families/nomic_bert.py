@@ -71,14 +71,14 @@ def _read_older(values: Values) -> dict[str, Any]:
 
 # There is no class that answers questions.
 _HEADS = encoder_heads(
-    masked_lm("cls.predictions.", "transform.dense", "transform.layer_norm", "bias", "decoder.bias")
+    masked_lm("cls.predictions.", "transform.dense", "transform.layer_norm", "decoder.bias", "bias")
 )
 
 NOMIC_BERT = Family(
     model_type="nomic_bert",
     architecture="NomicBertModel",
     fields={
-        **{name: field for name, field in FIELDS.items() if name != "tie_word_embeddings"},
+        **FIELDS,
         "vocab_size": Field("vocabulary_size", 30528),
         "head_dim": Field("head_dim", None),
         "hidden_act": Field("activation", "silu"),

@@ -51,7 +51,7 @@ XLM_ROBERTA = Family(
         *layers({"pooler": "pooler.dense"}),
     ),
     heads=encoder_heads(
-        masked_lm("lm_head.", "dense", "layer_norm", "bias", "decoder.bias"),
+        masked_lm("lm_head.", "dense", "layer_norm", "decoder.bias", "bias"),
         masked_activation="gelu",
         classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
         hidden_activation="tanh",

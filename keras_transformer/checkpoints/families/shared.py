@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Head, Values
+from keras_transformer.checkpoints.families.family import ACTIVATIONS, Conversion, Head, Values
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights import Weight, layers
 from keras_transformer.config import MOST_LAYERS, ROTARY_SCALINGS, SIDES, TransformerConfig
@@ -24,11 +24,14 @@ IGNORED = ("embeddings.position_ids", "classifier.*", "qa_outputs.*")
 
 
 def masked_lm(prefix: str, transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:
-    """The head of a masked language model; its matrix is the token embedding."""
-    bias, *also = (prefix + name for name in biases)
+    """The head of a masked language model; its matrix is the token embedding.
+
+    Of several `biases` the first is added, and those behind it are ties to it.
+    """
+    bias, *ties = (prefix + name for name in biases)
     return (
         *layers({"transform": transform, "transform_norm": norm}, theirs=prefix),
-        Weight("output_bias/bias", bias, also=tuple(also)),
+        Weight("output_bias/bias", bias, copies=tuple(ties)),
     )
 
 
@@ -39,10 +42,13 @@ def encoder_heads(
     masked_activation: str | None = None,
     classifier: Mapping[str, str] = {"output": "classifier"},
     hidden_activation: str | None = None,
+    hidden: Conversion | None = None,
     dropout: str = "classifier_dropout",
 ) -> dict[str, Head]:
-    """The four tasks of an encoder, by the layers of its classifier and the two activations."""
-    hidden: dict[str, Any] = {"hidden_activation": hidden_activation}
+    """The four tasks of an encoder, by the layers of its classifier and the two activations.
+
+    That of the classifier's hidden layer is always the same, or what `hidden` reads.
+    """
     return {
         "MaskedLM": Head(
             architectures=masked_classes,
@@ -51,7 +57,8 @@ def encoder_heads(
         ),
         "TextClassifier": Head(
             weights=layers(classifier),
-            values=hidden if hidden_activation else {},
+            values={"hidden_activation": hidden_activation} if hidden_activation else {},
+            options=(hidden,) if hidden else (),
             dropout=dropout,
         ),
         "TokenClassifier": Head(weights=layers({"output": "classifier"}), dropout=dropout),
@@ -97,6 +104,24 @@ def seq2seq_heads(
 
 
 # Values that are not one of ours each
+
+
+def hidden_activation(name: str, default: str) -> Conversion:
+    """The activation of a classifier's hidden layer, which is their value of this name."""
+
+    def read(values: Values) -> dict[str, Any]:
+        value = values.get(name, default)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise ValueError(f"{name}={value!r} is not supported, only {known}.")
+        return {"hidden_activation": ACTIVATIONS[value]}
+
+    def write(task: Values) -> dict[str, Any]:
+        own = task.get("hidden_activation")
+        names = [theirs for theirs, ours in ACTIVATIONS.items() if ours == own]
+        return {name: names[0]} if names else {}
+
+    return Conversion(read, write)
 
 
 def number(values: Values, name: str, default: Any, kind: type = int) -> Any:

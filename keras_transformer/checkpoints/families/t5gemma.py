@@ -26,19 +26,22 @@ def _windows(config: TransformerConfig, further: int) -> TransformerConfig:
     return config.replace(window=window, layer_pattern=tuple(own) or None)
 
 
-def _read_side(values: Values, name: str) -> dict[str, Any]:
+def _read_side(values: Values, name: str) -> TransformerConfig:
     given = values.get(name) or {}
     if not isinstance(given, dict):
         raise ValueError(f"{name} must be an object, received {given!r}.")
     dropout = {"attention_dropout": values.get("attention_dropout", 0.0)}
     config = GEMMA2.config({**given, **dropout})
-    return (_windows(config, 1) if name == "encoder" else config).to_dict()
+    return _windows(config, 1) if name == "encoder" else config
 
 
 def _read_sides(values: Values) -> dict[str, Any]:
-    encoder, decoder = (_read_side(values, name) for name in SIDES)
+    read = [_read_side(values, name) for name in SIDES]
+    encoder, decoder = (side.to_dict() for side in read)
     names = [name for name in (*_OWN, "layer_pattern") if name != "dropout"]
-    own = {name: decoder[name] for name in names if decoder[name] != encoder[name]}
+    # What follows from the encoder's other values does not from the decoder's, if that is stated.
+    stated = read[1].stated().keys() - read[0].stated().keys()
+    own = {n: decoder[n] for n in names if decoder[n] != encoder[n] or n in stated}
     shared = {name: encoder[name] for name in names}
     # Of the whole model.
     shared |= {name: decoder[name] for name in ("logit_soft_cap", "scale_embedding")}
