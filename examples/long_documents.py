@@ -171,7 +171,7 @@ def main(_):
             metadata={
                 "family": "transformer",
                 "description": "The value of nested operations on digits, ListOps.",
-                "source": "trained with examples/long_documents.py",
+                "source": "trained by this project",
                 "license": "apache-2.0",
                 "test_accuracy": round(rows[best][1], 4),
             },
