@@ -24,11 +24,9 @@ class Rematerializable:
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
         # The state of the dropout comes and goes as a tensor: changed within, it would leak from
-        # JAX's trace, and TensorFlow would recompute with other numbers than it first drew.
-        # PyTorch puts its generator back by itself.
-        backend, seeds = keras.backend.backend(), []
-        if backend != "torch":
-            seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
+        # JAX's trace, and the others would recompute with other numbers than were first drawn.
+        backend = keras.backend.backend()
+        seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
         # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
         # weight already: the values of the first pass go along.
         # Its gradients are of what goes along, too, and not of what an argument reads.
@@ -41,9 +39,9 @@ class Rematerializable:
             for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
             all_args, all_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            if backend == "torch":
-                return layer_call(*all_args, **all_kwargs), [], []
-            inside = {id(v): (v, v.value) for v in (*self.variables, *read)}
+            # The values of an outer scope, which PyTorch has none of, are not seen in an inner one.
+            outer = (*self.variables, *read) if backend != "torch" else ()
+            inside = {id(v): (v, v.value) for v in outer}
             inside |= {id(v): (v, s) for v, s in zip(carried, states, strict=True)}
             mapping = list(inside.values())
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
@@ -54,6 +52,8 @@ class Rematerializable:
 
         def call_and_update(*_, **__):
             values = [_value(v) for v in carried]
+            if backend == "torch":  # which assigns in place
+                values = [keras.ops.copy(value) for value in values]
             outputs, states, losses = call(values, *(leaves[i] for i in places))
             for loss in losses:
                 self.add_loss(loss)

@@ -186,11 +186,12 @@ def one_step(model, arrays):
     return before, loss, [keras.ops.convert_to_numpy(w) for w in model.trainable_weights]
 
 
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.4, "seed": 5}], ids=["", "dropout"])
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_remat_changes_neither_outputs_nor_gradients(name):
-    plain, inputs, _ = made(name)
+def test_remat_changes_neither_outputs_nor_gradients(name, options):
+    plain, inputs, _ = made(name, **options)
     with keras.RematScope(mode="full"):
-        saving = CASES[name][0]()
+        saving = CASES[name][0](**options)
     saving(**inputs)
     copy_weights(plain, saving)
     (before, loss, after), (same_before, same_loss, same_after) = (
