@@ -20,7 +20,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.thorough
-_CASES = [(model_type, seed) for model_type in RANGES for seed in seeds(10)]
+# On each backend the first of a family.
+_CASES = [
+    pytest.param(model_type, seed, marks=[pytest.mark.one_backend] if number else [])
+    for model_type in RANGES
+    for number, seed in enumerate(seeds(10))
+]
 _HEADS = [case for case in test_heads.CASES if case[0] in RANGES]
 
 
@@ -38,8 +43,11 @@ def put(monkeypatch):
 
 
 def _outputs(reference, theirs):
+    # Twice as exact: of two that are rounded, either may be the one that is further off. T5Gemma's
+    # masks are those of float32 alone.
+    exact = reference if reference.config.model_type == "t5gemma" else reference.double()
     with torch.no_grad():
-        return reference(**theirs)[0].numpy()
+        return exact(**theirs)[0].numpy()
 
 
 @pytest.mark.parametrize(("model_type", "seed"), _CASES)
@@ -87,7 +95,7 @@ def test_same_gradients(tmp_path, put, model_type, seed):
 
 @pytest.mark.parametrize(
     ("model_type", "seed"),
-    [case for case in _CASES if test_families.kind_of(case[0]) == "seq2seq"],
+    [case for case in _CASES if test_families.kind_of(case.values[0]) == "seq2seq"],
 )
 def test_greedy_decoding_is_the_same(tmp_path, put, model_type, seed):
     put(model_type, seed)
