@@ -90,17 +90,17 @@ class TracedFunction:
     def _use_onednn(self, graph: fx.GraphModule) -> None:
         """Products of a matrix with a weight become oneDNN's, with the bias that is added."""
         for node in list(graph.graph.nodes):
-            if node.target is not _aten.mm.default:
+            if node.target not in (_aten.mm.default, _aten.addmm.default) or node.kwargs:
                 continue
-            weight = _constant(graph, node.args[1])
-            if weight is None or not _suits(weight):
+            *bias, states, matrix = node.args
+            weight = _constant(graph, matrix)
+            if weight is None or not _suits(weight) or not all(_vector(graph, x) for x in bias):
                 continue
             name = f"onednn_{node.name}"
             graph.register_buffer(name, self._as_onednn_has_it(weight), persistent=False)
-            bias, sum_ = _bias_added(graph, node)
             with graph.graph.inserting_before(node):
-                bias = bias and graph.graph.get_attr(bias.target)
-                arguments = (node.args[0], graph.graph.get_attr(name), bias, "none", [], "")
+                bias, sum_ = (bias[0], None) if bias else _bias_added(graph, node)
+                arguments = (states, graph.graph.get_attr(name), bias, "none", [], "")
                 linear = graph.graph.call_function(
                     torch.ops.mkldnn._linear_pointwise.default, arguments
                 )
@@ -155,8 +155,14 @@ def _constant(graph: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
     return None
 
 
+def _vector(graph: fx.GraphModule, node) -> bool:
+    """Whether a node is a weight of one axis."""
+    is_weight = isinstance(node, fx.Node) and node.op == "get_attr"
+    return is_weight and operator.attrgetter(node.target)(graph).ndim == 1
+
+
 def _bias_added(graph: fx.GraphModule, product: fx.Node):
-    """The vector that is added to a product, and the sum; or None twice."""
+    """The vector that is added to a product, read here, and the sum; or None twice."""
     node = product
     while len(node.users) == 1:
         user = next(iter(node.users))
@@ -164,9 +170,8 @@ def _bias_added(graph: fx.GraphModule, product: fx.Node):
             node = user
         elif user.target is _aten.add.Tensor and user.args[0] is node and not user.kwargs:
             bias = user.args[1]
-            vector = isinstance(bias, fx.Node) and bias.op == "get_attr"
-            if vector and operator.attrgetter(bias.target)(graph).ndim == 1:
-                return bias, user
+            if _vector(graph, bias):
+                return graph.graph.get_attr(bias.target), user
             break
         else:
             break

@@ -180,6 +180,19 @@ def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
     assert 0 < len(made) <= PROGRAMS.made - traced
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch asks oneDNN for products")
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_products_with_weights_are_onednns_in_each_step(use_bias):
+    import torch
+
+    engine, prompts = Engine(make_backbone("decoder", use_bias=use_bias)), make_prompts([4])
+    generate(engine, prompts, end_ids=())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        generate(engine, prompts, end_ids=())
+    found = {event.key for event in profile.key_averages()}
+    assert "mkldnn::_linear_pointwise" in found and not found & {"aten::mm", "aten::addmm"}
+
+
 def test_new_weights_count_at_once():
     backbone = make_backbone("decoder")
     engine, prompts = Engine(backbone), make_prompts([4])
