@@ -37,8 +37,6 @@ class Adaptable:
         Raises:
             ValueError: for more layers than there are, or for a task with adapters.
 
-        Source: Howard and Ruder 2018, "ULMFiT", section 3.3.
-
         Example:
         ```python
         import keras_transformer as kt
@@ -49,6 +47,8 @@ class Adaptable:
         assert not any("layer_3" in path or "embedding" in path for path in paths)
         assert any("layer_4" in path for path in paths)
         ```
+
+        Source: Howard and Ruder 2018, "ULMFiT", section 3.3.
         """
         lora.freeze(self.backbone, layers, embeddings)
         lora.forget_compiled(self)

@@ -64,8 +64,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
 
     `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
     characters `(start, end)` of the answer in its context, or `(start, text)`, or None if it is
-    not there: then the first token is to be marked. A context too long for the model is learned
-    from in overlapping windows; one without the whole answer counts as without answer.
+    not there: then the target is the first token. A context too long for the model is split into
+    overlapping windows; a window without the whole answer has no answer.
 
     Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
     share of exact matches; `compile` changes that.
@@ -73,26 +73,25 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
     Args:
         backbone, tokenizer, name: as for `Task`.
         dropout: float, rate on the states.
-        separator_id: int, the token between question and context. In a model whose tokens see all
-            by projections of their own (Longformer), those of the question do, its first 256.
+        separator_id: int, the token between question and context. In a model with global
+            projections (Longformer) the tokens of the question are global, its first 256.
         hidden_activation: str, the activation of a hidden layer of the states' width, see
             `layers.FeedForward`. Defaults to no such layer.
         hidden_bias: bool, a bias of that layer.
-        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        block_norm: bool, a normalization after it, of the kind of the blocks' (ModernBERT).
         start_id: int, of an encoder-decoder: the token that its decoder starts from. Defaults to
             the last token of each row.
         feed_forward: bool, a feed-forward sub-layer as the blocks have, its sum normalized, in
             front of the output (BigBird).
-        mask_question: bool, whether the question has no probability either, the tokens up to the
-            first `separator_id` but the first of all (BigBird).
+        mask_question: bool, logits of -1e9 at the question too: at all tokens up to the first
+            `separator_id` except the first of the row (BigBird).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`,
             whatever the backbone.
 
     Returns:
-        Float32 `(batch, length, 2)`: a start and an end logit for each token. They are -1e9 at
-        padding, which so has no probability.
+        Float32 `(batch, length, 2)`: a start and an end logit for each token, -1e9 at padding.
 
     Raises:
         ValueError: for an unknown activation, a decoder as backbone, `mask_question` without
@@ -221,11 +220,11 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         allow_no_answer: bool = False,
         batch_size: int | None = None,
     ):
-        """The likeliest answers to questions, each a stretch of its context.
+        """The likeliest answers to questions, each a span of its context.
 
-        The score of a stretch is the probability of its first token as start times that of its
-        last as end, among the tokens of the context and the first of the row, which stands for
-        no answer. Of a context in several windows the best of all counts.
+        The score of a span is the probability of its first token as start times that of its last
+        as end, among the tokens of the context and the first of the row, which stands for no
+        answer. For a context in several windows it is the best of all windows.
 
         Args:
             questions: a string, or a list of strings.
@@ -237,8 +236,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
             batch_size: int, pairs or windows computed together. Defaults to 32.
 
         Returns:
-            For each pair an `Answer`; with a `top_k` above 1 a list of them, the likeliest first,
-            and fewer where there are not so many. If both are strings, what belongs to them alone.
+            For each pair an `Answer`; with a `top_k` above 1 a list of at most so many, the
+            likeliest first. For two strings their result alone.
 
         Raises:
             ValueError: for texts that do not pair up, or a context without any token.

@@ -46,7 +46,7 @@ PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
 class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSteps, keras.Model):
-    """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
+    """A backbone, a head and a processor: a `keras.Model` that also takes raw data, such as texts.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
     that Keras takes, or what the processor makes rows of. For the tasks of text it is a tokenizer,
@@ -55,8 +55,9 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     them. Strings are tokenized in bulk and padded to a few length buckets, never to the model's
     maximum.
 
-    A task class declares its processor and its head in class attributes, and has a `call` and a
-    `make_dataset`. See `Processor` for one with a processor of its own.
+    A subclass declares its processor and its head in class attributes, and implements
+    `head_outputs` and `make_dataset` (docs/add_a_task.md). See `Processor` for one with a processor
+    of its own.
 
     Args:
         backbone: a backbone of the kind that the task needs.
@@ -270,7 +271,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         weighted_metrics=None,
         **kwargs,
     ):
-        """As `keras.Model.compile`. What is not given, or is `"auto"`, stays as it is."""
+        """As `keras.Model.compile`. What is not given, or is `"auto"`, does not change."""
         if _is_auto(optimizer):
             optimizer = getattr(self, "optimizer", None) or "rmsprop"
         # None is what Keras keeps: a loss with its weights, and all metrics.

@@ -140,7 +140,7 @@ class CosineSimilarityLoss(EmbeddingLoss):
     """The squared difference of the cosine of two texts and their score.
 
     Args:
-        matryoshka_dims, matryoshka_weights, name: as of `MultipleNegativesRankingLoss`.
+        matryoshka_dims, matryoshka_weights, name: as in `MultipleNegativesRankingLoss`.
 
     Example:
     ```python
@@ -175,7 +175,7 @@ class CoSENTLoss(EmbeddingLoss):
 
     Args:
         scale: float, the cosine is multiplied by it.
-        matryoshka_dims, matryoshka_weights, name: as of `MultipleNegativesRankingLoss`.
+        matryoshka_dims, matryoshka_weights, name: as in `MultipleNegativesRankingLoss`.
 
     Raises:
         ValueError: for a `scale` that is not positive.
