@@ -43,7 +43,7 @@ from keras_transformer.training import FineTuningAdamW
 
 
 class Answer(NamedTuple):
-    """A stretch `context[start:end]`; its score is that of its first token times its last's."""
+    """A span `context[start:end]`; its score is that of its first token times its last's."""
 
     text: str
     score: float

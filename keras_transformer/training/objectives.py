@@ -42,12 +42,12 @@ class NextToken:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens:
-    """Some tokens of a text are hidden, and predicted from both sides.
+    """Some tokens of a text are masked, and predicted from the tokens on both sides.
 
-    Of the hidden ones 80 % become the mask token, 10 % a random token, 10 % stay.
+    Of these 80 % become the mask token, 10 % a random token, and 10 % stay.
 
     Args:
-        rate: float in (0, 1), share of the tokens of a row that are hidden, special ones not
+        rate: float in (0, 1), share of the tokens of a row that are masked, special ones not
             counted; at least one.
 
     Raises:
@@ -78,9 +78,9 @@ class MaskedTokens:
     def bind(self, tokenizer: Tokenizer) -> Callable:
         """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
 
-        It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
+        It takes ids, int `(batch, length)`, their padding mask, bool likewise, and a NumPy generator,
         and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
-        hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
+        masked tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
