@@ -30,9 +30,9 @@ class Adaptable:
         Called again with fewer layers, it thaws those between: gradual unfreezing.
 
         Args:
-            layers: int, the first so many blocks keep their weights; of an encoder-decoder those
-                of each.
-            embeddings: bool, whether what stands before the blocks keeps its weights too.
+            layers: int, number of the lowest blocks that are frozen; of an encoder-decoder of each
+                side.
+            embeddings: bool, whether the embeddings are frozen too.
 
         Raises:
             ValueError: for more layers than there are, or for a task with adapters.
@@ -93,7 +93,7 @@ class Adaptable:
 
     @changes
     def merge_lora(self) -> None:
-        """Adds what was learned to the kernels, so that the model is one without adapters.
+        """Adds the adapters to the kernels, so that the model has none any more.
 
         What `enable_lora` froze is trained again afterwards.
 
@@ -129,7 +129,7 @@ class Adaptable:
 
     @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
-        """Adapters and head of a file, on the weights that the task has.
+        """Loads adapters and head from a file, beside the weights that the task has.
 
         Args:
             path: a file of `save_adapter`.

@@ -78,8 +78,8 @@ class MaskedTokens:
     def bind(self, tokenizer: Tokenizer) -> Callable:
         """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
 
-        It takes ids, int `(batch, length)`, their padding mask, bool likewise, and a NumPy generator,
-        and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
+        It takes ids, int `(batch, length)`, their padding mask, bool, and a NumPy generator, and
+        gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
         masked tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
         """
         mask_id = require_mask_id(tokenizer)
