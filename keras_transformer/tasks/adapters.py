@@ -32,7 +32,7 @@ class Adaptable:
         Args:
             layers: int, number of the lowest blocks that are frozen; of an encoder-decoder of each
                 side.
-            embeddings: bool, whether the embeddings are frozen too.
+            embeddings: bool, whether what is before the blocks, the embeddings, is frozen too.
 
         Raises:
             ValueError: for more layers than there are, or for a task with adapters.

@@ -259,14 +259,14 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         no_answer = np.ones(len(encodings))
         for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
             inside = np.equal(encodings[i].sequence_ids, 1)[places]
-            spans = np.asarray(character_spans(contexts[i], encodings[i]))[places[inside]]
+            offsets = np.asarray(character_spans(contexts[i], encodings[i]))[places[inside]]
             no_score, scores = _span_scores(logits[: len(places)], inside, max_answer_tokens)
             no_answer[i] = min(no_answer[i], no_score)
-            for stretch, score in _best_stretches(scores, spans, contexts[i], top_k).items():
-                found[i][stretch] = max(score, found[i].get(stretch, 0.0))
+            for span, score in _best_spans(scores, offsets, contexts[i], top_k).items():
+                found[i][span] = max(score, found[i].get(span, 0.0))
         results = []
-        for context, stretches, no_score in zip(contexts, found, no_answer, strict=True):
-            answers = _answers(context, stretches, float(no_score) if allow_no_answer else None)
+        for context, spans, no_score in zip(contexts, found, no_answer, strict=True):
+            answers = _answers(context, spans, float(no_score) if allow_no_answer else None)
             results.append(answers[:top_k] if top_k > 1 else answers[0])
         return results[0] if alone else results
 
@@ -358,7 +358,7 @@ def _answer_tokens(
 
 
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
-    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 beyond the context."""
+    """Of no answer, and of spans `(context, max_answer_tokens)`: -1 beyond the context."""
     allowed = inside.copy()
     allowed[0] = True
     start, end = softmax(np.where(allowed, logits.T, -np.inf))
@@ -371,17 +371,17 @@ def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndar
     return no_score, np.where(beyond, -1.0, scores)
 
 
-def _best_stretches(
-    scores: np.ndarray, spans: np.ndarray, context: str, top_k: int
+def _best_spans(
+    scores: np.ndarray, offsets: np.ndarray, context: str, top_k: int
 ) -> dict[tuple[int, int], float]:
-    """The characters of the likeliest stretches, which differ from each other, and their scores."""
+    """The characters of the likeliest spans, which differ from each other, and their scores."""
     best: dict[tuple[int, int], float] = {}
     for place in np.argsort(-scores, axis=None, kind="stable"):
         first, more = np.unravel_index(place, scores.shape)
         score = float(scores[first, more])
         if score < 0 or len(best) == top_k:
             break
-        start, end = int(spans[first, 0]), int(spans[first + more, 1])
+        start, end = int(offsets[first, 0]), int(offsets[first + more, 1])
         text = context[start:end]
         if text and not text.isspace():  # A token at either end may be white space.
             start += len(text) - len(text.lstrip())
@@ -389,9 +389,9 @@ def _best_stretches(
     return best
 
 
-def _answers(context: str, stretches: dict, no_score: float | None) -> list[Answer]:
-    """The stretches of a context as answers, and with `no_score` that there is none, best first."""
-    answers = [Answer(context[a:b], score, a, b) for (a, b), score in stretches.items()]
+def _answers(context: str, spans: dict, no_score: float | None) -> list[Answer]:
+    """The spans of a context as answers, and with `no_score` that there is none, best first."""
+    answers = [Answer(context[a:b], score, a, b) for (a, b), score in spans.items()]
     if no_score is not None:
         answers.append(Answer("", no_score, 0, 0))
     return sorted(answers, key=lambda answer: -answer.score)

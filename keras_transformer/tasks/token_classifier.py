@@ -34,7 +34,7 @@ OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """A stretch `text[start:end]`, its label without `B-`; its score is the mean over its words."""
+    """A span `text[start:end]`, its label without `B-`; its score is the mean over its words."""
 
     label: str
     text: str
