@@ -37,7 +37,7 @@ class FeedForwardOptions:
         "width of a further expert, of all tokens, with a gate of its own. 0 for none.", 0, least=0
     )
     normalize_expert_weights: bool = option(
-        "the weights of a token's experts are 1 together, and not their shares of all.", True
+        "the weights of a token's experts sum to 1; else they are shares of all experts.", True
     )
     router_bias: bool = option("a bias of the scores that experts are chosen by.", False)
     expert_capacity_factor: float | None = option(

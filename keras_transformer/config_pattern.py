@@ -13,7 +13,7 @@ class PatternOptions:
         "attend at most to this many neighbouring tokens. None for all.", None, least=1
     )
     window_dilation: int = option(
-        "of these only every so manieth, as many of them on each side.", 1, least=1
+        "the step between the places of a window, as many of them on each side.", 1, least=1
     )
     global_tokens: int = option(
         "so many first tokens see all others and are seen by all, whatever the `window`.",

@@ -146,7 +146,7 @@ def _recognize(options: argparse.Namespace) -> Asking:
     """\
 print the answers that stand in a text
 
-Answers each question with a stretch of its context. With --context or --context-file the texts are
+Answers each question with a span of its context. With --context or --context-file the texts are
 questions, without either each is a question, a tab, and its context.
 
 examples:

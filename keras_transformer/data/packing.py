@@ -20,15 +20,15 @@ def pack_rows(lengths: ArrayLike, capacity: int) -> list[list[int]]:
     Raises:
         ValueError: for a row longer than `capacity`.
 
-    Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination",
-    section 3.1.
-
     Example:
     ```python
     from keras_transformer.data import pack_rows
 
     assert pack_rows([5, 2, 7, 3], capacity=8) == [[2], [0, 3], [1]]
     ```
+
+    Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination",
+    section 3.1.
     """
     capacity = check_int("capacity", capacity, at_least=1, at_most=2**24)
     lengths = check_lengths(lengths)

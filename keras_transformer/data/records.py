@@ -167,7 +167,7 @@ def _sources(source: Any, columns: tuple, format: str | None, encoding: str) -> 
 
 
 def check_texts(texts: list, column, place: Callable[[int], str]) -> None:
-    """ValueError, with its place as of `Chunk`, unless it is a text that is not empty."""
+    """ValueError, with its place as in `Chunk`, unless it is a text that is not empty."""
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(

@@ -46,7 +46,7 @@ def tokenize(
     with_labels: bool = False,
     check_label: Callable | None = None,
 ) -> Stored:
-    """The token ids of records, those of the cache or made now; arguments as of `encode_rows`."""
+    """The token ids of records, those of the cache or made now; arguments as in `encode_rows`."""
     cache = records.cache
     made = {**recipe, "columns": list(map(str, records.columns)), "labels": with_labels}
     made = _digest({**made, "dtypes": dtypes, "version": _VERSION})

@@ -20,20 +20,17 @@ EVERYTHING = 0
 class Cache(NamedTuple):
     """What a decoder keeps of the tokens it has seen.
 
-    A row is a prompt and what continues it. The slots are shared: all rows write the same slots,
-    so that a write is one slice update. Prompts of different lengths are padded on the right;
-    what is `filled` hides the padded slots, and `positions` hold each row's own count, so that
-    every row decodes as if alone.
+    A row is a prompt and its continuation. All rows write the same slots, so that a write is one
+    slice update. Prompts of different lengths are padded on the right; `filled` masks the padded
+    slots, and `positions` has each row's own count, so that every row decodes as if alone.
 
     A row can have several branches: continuations of one prompt side by side (beams). They write
-    a slot each and share the slots of what they have in common: `filled` says of each branch
+    a slot each and share the slots of what they have in common: `filled` says for each branch
     which slots are its past. So a beam changes its parent without any key being moved.
 
-    Layers that see equally far back share a space of slots. Each space gives back what nothing
-    sees any more by itself, so that layers with a window keep their window, however much others do.
-
-    A space of a window may have fewer slots than a prompt has tokens: what a later token can see is
-    all that is kept of the first call.
+    Layers that see equally far back share a space of slots. Each space frees the slots that no
+    later token can see, so that layers with a window cache their window alone. Of a prompt longer
+    than its slots, a space keeps the tokens that a later token can see.
 
     Fields:
         spaces: dict of `SlotSpace`, with `filled`, `positions`, `start` and `end`: by the window of
@@ -218,7 +215,7 @@ class Cache(NamedTuple):
         return self._each(lambda space: space._replace(filled=ops.take(space.filled, each, axis=1)))
 
     def as_tensors(self) -> "Cache":
-        """With `start` and `end` as tensors: what they are is not to be known to a compiler."""
+        """With `start` and `end` as tensors, on whose values no compiled function depends."""
 
         def converted(space):
             start, end = (ops.convert_to_tensor(x, "int32") for x in (space.start, space.end))
@@ -227,7 +224,7 @@ class Cache(NamedTuple):
         return self._each(converted)
 
     def as_full(self) -> "Cache":
-        """With all slots taken, as a compiler may know: the next come behind them."""
+        """With all slots taken, as Python integers: the next tokens come behind them."""
         return self._each(lambda space: space._replace(start=space.slots, end=space.slots))
 
     def continue_from(self, parents) -> "Cache":

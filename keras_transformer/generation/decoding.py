@@ -26,7 +26,7 @@ from keras_transformer.sizes import Sizes
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a compiled function is made for. Equal settings share theirs.
+    """How a batch is decoded. Equal settings share their compiled functions.
 
     Args:
         sampler: `Sampler`.
@@ -34,11 +34,13 @@ class Settings:
         end_ids: ints, a row ends with any of these ids.
         pad_id: int.
         cache_dtype: see `Cache.create`.
-        pack_weights: bool, on PyTorch on a CPU keep a second copy of the weights, in the order that
-            the products read them in. Faster, and takes the memory of the weights once more.
+        pack_weights: bool, on PyTorch on a CPU keep a second copy of the weights, in the order in
+            which they are read. Faster, for twice the memory.
 
     Raises:
         ValueError: for values of other types, or ids below 0.
+
+    Example: see `Engine`.
     """
 
     sampler: Sampler

@@ -43,7 +43,7 @@ class RulesState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a generated text must, should or must not hold. Equal rules share compiled functions.
+    """What a generated text must or must not contain. Equal rules share compiled functions.
 
     They change logits, or log-probabilities for a sampler that ranks whole sequences, in the order
     of the arguments: penalties, bans, forced tokens, the function, the automaton. A banned token

@@ -69,7 +69,22 @@ class Sampler:
 
     Every tensor of the state has the rows of the batch as its first axis, so that rows can leave
     a batch and others come. Subclasses are frozen dataclasses: equal ones share their compiled
-    functions. One that continues each row by a token at a time has to `choose` alone.
+    functions. A subclass that adds one token to each row at a time implements `choose` alone.
+
+    Example:
+    ```python
+    import dataclasses
+    import keras_transformer as kt
+    from keras import ops
+
+    @dataclasses.dataclass(frozen=True)
+    class SecondBest(kt.generation.Sampler):
+        def choose(self, logits, count, limits):
+            return ops.cast(ops.top_k(logits, 2)[1][:, 1], "int32")
+
+    lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    assert lm.generate("ROMEO:", 8, sampler=SecondBest()) != lm.generate("ROMEO:", 8)
+    ```
     """
 
     streams: ClassVar[bool] = True  # whether a token once chosen stays
@@ -105,7 +120,7 @@ class Sampler:
         return RowState(tokens, ops.zeros((rows,), "int32"), ops.zeros((rows,), "bool"))
 
     def propose(self, state, cache, limits: Limits):
-        """What comes before a step: the state, with what `next_tokens` is to give in it.
+        """Prepares a step: sets the tokens that `next_tokens` gives.
 
         Args:
             state: the state.
@@ -144,7 +159,7 @@ class Sampler:
         return RowState(tokens, state.count + ops.cast(open_, "int32"), ended), None
 
     def next_tokens(self, state):
-        """The tokens to go on with, int `(rows, branches)` or `(rows, step_length)`."""
+        """The tokens of the next step, int `(rows, branches)` or `(rows, step_length)`."""
         last = ops.maximum(state.count - 1, 0)
         return ops.take_along_axis(state.tokens, last[:, None], axis=1)
 

@@ -35,8 +35,8 @@ class Speculative(Sampler):
     """Greedy decoding or sampling, in fewer passes of the model.
 
     Before each pass some tokens are drafted: by a smaller model, or by looking up what followed
-    the last tokens where they stood before in the prompt and its continuation. One pass of the
-    model gives its own logits behind each of them. The first drafts that it agrees with are kept,
+    an earlier occurrence of the last tokens in the prompt and its continuation. One pass of the
+    model gives its own logits after each of them. The first drafts that it agrees with are kept,
     and one token of its own is added: 1 to `num_draft_tokens + 1` tokens a pass.
 
     At temperature 0 the tokens are those of `Greedy`, but for logits that differ by no more than
@@ -48,7 +48,7 @@ class Speculative(Sampler):
     Args:
         draft: a backbone with the vocabulary of the model, of the same kind; None to look up.
         num_draft_tokens: int, tokens drafted for a pass.
-        max_ngram: int, of so many last tokens, or fewer, the earlier place is looked for.
+        max_ngram: int, the most last tokens whose earlier occurrence is looked up.
         temperature: float, divides the logits before a token is drawn. 0 takes the likeliest.
 
     Raises:

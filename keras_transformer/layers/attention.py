@@ -56,18 +56,18 @@ class MultiHeadAttention(
         causal: bool, a query sees only the keys up to its own position.
         window: int, a query sees only keys less than this many places away. Long sequences are
             attended to in blocks, at a cost that grows with the length and not with its square.
-        window_dilation: int, of a window only every so manieth place, `window - 1` on each side.
-        global_tokens: int, so many first tokens of a row see all and are seen by all, whatever the
-            `window`. Others are given as `visibility.global_positions`.
+        window_dilation: int, the step between the places of a window, `window - 1` on each side.
+        global_tokens: int, number of first tokens of a row that see all and are seen by all,
+            whatever the `window`. Others are given as `visibility.global_positions`.
         global_projection: bool, global tokens attend by projections of their own (Longformer).
         block_size: int, in place of a window: a query sees the keys of its own block of so many
             places, of the one before and the one behind, of the first and of the last. These two
             see all (BigBird).
-        random_blocks: int, so many blocks further, drawn for each block and head. They are used in
-            training; otherwise the first block counts for them, as in Transformers. Sequences of
-            no more than `(5 + 2 * random_blocks) * block_size` tokens see all.
-        global_block_size: int, a query sees beside its window, of each so many tokens, the sum of
-            their states, normalized (LongT5).
+        random_blocks: int, number of further blocks, drawn for each block and head in training;
+            otherwise the first block stands in their place, as in Transformers. In sequences of
+            no more than `(5 + 2 * random_blocks) * block_size` tokens all see all.
+        global_block_size: int, beside its window a query sees a key of each block of so many
+            tokens, the normalized sum of their states (LongT5).
         rotary: dict, the options of the `RotaryEmbedding` of queries and keys, `{}` for its
             defaults. Defaults to no rotation.
         max_sequence_length: int, number of slots of `"location"`.

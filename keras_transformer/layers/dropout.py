@@ -35,9 +35,6 @@ class Dropout(keras.layers.Dropout):
     Returns:
         A tensor like `inputs`.
 
-    Source: Srivastava et al. 2014, "Dropout", section 4; the hash is the last step of
-    MurmurHash3 (Appleby 2011), twice, each time with one half of the seed.
-
     Example:
     ```python
     import numpy as np
@@ -46,6 +43,9 @@ class Dropout(keras.layers.Dropout):
     y = Dropout(0.25, seed=1)(np.ones((1000, 100), "float32"), training=True)
     assert abs(float(np.mean(np.asarray(y) == 0)) - 0.25) < 0.01
     ```
+
+    Source: Srivastava et al. 2014, "Dropout", section 4; the hash is the last step of
+    MurmurHash3 (Appleby 2011), twice, each time with one half of the seed.
     """
 
     def __init__(self, rate: float, noise_shape=None, seed: int | None = None, **kwargs):

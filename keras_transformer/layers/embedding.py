@@ -72,8 +72,8 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         Float `(batch, length, hidden_dim)`, or `(batch, length, vocabulary_size)` for logits.
 
     Raises:
-        ValueError: for ids that are not below `vocabulary_size`, of arrays of NumPy, and of JAX on
-            a CPU. Within a compiled function nothing is known of them.
+        ValueError: for ids that are not below `vocabulary_size`, in arrays of NumPy, and of JAX on
+            a CPU. Within a compiled function ids are not checked.
 
     Example:
     ```python
@@ -152,7 +152,7 @@ class SegmentEmbedding(_OfIds, Embedding):
         Float `(batch, length, hidden_dim)`.
 
     Raises:
-        ValueError: for ids that are not below `num_segments`, as of `TokenEmbedding`.
+        ValueError: for ids that are not below `num_segments`, as in `TokenEmbedding`.
 
     Example:
     ```python

@@ -65,8 +65,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         parallel_residual: bool, with `normalize_first` only.
         share_normalization: bool, one pre-norm for both sub-layers. With `parallel_residual` only.
         residual_scale: float, factor of each sub-layer's output.
-        convolution_size: int, a further sub-layer beside both, behind them: a convolution over so
-            many neighbouring tokens, an odd number, of the block's inputs. 0 for none.
+        convolution_size: int, the odd kernel size of a convolution of the block's inputs, a
+            sub-layer after the other two (DeBERTa v2). 0 for none.
         convolution_activation: as `activation`, of the convolution.
         dropout: float, rate on each sub-layer's output.
         attention_dropout: float, rate on the attention weights.

@@ -59,7 +59,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         gate_limit: float, see `FeedForward`.
         use_bias: bool, biases in the experts.
         router_bias: bool, a bias of the scores.
-        normalize_expert_weights: bool, the weights of a token's experts are 1 together.
+        normalize_expert_weights: bool, the weights of a token's experts sum to 1.
         expert_capacity_factor: float, in training an expert takes at most so many times the tokens
             that it would have if all had as many: first choices before second ones, and the first
             tokens of the batch before later ones. A token skips the experts that are full. None

@@ -56,8 +56,9 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
             `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`; or a function or
             layer of your own.
         gated: bool.
-        gate_limit: float, with `gated` alone: what is activated is at most this, and the linear
-            branch is cut to it on both sides and one is added (gpt-oss, Agarwal et al. 2025).
+        gate_limit: float, with `gated` alone: the input of the activation is at most this, the
+            linear branch is clipped to it on both sides, and 1 is added to that branch (gpt-oss,
+            Agarwal et al. 2025).
         use_bias: bool.
         kernel_initializer: initializer of the kernels.
         **kwargs: as in `keras.layers.Layer`.

@@ -11,7 +11,7 @@ from keras_transformer.layers.arguments import refuse_unused
 
 
 class Visibility(NamedTuple):
-    """Who may attend to whom, as descriptions. A tensor is made of them only where it must be.
+    """Which tokens may attend to which, as a description. It becomes a tensor only where needed.
 
     As the call argument of a layer it holds tensors alone, as Keras asks of structures; the layer
     adds `causal`, `window` and `first_slot` itself.
@@ -34,7 +34,7 @@ class Visibility(NamedTuple):
         causal: bool, query `i`, which is in slot `first_slot + i`, sees the keys of the slots up
             to its own.
         window: int, a query sees the keys at most `window - 1` places away.
-        dilation: int, of these only every so manieth, as far away as `(window - 1) * dilation`.
+        dilation: int, the step between these places; the last are `(window - 1) * dilation` away.
         global_tokens: int, the first tokens of a row are global, in place of `global_positions`.
         block_size: int, a query sees the keys of its own block of so many places, of the one
             before and the one behind, of the first and of the last, and those two see all.

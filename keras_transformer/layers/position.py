@@ -42,7 +42,7 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Args:
         max_wavelength: float, the longest wavelength divided by 2 pi.
-        interleaved: bool, sines and cosines in turn; False for all sines before all cosines.
+        interleaved: bool, sines and cosines alternate; False for all sines before all cosines.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:

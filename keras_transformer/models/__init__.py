@@ -25,6 +25,20 @@ def build_backbone(
         name: str.
         initializer: initializer of all kernels and embeddings. Defaults to those of the config;
             `layers.initializers.HostZeros()` suits weights that are about to be loaded.
+
+    Returns:
+        `Encoder`, `Decoder` or `Seq2Seq`.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="decoder", vocabulary_size=100, hidden_dim=32, num_layers=2, num_heads=4,
+        intermediate_dim=64,
+    )
+    assert isinstance(kt.models.build_backbone(config), kt.models.Decoder)
+    ```
     """
     return _BACKBONES[config.kind](config, dtype=dtype, name=name, initializer=initializer)
 

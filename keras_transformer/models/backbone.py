@@ -30,12 +30,11 @@ _COLLECTED = {"states", "attention"}
 class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
 
-    All weights exist once the object does. `Backbone.from_preset` picks the kind by the config.
+    All weights exist after construction. `Backbone.from_preset` picks the kind by the config.
 
-    In a functional model a backbone is one layer, and so are its methods `logits`, `pool` and
-    `encode`: each is a call of the backbone that says which `part` of it is meant. So a file of
-    the model has its weights once. (Its sub-layers, called by themselves beside it, would be layers
-    of their own there.)
+    In a functional model a backbone and its methods `logits`, `pool` and `encode` are one layer:
+    each method is a call of the backbone with another `part`. So a file of the model has its
+    weights once. (Its sub-layers, called by themselves, would be further layers there.)
 
     Args:
         config: `TransformerConfig`.
@@ -162,8 +161,8 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     def without_unseen_padding(self, inputs: dict, weights=None) -> dict:
         """The inputs without the mask of padding that causality hides from all real tokens.
 
-        The kernel then needs no mask beside it. Only the states of padding differ: it is for who
-        uses those of real tokens alone. `weights`, one a position, say that it is so.
+        The kernel of causal attention then needs no mask. Only the states of padding differ, so it
+        is for callers that use those of real tokens alone, as `weights`, one a position, show.
         """
         causal = [
             prefix
@@ -204,7 +203,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     @property
     def cache_layers(self) -> list[tuple]:
-        """The number of heads, their width and the window of each layer that a cache keeps.
+        """Of each layer that a cache keeps: key and value heads, their width, and the window.
 
         A window of None, or none given, keeps everything.
         """

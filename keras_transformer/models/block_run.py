@@ -16,17 +16,17 @@ class OpaqueCache:
 
 
 class BlockRun:
-    """One pass of tokens through blocks, which writes what a cache is to keep.
+    """One pass of tokens through the blocks of a decoder, with a cache or without.
 
     It is for the `call` of a decoder of your own, see `DecoderBase`. Without a cache each block
-    gets the padding mask, the positions and the documents of the inputs. With one, the tokens are
-    put behind those that the cache holds, and each block gets its keys and values.
+    gets the padding mask, the positions and the documents of the inputs. With one, the tokens
+    follow those that the cache holds, and each block gets its keys and values, and writes new ones.
 
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, the tokens or their states; for their shape.
         inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`.
         cache: what `call` was given, or None.
-        collect: tuple of `"states"` and `"attention"`, what is to be kept of each block.
+        collect: tuple of `"states"` and `"attention"`, what to collect of each block.
 
     Attributes:
         visibility: `layers.Visibility`, which tokens see which. With a cache each of its spaces has

@@ -97,7 +97,7 @@ class DecoderBase(Backbone):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Decoder(DecoderBase):
-    """A token attends to itself and to the tokens before it.
+    """A decoder-only model: a token attends to itself and to the tokens before it.
 
     Args:
         config: `TransformerConfig` of kind `"decoder"`.

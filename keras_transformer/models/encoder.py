@@ -12,7 +12,7 @@ from keras_transformer.models.block_run import BlockRun
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Encoder(Backbone):
-    """Every token attends to every token.
+    """An encoder-only model: every token attends to every token.
 
     Args:
         config: `TransformerConfig` of kind `"encoder"`.

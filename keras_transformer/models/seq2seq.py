@@ -12,7 +12,7 @@ from keras_transformer.models.inputs import check_states
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Seq2Seq(Backbone):
-    """An encoder reads the source, a decoder attends to it and to its own past.
+    """An encoder-decoder: the decoder attends to the encoded source and to its own past.
 
     Both share one token embedding.
 

@@ -30,14 +30,12 @@ class Adaptable:
         Called again with fewer layers, it thaws those between: gradual unfreezing.
 
         Args:
-            layers: int, the first so many blocks keep their weights; of an encoder-decoder those
-                of each.
-            embeddings: bool, whether what stands before the blocks keeps its weights too.
+            layers: int, number of the lowest blocks that are frozen; of an encoder-decoder of each
+                side.
+            embeddings: bool, whether what is before the blocks, the embeddings, is frozen too.
 
         Raises:
             ValueError: for more layers than there are, or for a task with adapters.
-
-        Source: Howard and Ruder 2018, "ULMFiT", section 3.3.
 
         Example:
         ```python
@@ -49,6 +47,8 @@ class Adaptable:
         assert not any("layer_3" in path or "embedding" in path for path in paths)
         assert any("layer_4" in path for path in paths)
         ```
+
+        Source: Howard and Ruder 2018, "ULMFiT", section 3.3.
         """
         lora.freeze(self.backbone, layers, embeddings)
         lora.forget_compiled(self)
@@ -93,7 +93,7 @@ class Adaptable:
 
     @changes
     def merge_lora(self) -> None:
-        """Adds what was learned to the kernels, so that the model is one without adapters.
+        """Adds the adapters to the kernels, so that the model has none any more.
 
         What `enable_lora` froze is trained again afterwards.
 
@@ -129,7 +129,7 @@ class Adaptable:
 
     @changes
     def load_adapter(self, path: str | os.PathLike) -> None:
-        """Adapters and head of a file, on the weights that the task has.
+        """Loads adapters and head from a file, beside the weights that the task has.
 
         Args:
             path: a file of `save_adapter`.

@@ -81,16 +81,16 @@ class CausalLM(LanguageModel):
 
     @reads
     def score(self, texts, per_token: bool = False):
-        """How likely the model finds texts.
+        """The log-probability of texts.
 
         Args:
             texts: a string, a list of strings, or lists of ids. The first token has nothing before
                 it and is not scored, unless the tokenizer begins a text with one of its own.
-            per_token: bool, the log-probability of each token but the first.
+            per_token: bool, return the log-probability of each token but the first.
 
         Returns:
             The natural logarithm of each text's probability, float64 `(texts,)`; a float for a
-            string. `per_token` a list of float32 arrays; an array for a string.
+            string. With `per_token` a list of float32 arrays; an array for a string.
 
         Raises:
             ValueError: for a text of fewer than two tokens, or one longer than the model.
@@ -107,7 +107,7 @@ class CausalLM(LanguageModel):
 
         Args:
             messages: list of `{"role": "user" or "assistant" or "system", "content": str}`.
-            **options: as of `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
+            **options: as in `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
 
         Returns:
             The text of the answer, or what `generate` returns with these options.
@@ -115,6 +115,7 @@ class CausalLM(LanguageModel):
         Raises:
             ValueError: for a model without a chat template, and for messages that are no
                 conversation.
+            ImportError: if jinja2 is not installed.
         """
         tokenizer = tokenizer_of(self)
         # The template has its own special tokens: no others are added.

@@ -63,12 +63,12 @@ class Classifier(OptionalHidden, Task):
         """As `keras.Model.compile`, and whether the training is adversarial.
 
         Args:
-            *args: as of `keras.Model.compile`.
+            *args: as in `keras.Model.compile`.
             adversarial_norm: float, 0 at first. Above 0, each step also learns from its texts with
                 the token embeddings moved to where the loss rises most, by this share of their
                 length. The loss is the mean of both. A step takes nearly three times as long, and
                 few labels go further.
-            **kwargs: as of `keras.Model.compile`.
+            **kwargs: as in `keras.Model.compile`.
 
         Raises:
             ValueError: for an `adversarial_norm` that is not a number of at least 0.

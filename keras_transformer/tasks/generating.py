@@ -40,7 +40,7 @@ class Completion(NamedTuple):
 
 
 class GenerationCall:
-    """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as of `generate`."""
+    """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as in `generate`."""
 
     def __init__(
         self, task, prompts: list[list[int]], *, max_new_tokens, sampler, batch_size, max_length,

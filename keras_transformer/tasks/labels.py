@@ -72,7 +72,7 @@ def class_rows(
 
 
 def check_probabilities(rows: np.ndarray) -> np.ndarray:
-    """ValueError for rows, as of `class_rows`, that are no probabilities, with their place."""
+    """ValueError for rows, as in `class_rows`, that are no probabilities, with their place."""
     right = (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-3)
     if not right.all():
         row = int(right.argmin())

@@ -78,15 +78,15 @@ class LanguageModel(TokenPredictor):
         )
 
     def compile(self, *args, sampler=None, pack_weights: bool | None = None, **kwargs):
-        """As `keras.Model.compile`, and how `generate` works. What is not given stays as it is.
+        """As `keras.Model.compile`, and how `generate` works. What is not given does not change.
 
         Args:
-            *args: as of `keras.Model.compile`.
+            *args: as in `keras.Model.compile`.
             sampler: name or object, the default of `generate`. At first it is what the checkpoint
                 says, `backbone.generation_config`, and else `"greedy"`.
-            pack_weights: bool, at first False: on PyTorch and a CPU, keep the weights once more in
-                the order in which they are read. Faster, for the memory of the model once more.
-            **kwargs: as of `keras.Model.compile`.
+            pack_weights: bool, at first False: on PyTorch and a CPU, keep a second copy of the
+                weights, in the order in which they are read. Faster, for twice the memory.
+            **kwargs: as in `keras.Model.compile`.
         """
         sampler = self._sampler if sampler is None else samplers.get(sampler)
         if pack_weights is None:
@@ -136,9 +136,9 @@ class LanguageModel(TokenPredictor):
             max_length: int, the most tokens of prompt and continuation, or of a translation.
             stop: strings and token ids that end a text, one or a list. They are not part of it.
             rules: `Rules`, what the text must or must not contain. Defaults to those of the
-                checkpoint. Those that are given stand in their place, but for a first or last token
-                that it forces and they do not; so `Rules()` leaves them out. With a `constraint`
-                they are left out too.
+                checkpoint. `Rules` that are given replace these, except for a first or last token
+                that the checkpoint forces and they do not; so `Rules()` turns the others off. A
+                `constraint` turns all of them off.
             constraint: a JSON Schema as a dict, or what `constraint` returns. The text is valid.
             num_samples: int, texts for each prompt: the best of beam search, else drawn ones.
             seed: int from 0 to 2**64 - 1, for samplers that draw. Defaults to a drawn one.

@@ -51,14 +51,13 @@ class Filling(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class MaskedLM(HiddenLayer, TokenPredictor):
-    """An encoder that tells which token is hidden behind a mask, from both sides of it.
+    """An encoder that predicts masked tokens from the tokens on both sides.
 
     The head is a dense layer, an activation, a normalization, the token embedding as output
     projection, and a bias for each token.
 
-    `fit` hides tokens of each text, see `training.MaskedTokens`; which ones is drawn anew in every
-    epoch, except for `shuffle=False`. The loss is that of the hidden tokens alone, and logits are
-    computed for them alone.
+    `fit` masks tokens of each text (see `training.MaskedTokens`), other ones in each epoch unless
+    `shuffle=False`. Logits and loss are computed for the masked tokens alone.
 
     Compiled with AdamW (5e-5), token cross-entropy, perplexity and accuracy.
 
@@ -66,7 +65,7 @@ class MaskedLM(HiddenLayer, TokenPredictor):
         backbone, tokenizer, name: as for `Task`. The tokenizer must have a mask token.
         hidden_activation: str, see `layers.FeedForward`. Defaults to the backbone's.
         normalization_epsilon: float, of the head's normalization. Defaults to the backbone's.
-        mask_rate: float, share of the tokens that `fit` hides.
+        mask_rate: float, share of the tokens that `fit` masks.
         hidden_bias: bool, a bias of the head's dense layer.
         block_norm: bool, the head's normalization is of the kind of the blocks' (ModernBERT).
             Defaults to LayerNorm.
@@ -161,16 +160,16 @@ class MaskedLM(HiddenLayer, TokenPredictor):
     def make_dataset(
         self, x, y=None, sample_weight=None, *, masked: bool = True, objective=None, **options
     ) -> BucketedDataset:
-        """Texts with tokens hidden, and these as targets. See `Task.make_dataset`.
+        """Texts with tokens masked, and the original tokens as targets. See `Task.make_dataset`.
 
-        What is hidden depends on `seed`, the batch and, with `shuffle`, the epoch: each epoch of
-        `fit` learns other tokens, and `evaluate` always asks for the same.
+        Which tokens are masked depends on `seed`, the batch and, with `shuffle`, the epoch: each
+        epoch of `fit` learns other tokens, and `evaluate` always asks for the same.
 
         Args:
             x: texts.
             y: None, since the targets are made of the texts.
-            sample_weight: None likewise.
-            masked: bool, False for the texts as they are.
+            sample_weight: None, since every masked token counts alike.
+            masked: bool, False for the unchanged texts.
             objective: `training.MaskedTokens`. Defaults to that of `mask_rate`.
             **options: as for `Task.make_dataset`.
         """
@@ -201,12 +200,12 @@ class MaskedLM(HiddenLayer, TokenPredictor):
 
         Args:
             texts: a string or a list of strings, each with the tokenizer's mask token in it.
-            top_k: int, number of fillings of a mask.
+            top_k: int, number of tokens for each mask.
             batch_size: int, texts computed together. Defaults to 32.
 
         Returns:
             For each text a list of `Filling`, the likeliest first; for a text with several masks
-            a list of such lists, where other masks stay masks. For a string its own alone.
+            a list of such lists, where other masks stay masks. For a string its result alone.
 
         Raises:
             ValueError: for a text without a mask, or longer than the model's longest sequence.

@@ -10,7 +10,7 @@ from keras_transformer.config import TransformerConfig
 
 
 class Processor(abc.ABC):
-    """Turns what a user has into rows, for a task whose `processor_class` it is.
+    """Turns raw data into rows of arrays, for a task whose `processor_class` it is.
 
     The task's `make_dataset` makes batches of the rows. `fit`, `evaluate` and `predict` call it
     for whatever the processor `takes`, with those of its `options` that they are given. The files
@@ -60,7 +60,7 @@ class Processor(abc.ABC):
 
     @classmethod
     def of(cls, given: Any) -> Self | None:
-        """What a task was given as its processor, checked. ValueError for anything else."""
+        """`given`, checked to be a processor of this class. ValueError for anything else."""
         if not isinstance(given, cls | None):
             raise ValueError(
                 f"`processor` must be a {cls.__name__} or None, received {type(given).__name__}."
@@ -70,7 +70,7 @@ class Processor(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def takes(cls, x: Any) -> bool:
-        """Whether `x` is meant as what this processor makes rows of, right or wrong."""
+        """Whether `x` is raw data for this processor, valid or not."""
 
     @abc.abstractmethod
     def save(self, directory: str) -> None:
@@ -83,12 +83,12 @@ class Processor(abc.ABC):
 
     @classmethod
     def stream(cls, task, data: Any, batch_size=None, steps=None, **options) -> Any:
-        """A data set of what it takes as batches made as they come; anything else as it is."""
+        """A dataset of raw data as batches, made as they come; anything else unchanged."""
         return data
 
     @classmethod
     def whole(cls, task, data: Any, options: dict[str, Any]) -> Any:
-        """A data set of what it takes as rows in memory; anything else as it is."""
+        """A dataset of raw data as rows in memory; anything else unchanged."""
         return data
 
     def check(self, config: TransformerConfig) -> None:  # noqa: B027

@@ -43,7 +43,7 @@ from keras_transformer.training import FineTuningAdamW
 
 
 class Answer(NamedTuple):
-    """A stretch `context[start:end]`; its score is that of its first token times its last's."""
+    """A span `context[start:end]`; its score is that of its first token times its last's."""
 
     text: str
     score: float
@@ -64,8 +64,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
 
     `fit` takes, as `x`, a tuple of questions and contexts and, as `y`, for each pair the
     characters `(start, end)` of the answer in its context, or `(start, text)`, or None if it is
-    not there: then the first token is to be marked. A context too long for the model is learned
-    from in overlapping windows; one without the whole answer counts as without answer.
+    not there: then the target is the first token. A context too long for the model is split into
+    overlapping windows; a window without the whole answer has no answer.
 
     Compiled with AdamW (5e-5), the mean of the two cross-entropies over the positions, and the
     share of exact matches; `compile` changes that.
@@ -73,26 +73,25 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
     Args:
         backbone, tokenizer, name: as for `Task`.
         dropout: float, rate on the states.
-        separator_id: int, the token between question and context. In a model whose tokens see all
-            by projections of their own (Longformer), those of the question do, its first 256.
+        separator_id: int, the token between question and context. In a model with global
+            projections (Longformer) the tokens of the question are global, its first 256.
         hidden_activation: str, the activation of a hidden layer of the states' width, see
             `layers.FeedForward`. Defaults to no such layer.
         hidden_bias: bool, a bias of that layer.
-        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        block_norm: bool, a normalization after it, of the kind of the blocks' (ModernBERT).
         start_id: int, of an encoder-decoder: the token that its decoder starts from. Defaults to
             the last token of each row.
         feed_forward: bool, a feed-forward sub-layer as the blocks have, its sum normalized, in
             front of the output (BigBird).
-        mask_question: bool, whether the question has no probability either, the tokens up to the
-            first `separator_id` but the first of all (BigBird).
+        mask_question: bool, logits of -1e9 at the question too: at all tokens up to the first
+            `separator_id` except the first of the row (BigBird).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`,
             whatever the backbone.
 
     Returns:
-        Float32 `(batch, length, 2)`: a start and an end logit for each token. They are -1e9 at
-        padding, which so has no probability.
+        Float32 `(batch, length, 2)`: a start and an end logit for each token, -1e9 at padding.
 
     Raises:
         ValueError: for an unknown activation, a decoder as backbone, `mask_question` without
@@ -221,11 +220,11 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         allow_no_answer: bool = False,
         batch_size: int | None = None,
     ):
-        """The likeliest answers to questions, each a stretch of its context.
+        """The likeliest answers to questions, each a span of its context.
 
-        The score of a stretch is the probability of its first token as start times that of its
-        last as end, among the tokens of the context and the first of the row, which stands for
-        no answer. Of a context in several windows the best of all counts.
+        The score of a span is the probability of its first token as start times that of its last
+        as end, among the tokens of the context and the first of the row, which stands for no
+        answer. For a context in several windows it is the best of all windows.
 
         Args:
             questions: a string, or a list of strings.
@@ -237,8 +236,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
             batch_size: int, pairs or windows computed together. Defaults to 32.
 
         Returns:
-            For each pair an `Answer`; with a `top_k` above 1 a list of them, the likeliest first,
-            and fewer where there are not so many. If both are strings, what belongs to them alone.
+            For each pair an `Answer`; with a `top_k` above 1 a list of at most so many, the
+            likeliest first. For two strings their result alone.
 
         Raises:
             ValueError: for texts that do not pair up, or a context without any token.
@@ -260,14 +259,14 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         no_answer = np.ones(len(encodings))
         for (i, places), logits in zip(chosen, self._row_outputs(dataset), strict=True):
             inside = np.equal(encodings[i].sequence_ids, 1)[places]
-            spans = np.asarray(character_spans(contexts[i], encodings[i]))[places[inside]]
+            offsets = np.asarray(character_spans(contexts[i], encodings[i]))[places[inside]]
             no_score, scores = _span_scores(logits[: len(places)], inside, max_answer_tokens)
             no_answer[i] = min(no_answer[i], no_score)
-            for stretch, score in _best_stretches(scores, spans, contexts[i], top_k).items():
-                found[i][stretch] = max(score, found[i].get(stretch, 0.0))
+            for span, score in _best_spans(scores, offsets, contexts[i], top_k).items():
+                found[i][span] = max(score, found[i].get(span, 0.0))
         results = []
-        for context, stretches, no_score in zip(contexts, found, no_answer, strict=True):
-            answers = _answers(context, stretches, float(no_score) if allow_no_answer else None)
+        for context, spans, no_score in zip(contexts, found, no_answer, strict=True):
+            answers = _answers(context, spans, float(no_score) if allow_no_answer else None)
             results.append(answers[:top_k] if top_k > 1 else answers[0])
         return results[0] if alone else results
 
@@ -359,7 +358,7 @@ def _answer_tokens(
 
 
 def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndarray]:
-    """Of no answer, and of stretches `(context, max_answer_tokens)`: -1 beyond the context."""
+    """Of no answer, and of spans `(context, max_answer_tokens)`: -1 beyond the context."""
     allowed = inside.copy()
     allowed[0] = True
     start, end = softmax(np.where(allowed, logits.T, -np.inf))
@@ -372,17 +371,17 @@ def _span_scores(logits, inside, max_answer_tokens: int) -> tuple[float, np.ndar
     return no_score, np.where(beyond, -1.0, scores)
 
 
-def _best_stretches(
-    scores: np.ndarray, spans: np.ndarray, context: str, top_k: int
+def _best_spans(
+    scores: np.ndarray, offsets: np.ndarray, context: str, top_k: int
 ) -> dict[tuple[int, int], float]:
-    """The characters of the likeliest stretches, which differ from each other, and their scores."""
+    """The characters of the likeliest spans, which differ from each other, and their scores."""
     best: dict[tuple[int, int], float] = {}
     for place in np.argsort(-scores, axis=None, kind="stable"):
         first, more = np.unravel_index(place, scores.shape)
         score = float(scores[first, more])
         if score < 0 or len(best) == top_k:
             break
-        start, end = int(spans[first, 0]), int(spans[first + more, 1])
+        start, end = int(offsets[first, 0]), int(offsets[first + more, 1])
         text = context[start:end]
         if text and not text.isspace():  # A token at either end may be white space.
             start += len(text) - len(text.lstrip())
@@ -390,9 +389,9 @@ def _best_stretches(
     return best
 
 
-def _answers(context: str, stretches: dict, no_score: float | None) -> list[Answer]:
-    """The stretches of a context as answers, and with `no_score` that there is none, best first."""
-    answers = [Answer(context[a:b], score, a, b) for (a, b), score in stretches.items()]
+def _answers(context: str, spans: dict, no_score: float | None) -> list[Answer]:
+    """The spans of a context as answers, and with `no_score` that there is none, best first."""
+    answers = [Answer(context[a:b], score, a, b) for (a, b), score in spans.items()]
     if no_score is not None:
         answers.append(Answer("", no_score, 0, 0))
     return sorted(answers, key=lambda answer: -answer.score)

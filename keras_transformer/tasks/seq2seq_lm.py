@@ -89,7 +89,7 @@ class Seq2SeqLM(LanguageModel):
             y: targets.
             sample_weight: None, since every target token counts alike.
             objective: `training.SpanCorruption` or `training.Denoising`, which makes sources and
-                targets of texts, other ones in each epoch, except for `shuffle=False`.
+                targets of texts, other ones in each epoch unless `shuffle=False`.
             **options: as for `Task.make_dataset`.
         """
         tokenizer = tokenizer_of(self)
@@ -166,17 +166,17 @@ class Seq2SeqLM(LanguageModel):
 
     @reads
     def score(self, sources, targets, per_token: bool = False, global_positions=None):
-        """How likely the model finds targets of sources, each with its end.
+        """The log-probability of targets, their end included, given their sources.
 
         Args:
             sources: a string or a list of strings, or lists of ids.
             targets: one for each source.
-            per_token: bool, the log-probability of each token of the target.
-            global_positions: as of `generate`, of the sources.
+            per_token: bool, return the log-probability of each token of the target.
+            global_positions: as in `generate`, of the sources.
 
         Returns:
             The natural logarithm of each target's probability, float64 `(targets,)`; a float for a
-            string. `per_token` a list of float32 arrays; an array for a string.
+            string. With `per_token` a list of float32 arrays; an array for a string.
 
         Raises:
             ValueError: for sources and targets of different numbers, or empty ones.

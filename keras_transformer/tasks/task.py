@@ -32,11 +32,11 @@ from keras_transformer.tasks.verbs import Verbs
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training.compile_ahead import CompiledSteps
 
-# Of MiniLM a shape takes 2.4 s to compile, in which it trains on 5,800 positions: 2,000 in each of
-# three epochs. Smaller models take less for a position, and hardly less for a shape.
+# A shape of MiniLM compiles in 2.4 s, in which it trains on 5,800 positions: 2,000 in each of three
+# epochs. Smaller models train faster, and compile hardly faster.
 _FLOPS_OF_A_SHAPE = 1.2e11
 
-# A pooler that a task does not ask has no gradient. Keras would ask for a forgotten loss.
+# A pooler that a task does not use has no gradient, and Keras would warn of a forgotten loss.
 warnings.filterwarnings(
     "ignore",
     r"Gradients do not exist for variables \['[^']*pooler/kernel', '[^']*pooler/bias'\] ",
@@ -46,7 +46,7 @@ PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
 
 class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSteps, keras.Model):
-    """A backbone, a head and a processor: a `keras.Model` that also takes what users have.
+    """A backbone, a head and a processor: a `keras.Model` that also takes raw data, such as texts.
 
     `fit`, `evaluate` and `predict` take a dict of arrays as the backbone takes it, any dataset
     that Keras takes, or what the processor makes rows of. For the tasks of text it is a tokenizer,
@@ -55,8 +55,9 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     them. Strings are tokenized in bulk and padded to a few length buckets, never to the model's
     maximum.
 
-    A task class declares its processor and its head in class attributes, and has a `call` and a
-    `make_dataset`. See `Processor` for one with a processor of its own.
+    A subclass declares its processor and its head in class attributes, and implements
+    `head_outputs` and `make_dataset` (docs/add_a_task.md). See `Processor` for one with a processor
+    of its own.
 
     Args:
         backbone: a backbone of the kind that the task needs.
@@ -67,7 +68,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     backbone_kinds: ClassVar[tuple[str, ...]]  # The kinds of backbone that it works with.
     processor_class: ClassVar[type[Processor]] = TextProcessor
-    # What presets and families of checkpoints know of a task, see `checkpoints.heads`.
+    # What presets and families of checkpoints read of a task, see `checkpoints.heads`.
     alias: ClassVar[str] = ""  # What users call it, such as "text_classification".
     published_as: ClassVar[tuple[str, ...]] = ()  # Ends of the names of published classes.
     generates: ClassVar[bool] = False  # Whether its head is the backbone's logits, with a cache.
@@ -83,16 +84,16 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     needs_labels: ClassVar[bool] = False  # Whether `fit` on what users have needs `y`.
     takes_records: ClassVar[bool] = True  # Whether its texts may be what `data.read` makes.
     most_texts: ClassVar[int | None] = 2  # Lists of texts in a tuple; None for any number.
-    # From the names of a data set's columns to those of texts and to that of labels, if any; None
-    # for the usual names.
+    # Of the names of a data set's columns, gives those of the texts and that of the labels, if any.
+    # None for the usual names.
     usual_columns: ClassVar[Callable | None] = None
-    # Whether its rows are pairs of texts, and its labels places in the second.
+    # Whether its rows are pairs of texts, and its labels spans of the second.
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
     first_only = False  # Whether the head reads the state of the first token alone.
-    # Gives the text to both sides of an encoder-decoder. None for a task that takes both apart.
+    # Gives one text to both sides of an encoder-decoder. None where each side has its own.
     one_text: OneText | None = None
-    reads_padding: ClassVar[bool] = True  # Whether outputs are made of states of padding too.
+    reads_padding: ClassVar[bool] = True  # Whether its outputs include those of padding.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
     predict_options: ClassVar[dict[str, Any]] = {}
@@ -117,7 +118,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         super().__init__(name=name, dtype=backbone.dtype_policy)
         self.backbone = backbone
         self.processor = processor
-        # What rows are padded to that are not learned from, where shapes are compiled.
+        # The sizes that rows are padded to outside of training, where shapes are compiled.
         self._sizes = None if keras.backend.backend() == "torch" else Sizes()
 
     @property
@@ -128,7 +129,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     # What a subclass says of itself.
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """What the processor takes as batches of arrays, ready for `fit`.
+        """Batches of arrays, ready for `fit`, of what the processor takes.
 
         Args:
             x: texts, or what else the processor takes, as for `fit`.
@@ -141,7 +142,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
-        """What the weights depend on, of the `values` of the task and of the backbone's config."""
+        """Those options of the task, of its `values`, that the weights of the head depend on."""
         return {}
 
     @classmethod
@@ -152,12 +153,12 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return {}
 
     def task_values(self) -> dict[str, Any]:
-        """The values beside the backbone's that make the task again."""
+        """The values of `task_options`, from which the task is made again."""
         return {name: getattr(self, name) for name in self.task_options}
 
     @property
     def intake(self) -> Backbone | OneText:
-        """What knows the arrays that the task takes, and by its `config` how long they may be."""
+        """What names the arrays that the task takes; its `config` says how long they may be."""
         return self.one_text or self.backbone
 
     @property
@@ -189,7 +190,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return (outputs, collected) if collect else outputs
 
     def backbone_states(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
-        """The states that the head is given, and a dict of what is collected on the way."""
+        """The states that the head is given, and a dict of what was collected."""
         inputs = {name: x for name, x in inputs.items() if name not in self.further_inputs}
         options = {"first_only": True} if self.first_only else {}
         if (
@@ -207,17 +208,17 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return self.backbone(inputs, collect=tuple(collect), training=training)
 
     def global_positions(self, inputs):
-        """The places of the tokens that see all in a model that has projections for them, or None.
+        """The places of the tokens that see all, for a model with projections for them, or None.
 
-        Int `(batch or 1, count)`, -1 for none. They may also be given as `global_positions`.
+        Int `(batch or 1, count)`, -1 for none. The input `global_positions` takes their place.
         """
 
     def head_outputs(self, states, inputs, training: bool):
-        """What the task gives for the states of its inputs."""
+        """The outputs of the task, for the states of its inputs."""
         raise NotImplementedError
 
     def _named(self, inputs) -> dict[str, Any]:
-        """The arrays by their names here; ValueError for those that cannot be meant."""
+        """The arrays by their names here; ValueError for unknown or wrong ones."""
         intake = self.intake
         named = intake.checked_inputs(
             inputs, further=self.further_inputs, taker=type(self).__name__
@@ -227,7 +228,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return named
 
     def _check_training_set(self, dataset: BucketedDataset) -> None:
-        """Warns of what a model cannot learn from a data set."""
+        """Warns of what a data set cannot teach, such as a class without an example."""
 
     def _require_processor(self) -> Processor:
         if self.processor is None:
@@ -270,7 +271,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         weighted_metrics=None,
         **kwargs,
     ):
-        """As `keras.Model.compile`. What is not given, or is `"auto"`, stays as it is."""
+        """As `keras.Model.compile`. What is not given, or is `"auto"`, does not change."""
         if _is_auto(optimizer):
             optimizer = getattr(self, "optimizer", None) or "rmsprop"
         # None is what Keras keeps: a loss with its weights, and all metrics.
@@ -316,7 +317,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
             )
 
     def metric_of(self, given: Any) -> Any:
-        """The metric that is meant by one that `compile` is given, such as a name."""
+        """The metric for one that `compile` is given, such as a name."""
         return given
 
     # Presets.

@@ -48,7 +48,7 @@ class TextProcessor(Processor):
 
     @classmethod
     def takes(cls, x: Any) -> bool:
-        """Whether `x` is meant as raw text, right or wrong: a list, or a tuple of lists, is."""
+        """Whether `x` is raw text, valid or not: a list, or a tuple of lists, is."""
         if isinstance(x, Records) or is_column(x):
             return True
         if isinstance(x, np.ndarray):

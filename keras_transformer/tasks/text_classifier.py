@@ -55,9 +55,9 @@ class TextClassifier(Classifier):
     it. An encoder-decoder is given the text on both sides, the decoder's shifted by one, and the
     state is the decoder's at the last end of the text (BART, T5).
 
-    With `hidden_activation` one more layer stands between, and the pooler is not used (RoBERTa,
-    DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens, what a model
-    of sentence vectors was trained for, and the pooler is not used either.
+    With `hidden_activation` the head has a hidden layer, and the pooler is not used (RoBERTa,
+    DistilBERT, ELECTRA). With `pooling="mean"` the state is the mean over the tokens, for which
+    sentence encoders are trained, and the pooler is not used either.
 
     Labels are names (with `labels`) or numbers of classes, or a row for each text with the
     probability of each class: one-hot and soft labels. With `multi_label` several classes of a text
@@ -77,13 +77,13 @@ class TextClassifier(Classifier):
         pooling: str, how the states of tokens become that of a text, see `TextEmbedder`. Defaults
             to `"first"` for an encoder and `"last"` for a decoder and an encoder-decoder.
         multi_label: bool, whether several classes of a text may be right.
-        hidden_bias: bool, a bias of that layer.
-        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        hidden_bias: bool, a bias of the hidden layer.
+        block_norm: bool, a normalization after it, of the kind of the blocks' (ModernBERT).
         start_id: int, of an encoder-decoder: the token that its decoder starts from. Defaults to
             the last token of each row.
-        end_ids: list of int, of an encoder-decoder with `pooling="last"`: the tokens of which the
-            last in a row is read; in a row without any, the last token. Defaults to the
-            tokenizer's end.
+        end_ids: list of int, of an encoder-decoder with `pooling="last"`: the state is that of
+            the last of these tokens in a row, or of the last token of a row without any. Defaults
+            to the tokenizer's end.
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`,
@@ -285,7 +285,7 @@ class TextClassifier(Classifier):
 
         Returns:
             One `(label, probability)` a text, or, with `top_k`, `threshold` or `multi_label`, a
-            list of them, the likeliest first; for a string its own alone.
+            list of them, the likeliest first; for a string its result alone.
 
         Raises:
             ValueError: for a regression, which has no classes.

@@ -65,8 +65,8 @@ class TextEmbedder(Task):
         `units` of the last of `dense`.
 
     Raises:
-        ValueError: for an unknown pooling, a `max_length` that the model does not have, layers or
-            prompts that cannot be meant, or a seq2seq backbone.
+        ValueError: for an unknown pooling, a `max_length` above the model's, invalid layers or
+            prompts, or a seq2seq backbone.
 
     Example:
     ```python
@@ -145,11 +145,11 @@ class TextEmbedder(Task):
         """As `keras.Model.compile`, and a loss may be named as in sentence-transformers.
 
         Args:
-            optimizer: as of `keras.Model.compile`.
+            optimizer: as in `keras.Model.compile`.
             loss: `"multiple_negatives_ranking"`, `"cosine_similarity"` or `"cosent"`, or an object:
                 see `training.MultipleNegativesRankingLoss`, which has options.
-            *args: as of `keras.Model.compile`.
-            **kwargs: as of `keras.Model.compile`.
+            *args: as in `keras.Model.compile`.
+            **kwargs: as in `keras.Model.compile`.
 
         Raises:
             ValueError: for another name, or a loss of more numbers than the vectors have.
@@ -189,7 +189,7 @@ class TextEmbedder(Task):
                 the two texts of which `y` is the score.
             y: one number a row, with a loss that takes them.
             sample_weight: one number a row.
-            **options: as of `Task.make_dataset`; and `prompt`, put before each text in place of
+            **options: as in `Task.make_dataset`; and `prompt`, put before each text in place of
                 the one that `default_prompt_name` names.
         """
         tokenizer = tokenizer_of(self)

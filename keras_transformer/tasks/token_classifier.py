@@ -34,7 +34,7 @@ OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """A stretch `text[start:end]`, its label without `B-`; its score is the mean over its words."""
+    """A span `text[start:end]`, its label without `B-`; its score is the mean over its words."""
 
     label: str
     text: str
@@ -47,10 +47,10 @@ class Entity(NamedTuple):
 class TokenClassifier(Classifier):
     """An encoder or a decoder with a linear layer on every state: logits for each token.
 
-    A word has the label of its first token; the others have no weight in `fit`. Words are those
-    that the tokenizer splits a text into before it spells them in tokens. A text too long for the
-    model is learned from, and read, in overlapping windows; each word counts once, in the window
-    that has most text around it.
+    A word has the label of its first token; the others have no weight in `fit`. Words are what the
+    tokenizer splits a text into before it splits each of them into tokens. A text too long for the
+    model is split into overlapping windows, in `fit` too; each word counts once, in the window with
+    most text around it.
 
     `fit` takes, as `x`, lists of words with, as `y`, lists of their labels; or texts with lists of
     `(start, end, label)`, the characters of each entity. The latter needs `labels` with `"O"` and
@@ -66,7 +66,7 @@ class TokenClassifier(Classifier):
         hidden_activation: str, the activation of a hidden layer of the states' width, see
             `layers.FeedForward`. Defaults to no such layer.
         hidden_bias: bool, a bias of that layer.
-        block_norm: bool, a normalization behind it, as the blocks have (ModernBERT).
+        block_norm: bool, a normalization after it, of the kind of the blocks' (ModernBERT).
 
     Call arguments:
         inputs: dict of `token_ids`, `padding_mask` and optionally `segment_ids`, as for `Encoder`.
@@ -202,7 +202,7 @@ class TokenClassifier(Classifier):
             batch_size: int, texts or windows computed together. Defaults to 32.
 
         Returns:
-            For each text a list of `Entity`; for a string its own. Example: see the class.
+            For each text a list of `Entity`; for a string its list alone. Example: see the class.
         """
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings = tokenizer_of(self).encode_batch_with_offsets(rows)

@@ -50,16 +50,18 @@ class Verbs:
         seed: int | None = None,
         **processing,
     ) -> keras.callbacks.History:
-        """Trains, as `keras.Model.fit`, with its arguments and more.
+        """Trains, as `keras.Model.fit`, on strings too.
 
-        `x` may be strings, and `y` their labels or target strings; or `x` is what `data.read`
-        makes, with both in it. `validation_data` likewise, as `x` or `(x, y)`. `sample_weight` is
-        one number a row.
-
-        `batch_tokens` in place of `batch_size` is about this many tokens a batch. `seed`, of the
-        shuffling, defaults to one drawn from NumPy, which `keras.utils.set_random_seed` seeds.
-        `processing` are options of the task's processor: of texts `max_length`, the tokens that
-        longer ones are cut to, and `pack_length`, as of `data.BucketedDataset`.
+        What differs from Keras's arguments:
+            x: strings, or what `data.read` makes, with `y` in it; a dict of arrays; or a dataset.
+            y: labels, or target strings.
+            validation_data: likewise, as `x` or `(x, y)`.
+            sample_weight: one number a row.
+            batch_tokens: int, about this many tokens a batch, in place of `batch_size`.
+            seed: int, of the shuffling. Defaults to one drawn from NumPy, which
+                `keras.utils.set_random_seed` seeds.
+            processing: options of the task's processor: for texts `max_length`, the tokens that
+                longer ones are cut to, and `pack_length`, as in `data.BucketedDataset`.
         """
         options = checked_options(
             {

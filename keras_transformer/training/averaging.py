@@ -32,8 +32,6 @@ def average_checkpoints(
         FileNotFoundError: if a file does not exist.
         OSError: if the output cannot be written. What was there is unchanged.
 
-    Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
-
     Example:
     ```python
     import numpy as np
@@ -45,6 +43,8 @@ def average_checkpoints(
     average = average_checkpoints(["a.safetensors", "b.safetensors"])
     assert average["kernel"].tolist() == [1.5, 1.5]
     ```
+
+    Source: Vaswani et al. 2017, section 6.1 (the last 5 checkpoints, 20 for the big model).
     """
     if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
         raise ValueError(f"`paths` must be a list of paths, received {describe(paths)}.")

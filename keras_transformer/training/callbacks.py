@@ -11,13 +11,13 @@ from keras_transformer.training.metrics import BLEU, check_translations
 
 
 class StopAtNaN(keras.callbacks.Callback):
-    """Ends a run whose loss is NaN or infinite, and says where, and what is left of it.
+    """Ends a run whose loss is NaN or infinite; the error names the step and the last checkpoint.
 
     The loss in the logs is a mean over the epoch so far: once one is NaN or infinite, all after it
-    are. So it is looked at every few steps only, since looking at it waits for the step.
+    are. So it is checked every few steps only, since reading it waits for the step to end.
 
     Args:
-        every: int, steps between two looks.
+        every: int, steps between two checks.
         checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
 
     Raises:

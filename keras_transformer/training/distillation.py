@@ -89,7 +89,7 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
     The loss is `soft_weight * temperature**2 * KL(teacher || student)` of the probabilities at the
     temperature, `hard_weight` times the student's own loss, and `cosine_weight` times `1 - cosine`
     of the last hidden states; `fit` reports each. It takes what `student.make_dataset` gives. The
-    teacher is not changed. Logits of both models are there as a whole in a step.
+    teacher is not changed. A step holds all logits of both models in memory.
 
     Compiled with `FineTuningAdamW` (5e-5); `compile` changes that.
 
@@ -255,6 +255,16 @@ def distillation_loss(teacher_logits, logits, temperature: float = 1.0, weights=
 
     Returns:
         float32 scalar, the mean in nats.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import distillation_loss
+
+    teacher, student = np.array([[np.log(3.0), 0.0]]), np.zeros((1, 2))
+    kl = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    assert abs(float(distillation_loss(teacher, student)) - kl) < 1e-6
+    ```
 
     Source: Hinton et al. 2015, section 2; the factor keeps the size of the gradient.
     """

@@ -90,8 +90,8 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
 
     Args:
         scale: float, the cosine is multiplied by it.
-        matryoshka_dims: ints, the sum of the losses of so many first numbers of each vector, so
-            that vectors may be cut to these. Name the whole width too. Defaults to the width.
+        matryoshka_dims: ints, sizes to which vectors may be truncated: the loss is the sum of those
+            of the first numbers of each vector. Name the whole width too. Defaults to the width.
         matryoshka_weights: floats, the weight of each of these losses. Defaults to 1.
         name: as in `keras.losses.Loss`.
 
@@ -140,7 +140,7 @@ class CosineSimilarityLoss(EmbeddingLoss):
     """The squared difference of the cosine of two texts and their score.
 
     Args:
-        matryoshka_dims, matryoshka_weights, name: as of `MultipleNegativesRankingLoss`.
+        matryoshka_dims, matryoshka_weights, name: as in `MultipleNegativesRankingLoss`.
 
     Example:
     ```python
@@ -175,7 +175,7 @@ class CoSENTLoss(EmbeddingLoss):
 
     Args:
         scale: float, the cosine is multiplied by it.
-        matryoshka_dims, matryoshka_weights, name: as of `MultipleNegativesRankingLoss`.
+        matryoshka_dims, matryoshka_weights, name: as in `MultipleNegativesRankingLoss`.
 
     Raises:
         ValueError: for a `scale` that is not positive.

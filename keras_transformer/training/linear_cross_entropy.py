@@ -46,9 +46,6 @@ def linear_cross_entropy(
     Returns:
         `TokenSums`.
 
-    Source: the gradient in the forward pass is that of Hsu et al. 2024, "Liger Kernel",
-    section 3.2.
-
     Example:
     ```python
     import numpy as np
@@ -58,6 +55,9 @@ def linear_cross_entropy(
     sums = linear_cross_entropy(states, kernel, np.zeros((2, 3), "int32"))
     assert abs(float(sums.loss / sums.weight) - np.log(10)) < 1e-5
     ```
+
+    Source: the gradient in the forward pass is that of Hsu et al. 2024, "Liger Kernel",
+    section 3.2.
     """
     states, kernel = ops.convert_to_tensor(states), ops.convert_to_tensor(kernel)
     targets = ops.cast(targets, "int32")

@@ -44,9 +44,6 @@ class TokenCrossEntropy(keras.losses.Loss):
     Raises:
         ValueError: for a `label_smoothing` out of range.
 
-    Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7; used by
-    Vaswani et al. 2017, section 5.4, with 0.1.
-
     Example:
     ```python
     import numpy as np
@@ -57,6 +54,9 @@ class TokenCrossEntropy(keras.losses.Loss):
     loss = TokenCrossEntropy(label_smoothing=0.1)(targets, logits, sample_weight=mask)
     assert abs(float(loss) - np.log(5)) < 1e-6
     ```
+
+    Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7; used by
+    Vaswani et al. 2017, section 5.4, with 0.1.
     """
 
     def __init__(

@@ -205,8 +205,6 @@ class BLEU:
     Raises:
         ImportError: if sacrebleu is not installed.
 
-    Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
-
     Example:
     ```python
     from keras_transformer.training import BLEU
@@ -215,6 +213,8 @@ class BLEU:
     bleu.update_state(["a man rides a bike ."], ["a man rides a bike ."])
     assert round(bleu.result()) == 100
     ```
+
+    Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
     """
 
     def __init__(self, tokenize: str = "13a", lowercase: bool = False):

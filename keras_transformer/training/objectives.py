@@ -17,8 +17,6 @@ _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 class NextToken:
     """Each token is predicted from those before it.
 
-    Source: Radford et al. 2018, section 3.1, equation 1.
-
     Example:
     ```python
     from keras_transformer.data import TokenRows
@@ -27,6 +25,8 @@ class NextToken:
     columns = NextToken().columns(TokenRows.of([[5, 6, 7]]))
     assert columns["inputs"][0].tolist() == [5, 6] and columns["targets"][0].tolist() == [6, 7]
     ```
+
+    Source: Radford et al. 2018, section 3.1, equation 1.
     """
 
     def columns(self, rows: TokenRows) -> dict[str, TokenRows]:
@@ -42,19 +42,16 @@ class NextToken:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens:
-    """Some tokens of a text are hidden, and predicted from both sides.
+    """Some tokens of a text are masked, and predicted from the tokens on both sides.
 
-    Of the hidden ones 80 % become the mask token, 10 % a random token, 10 % stay.
+    Of these 80 % become the mask token, 10 % a random token, and 10 % stay.
 
     Args:
-        rate: float in (0, 1), share of the tokens of a row that are hidden, special ones not
+        rate: float in (0, 1), share of the tokens of a row that are masked, special ones not
             counted; at least one.
 
     Raises:
         ValueError: for a rate out of range.
-
-    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time as by
-    Liu et al. 2019, "RoBERTa", section 4.1.
 
     Example:
     ```python
@@ -68,6 +65,9 @@ class MaskedTokens:
     assert weights.sum() == 2
     assert (targets == np.take_along_axis(ids, inputs["mask_positions"], axis=1)).all()
     ```
+
+    Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time as by
+    Liu et al. 2019, "RoBERTa", section 4.1.
     """
 
     rate: float = 0.15
@@ -78,9 +78,9 @@ class MaskedTokens:
     def bind(self, tokenizer: Tokenizer) -> Callable:
         """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
 
-        It takes int `(batch, length)`, bool likewise where they are real, and a NumPy generator,
-        and gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
-        hidden tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
+        It takes ids, int `(batch, length)`, their padding mask, bool, and a NumPy generator, and
+        gives a dict of `token_ids`, `padding_mask` and `mask_positions` `(batch, count)`, the
+        masked tokens `(batch, count)`, and their weights, 1 or 0 for a row with fewer of them.
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
@@ -123,9 +123,6 @@ class SpanCorruption:
     Raises:
         ValueError: for values out of range.
 
-    Source: Raffel et al. 2020, "T5", section 3.1.4 and figure 2; numbers and lengths of spans as in
-    its code (`random_spans_noise_mask`).
-
     Example:
     ```python
     import keras_transformer as kt
@@ -141,6 +138,9 @@ class SpanCorruption:
     dataset = lm.make_dataset(texts, objective=kt.training.SpanCorruption(), shuffle=True)
     lm.fit(dataset, epochs=1, verbose=0)
     ```
+
+    Source: Raffel et al. 2020, "T5", section 3.1.4 and figure 2; numbers and lengths of spans as in
+    its code (`random_spans_noise_mask`).
     """
 
     density: float = 0.15
@@ -151,7 +151,7 @@ class SpanCorruption:
         check_number("mean_span_length", self.mean_span_length, at_least=1)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """As of `MaskedTokens`, of ids without the template's, for a `Seq2SeqLM`."""
+        """As in `MaskedTokens`, of ids without the template's, for a `Seq2SeqLM`."""
         sentinels = _sentinels(tokenizer)
         finish = _seq2seq_batch(tokenizer, start_id)
 
@@ -198,8 +198,8 @@ class SpanCorruption:
 class Denoising:
     """The model restores a text from a corrupted one.
 
-    Its sentences come in another order, and spans of it are each replaced by one mask token. The
-    lengths of spans are drawn from a Poisson distribution; one of length 0 puts in a mask.
+    The sentences are permuted, and spans of tokens are each replaced by one mask token. The lengths
+    of spans are drawn from a Poisson distribution; a span of length 0 inserts a mask token.
 
     Args:
         mask_rate: float in (0, 1), share of the tokens in spans.
@@ -209,8 +209,6 @@ class Denoising:
 
     Raises:
         ValueError: for values out of range.
-
-    Source: Lewis et al. 2020, "BART", section 2.2 and 5 (text infilling, sentence permutation).
 
     Example, which makes a batch as `make_dataset(texts, objective=Denoising())` does:
     ```python
@@ -223,6 +221,8 @@ class Denoising:
     inputs, targets, weights = make_batch(ids, np.ones_like(ids, bool), np.random.default_rng(0))
     assert inputs["decoder_token_ids"].shape == targets.shape == weights.shape
     ```
+
+    Source: Lewis et al. 2020, "BART", section 2.2 and 5 (text infilling, sentence permutation).
     """
 
     mask_rate: float = 0.3
@@ -234,7 +234,7 @@ class Denoising:
         check_number("mean_span_length", self.mean_span_length, at_least=0)
 
     def bind(self, tokenizer: Tokenizer, start_id: int) -> Callable:
-        """As of `SpanCorruption`. ValueError for a tokenizer without a mask token."""
+        """As in `SpanCorruption`. ValueError for a tokenizer without a mask token."""
         mask_id = require_mask_id(tokenizer)
         texts = tokenizer.decode_batch([[id] for id in range(tokenizer.vocabulary_size)])
         ends = np.asarray([text.rstrip().endswith(_SENTENCE_ENDS) for text in texts])

@@ -90,13 +90,11 @@ class OnePassAdam(OnePass, _Adam):
 
 
 def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
-    """Adam with beta_2 0.98 and epsilon 1e-9, each step in one pass.
+    """Adam with the paper's beta_2, 0.98, and epsilon, 1e-9; a step is one pass over memory.
 
     Args:
         learning_rate: float or schedule, such as `InverseSquareRoot`.
         **kwargs: other arguments of `keras.optimizers.Adam`.
-
-    Source: Vaswani et al. 2017, section 5.3.
 
     Example:
     ```python
@@ -104,6 +102,8 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
 
     assert transformer_adam(1e-3).beta_2 == 0.98
     ```
+
+    Source: Vaswani et al. 2017, section 5.3.
     """
     learning_rate = _checked_rate(learning_rate, kwargs)
     tune_once()  # An optimizer may be made before the model, and makes arrays.
@@ -112,7 +112,7 @@ def transformer_adam(learning_rate, **kwargs) -> keras.optimizers.Adam:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FineTuningAdamW(OnePass, _AdamW):
-    """AdamW that spares biases and norms from weight decay, and lets lower layers learn slower.
+    """AdamW without weight decay for biases and norms, and with a decay of the rate by layer.
 
     With `layer_decay` d the last block of encoder and of decoder learns with d times the learning
     rate, the one before it with d squared, and so on; the embeddings, tied to the output or not,
@@ -123,13 +123,10 @@ class FineTuningAdamW(OnePass, _AdamW):
         learning_rate: float or schedule.
         weight_decay: float, see `keras.optimizers.AdamW`.
         layer_decay: float in (0, 1]; 1 for the same learning rate everywhere.
-        **kwargs: as of `keras.optimizers.AdamW`, e.g. `global_clipnorm`.
+        **kwargs: as in `keras.optimizers.AdamW`, e.g. `global_clipnorm`.
 
     Raises:
         ValueError: for a `layer_decay` out of range, or below 1 for a model without blocks.
-
-    Source: Howard and Ruder 2018, "ULMFiT", section 3.2 (discriminative fine-tuning); Clark et al.
-    2020, "ELECTRA", appendix B, whose code has one more power between last block and head.
 
     Example:
     ```python
@@ -140,6 +137,9 @@ class FineTuningAdamW(OnePass, _AdamW):
     classifier.compile(optimizer, classifier.loss, metrics=["accuracy"])
     classifier.fit(["a warm and funny film", "dull from start to end"], [1, 0], verbose=0)
     ```
+
+    Source: Howard and Ruder 2018, "ULMFiT", section 3.2 (discriminative fine-tuning); Clark et al.
+    2020, "ELECTRA", appendix B, whose code has one more power between last block and head.
     """
 
     def __init__(

@@ -22,8 +22,6 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
     Raises:
         ValueError: for an argument that is not positive.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 5.3, equation 3.
-
     Example:
     ```python
     from keras_transformer.training import InverseSquareRoot
@@ -31,6 +29,8 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
     schedule = InverseSquareRoot(peak=1e-3, warmup_steps=100)
     assert abs(float(schedule(399)) - 5e-4) < 1e-9  # Keras calls the first step 0
     ```
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 5.3, equation 3.
     """
 
     def __init__(self, peak: float, warmup_steps: int):
@@ -67,8 +67,6 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     Raises:
         ValueError: for a `peak` that is not positive, or unless `0 <= warmup_steps < total_steps`.
 
-    Source: Devlin et al. 2019, "BERT", appendix A.2; steps are counted from 0 as in its code.
-
     Example:
     ```python
     from keras_transformer.training import LinearDecay
@@ -76,6 +74,8 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     schedule = LinearDecay(peak=1e-3, total_steps=100, warmup_steps=20)
     assert abs(float(schedule(10)) - 5e-4) < 1e-9
     ```
+
+    Source: Devlin et al. 2019, "BERT", appendix A.2; steps are counted from 0 as in its code.
     """
 
     def __init__(self, peak: float, total_steps: int, warmup_steps: int = 0):

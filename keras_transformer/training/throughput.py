@@ -15,8 +15,8 @@ class Throughput(keras.callbacks.Callback):
     `tokens_per_second` and `texts_per_second` count real tokens, of translations source and target.
     `padding_share` is the share of padding among the positions of the batches. The time is that of
     the training steps: compilation counts, validation does not. With `peak_flops`,
-    `model_flop_utilization` is the share of it that the products of matrices need at this speed, in
-    one forward and one backward pass over real tokens, whatever else is computed.
+    `model_flop_utilization` is the share of it that the matrix products of one forward and one
+    backward pass over the real tokens take at this speed, whatever else is computed.
 
     Args:
         dataset: the `BucketedDataset` that is trained on.
@@ -26,8 +26,6 @@ class Throughput(keras.callbacks.Callback):
     Raises:
         ValueError: for another `peak_flops`; from `fit` for a utilization of a model that has no
             `TransformerConfig`.
-
-    Source: Chowdhery et al. 2022, "PaLM", section 4.1 and appendix B.
 
     Example:
     ```python
@@ -40,6 +38,8 @@ class Throughput(keras.callbacks.Callback):
     assert logs["tokens_per_second"][0] > 0 and 0 < logs["model_flop_utilization"][0] < 1
     assert 0 < logs["padding_share"][0] < 1
     ```
+
+    Source: Chowdhery et al. 2022, "PaLM", section 4.1 and appendix B.
     """
 
     def __init__(self, dataset, peak_flops: float | str | None = None):
@@ -98,7 +98,7 @@ class Throughput(keras.callbacks.Callback):
 
 
 def matmul_flops_per_second(dtype: str = "float32", size: int = 2048, rounds: int = 5) -> float:
-    """What a device does in a large product of matrices: the most that a model can hope for.
+    """The operations a second of a device in a large matrix product: the most a model can reach.
 
     Args:
         dtype: str, of the matrices.
