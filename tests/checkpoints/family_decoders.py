@@ -210,7 +210,7 @@ CONFIGS = {
             {
                 **LLAMA,
                 **_PAD,
-                "use_sliding_window": True,
+                "use_sliding_window": False,  # the names of the layers count
                 "sliding_window": 4,
                 "layer_types": ["full_attention", "sliding_attention"],
                 "rope_parameters": _YARN,

@@ -133,7 +133,17 @@ OLDER = {
     "stablelm": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
     "cohere": {"rope_theta": 5e4},
     "cohere2": {"sliding_window_pattern": 5, "rope_theta": 5e4},
-    "granite": {"rope_theta": 5e5, "rope_scaling": None},
+    "granite": {
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 24,
+        },  # fmt: skip
+        "original_max_position_embeddings": 16,  # counts before the other
+    },
     "modernbert": {
         "global_attn_every_n_layers": 4,
         "local_attention": 64,

@@ -217,14 +217,19 @@ def _read_stretch(values: Values, options: Values, kind: str) -> dict[str, Any]:
     return ours | {
         "rotary_min_turns": number(options, low, 1.0, float),
         "rotary_max_turns": number(options, high, 32.0 if kind == "yarn" else None, float),
-        "rotary_original_length": number(options, "original_max_position_embeddings", longest),
+        "rotary_original_length": _read_original_length(values, options, longest),
         "rotary_truncate": options.get("truncate", True),
     }
 
 
-def _read_longrope(values: Values, options: Values, longest: Any) -> dict[str, Any]:
+def _read_original_length(values: Values, options: Values, longest: Any) -> int:
+    """What a config says beside the options of its positions counts before what it says there."""
     name = "original_max_position_embeddings"
-    original = number({name: options.get(name, longest)} | values, name, None)
+    return number({name: options.get(name, longest)} | values, name, None)
+
+
+def _read_longrope(values: Values, options: Values, longest: Any) -> dict[str, Any]:
+    original = _read_original_length(values, options, longest)
     stretch = number({"max_position_embeddings": longest}, "max_position_embeddings", 0)
     for other in ("attention_factor", "short_mscale", "long_mscale"):
         if options.get(other) is not None:

@@ -29,13 +29,13 @@ def _read_layers(values: Values) -> dict[str, Any]:
     def is_rotated(i: int) -> bool:
         return bool(rotated[i]) if rotated else (i + 1) % max(every, 1) != 0
 
-    window = None
-    if values.get("use_sliding_window") and values.get("sliding_window") is not None:
-        window = number(values, "sliding_window", None)
+    window = values.get("sliding_window")
+    window = None if window is None else number(values, "sliding_window", None)
+    slides = bool(values.get("use_sliding_window"))  # of configs that do not name the layers
     count = number(values, "num_hidden_layers", 36)
     if rotated and len(rotated) != count:
         raise ValueError(f"no_rope_layers has {len(rotated)} values for {count} layers.")
-    kinds = layer_kinds(values, 36, lambda i: not is_rotated(i))
+    kinds = layer_kinds(values, 36, lambda i: slides and not is_rotated(i))
     kinds = [(is_rotated(i), kind == SLIDING) for i, kind in enumerate(kinds)]
     return by_turns(
         kinds,
