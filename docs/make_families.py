@@ -63,7 +63,7 @@ NOT_COVERED = (
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
     ),
     NotCovered(
-        "Heads of T5Gemma for classes; the encoders of T5Gemma and LongT5 alone",
+        "Heads of T5Gemma for classes",
         "The backbone of a T5Gemma loads, and the head is left out.",
     ),
     NotCovered(

@@ -68,7 +68,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         convolution_size: int, the odd kernel size of a convolution of the block's inputs, a
             sub-layer after the other two (DeBERTa v2). 0 for none.
         convolution_activation: as `activation`, of the convolution.
-        dropout: float, rate on each sub-layer's output.
+        dropout: float, rate on each sub-layer's output; of the convolution in front of its
+            activation.
         attention_dropout: float, rate on the attention weights.
         kernel_initializer: initializer of the kernels.
         seed: int, for the dropout.
@@ -297,7 +298,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                 feed_forward = functools.partial(feed_forward, mask=mask, training=training)
             x = self._sublayer("feed_forward", feed_forward, given, x, training)
             if convolve is not None:
-                x = self._sublayer("convolution", convolve, inputs, x, training)
+                # It has its dropout within.
+                x = self._sublayer("convolution", convolve, inputs, x, training=False)
             return x
 
     def _sublayer(self, name, function, inputs, residual, training):
@@ -349,8 +351,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
         def convolve(x):
             x = self.convolution(with_neighbours(x, self.convolution_size, visibility))
-            x = activated(self.convolution_activation, x)
-            return x[:, :1] if first_only else x
+            x = self.dropout_layer(x[:, :1] if first_only else x, training=training)
+            return activated(self.convolution_activation, x)
 
         x = self._sublayers(
             attend,

@@ -136,6 +136,33 @@ def test_export_is_the_way_back(tmp_path, both):
     assert_same_values(back, backbone)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "number"),
+    [("t5", 1), *(("longt5", i) for i in range(3)), *(("t5gemma", i) for i in range(4))],
+)
+def test_encoders_alone(tmp_path, model_type, number):
+    """The same states, and the way back."""
+    own = {"is_encoder_decoder": False} if model_type == "t5gemma" else {}
+    reference = families.make(model_type, number, "EncoderModel", **own)
+    backbone = load_backbone(saved(reference, tmp_path / "theirs"))
+    assert backbone.config.kind == "encoder" and backbone.config.num_decoder_layers is None
+    ids, mask = families.batch(0)
+    theirs = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(mask).long()}
+    with torch.no_grad():
+        expected = reference(**theirs)[0].numpy()
+    found = to_numpy(backbone({"token_ids": ids, "padding_mask": mask}))
+    assert np.abs(found - expected)[mask].max() <= 2e-5
+    export_to_huggingface(backbone, tmp_path / "ours")
+    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    assert again.config.architectures == [type(reference).__name__]
+    with torch.no_grad():
+        assert np.abs(again.eval()(**theirs)[0].numpy() - expected)[mask].max() <= 1e-6
+    back = load_backbone(tmp_path / "ours")
+    assert back.config == backbone.config
+    assert_same_values(back, backbone)
+
+
 _WITH_GRADIENTS = [
     "bert",
     "albert",

@@ -36,6 +36,28 @@ def test_it_is_a_convolution(size):
     assert_close(block(X, first_only=True), expected[:, :1], atol=1e-5)
 
 
+@pytest.mark.parametrize("first_only", [False, True])
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+def test_dropout_is_in_front_of_the_activation(activation, first_only):
+    """What is dropped becomes the activation of 0, what is kept that of more (DeBERTa v2)."""
+    rate, x = 0.25, random(40, 7, 8)
+    block = block_of(3, normalize_first=True, dropout=rate, seed=1)
+    block.convolution_activation = keras.activations.get(activation)
+    for layer in (block.self_attention.output_dense, block.feed_forward.output_dense):
+        layer.set_weights([np.zeros_like(weight) for weight in layer.get_weights()])
+    states = numpy(block.convolution_norm(x))
+    around = np.pad(states, [[0, 0], [1, 1], [0, 0]])
+    around = np.concatenate([around[:, i : i + 7] for i in range(3)], axis=-1)
+    before = around @ numpy(block.convolution.kernel) + numpy(block.convolution.bias)
+    kept = numpy(getattr(keras.ops, activation)(before / (1 - rate)))
+    dropped = 0.5 if activation == "sigmoid" else 0.0
+    length = 1 if first_only else 7
+    found = numpy(block(x, training=True, first_only=first_only)) - x[:, :length]
+    is_dropped, is_kept = (np.abs(found - y[:, :length]) < 1e-5 for y in (0 * kept + dropped, kept))
+    assert (is_dropped | is_kept).all()
+    assert abs(is_dropped.mean() - rate) < 0.1
+
+
 def test_neither_padding_nor_other_documents_are_neighbours():
     block = block_of(5)
     together = numpy(block(X, visibility=Visibility(query_pack=np.array([[0] * 4 + [1] * 3] * 2))))

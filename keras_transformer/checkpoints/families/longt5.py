@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.families.t5 import DECODER, T5, stack
+from keras_transformer.checkpoints.families.t5 import DECODER, T5, encoder_alone, stack
 from keras_transformer.checkpoints.weights import layers
 from keras_transformer.config import TransformerConfig
 
@@ -47,7 +47,11 @@ LONGT5 = dataclasses.replace(
     T5,
     model_type="longt5",
     architecture="LongT5Model",
-    conversions=(*T5.conversions, Conversion(_read_encoder, _write_encoder)),
+    conversions=(
+        *T5.conversions[:-1],
+        Conversion(_read_encoder, _write_encoder),
+        encoder_alone("LongT5EncoderModel"),
+    ),
     weights=(
         *T5.weights[:2],
         *stack("encoder", 1, "TransientGlobalSelf"),

@@ -63,7 +63,7 @@ def encoder_alone(*classes: str) -> Conversion:
     def read(values: Values) -> dict[str, Any]:
         named = values.get("architectures")
         alone = isinstance(named, list) and named[:1] and named[0] in classes
-        return {"kind": "encoder", "num_decoder_layers": None} if alone else {}
+        return {"kind": "encoder", "num_decoder_layers": None, "decoder": None} if alone else {}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         return {"architectures": [classes[0]]} if config.kind == "encoder" else {}

@@ -36,6 +36,10 @@ def _read_side(values: Values, name: str) -> TransformerConfig:
 
 
 def _read_sides(values: Values) -> dict[str, Any]:
+    if values.get("is_encoder_decoder") is False:
+        alone = _read_side(values, "encoder").to_dict()
+        kept = {name: alone[name] for name in alone if name not in ("dropout", "tie_embeddings")}
+        return {**kept, "kind": "encoder", "share_embeddings": None}
     read = [_read_side(values, name) for name in SIDES]
     encoder, decoder = (side.to_dict() for side in read)
     names = [name for name in (*_OWN, "layer_pattern") if name != "dropout"]
@@ -57,7 +61,10 @@ def _write_sides(config: TransformerConfig) -> dict[str, Any]:
         del theirs[side.kind]["architectures"]
         # Asked for there, whether or not a layer has a window.
         theirs[side.kind]["sliding_window"] = theirs[side.kind]["sliding_window"] or 4096
-    return theirs
+    if config.kind == "encoder":
+        # Their config has a decoder all the same, whose special tokens are those of the model.
+        theirs |= {"decoder": theirs["encoder"], "architectures": ["T5GemmaEncoderModel"]}
+    return {**theirs, "is_encoder_decoder": config.kind == "seq2seq"}
 
 
 def _stack(name: str, *attentions: str) -> tuple[Weight, ...]:
@@ -91,7 +98,10 @@ T5GEMMA = Family(
     conversions=(Conversion(_read_sides, _write_sides),),
     weights=(
         Weight("encoder_token_embedding/embeddings", "encoder.embed_tokens.weight"),
-        Weight("token_embedding/embeddings", "decoder.embed_tokens.weight"),
+        *(
+            Weight("token_embedding/embeddings", f"{last}.embed_tokens.weight", when=("kind", kind))
+            for kind, last in (("seq2seq", "decoder"), ("encoder", "encoder"))
+        ),
         output_matrix("lm_head.out_proj.weight"),
         *_stack("encoder", "self"),
         *_stack("decoder", "self", "cross"),
