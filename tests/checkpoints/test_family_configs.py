@@ -141,7 +141,7 @@ OLDER = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 24,
-        },  # fmt: skip
+        },
         "original_max_position_embeddings": 16,  # counts before the other
     },
     "modernbert": {
