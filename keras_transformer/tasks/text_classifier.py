@@ -163,13 +163,13 @@ class TextClassifier(Classifier):
         self.compile(FineTuningAdamW(), loss, metrics=[metric])
 
     def _ends(self, end_ids) -> list[int] | None:
-        """The ids that end a text of an encoder-decoder, None if it has none."""
+        """The ids that end a text of an encoder-decoder; None of a model of one side."""
         if self.one_text is None:
             return None
         if end_ids is None:
             end = None if self.tokenizer is None else self.tokenizer.end_id
-            return None if end is None else [end]
-        return list(check_ids("end_ids", end_ids)) or None
+            return [] if end is None else [end]
+        return list(check_ids("end_ids", end_ids))
 
     def metric_of(self, given):
         """A metric by name is that of logits, and with `multi_label` of each class."""
@@ -188,7 +188,7 @@ class TextClassifier(Classifier):
             state = self.backbone.pool(states) if self.hidden_dense is None else states[:, 0]
         else:
             mask = inputs.get("padding_mask")
-            if self.end_ids is not None and self.pooling == "last":
+            if self.end_ids and self.pooling == "last":
                 mask = mask_of_ids(inputs["token_ids"], mask, self.end_ids)
             state = pool(states, mask, self.pooling)
         if self.hidden_dense is not None:

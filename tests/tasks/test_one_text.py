@@ -175,6 +175,9 @@ def test_texts_are_learned_saved_and_asked(tmp_path):
     classifier.compile(adversarial_norm=0.1, optimizer=keras.optimizers.Adam(1e-2))
     history = classifier.fit(ENGLISH, [1, 0, 1, 0], epochs=6, seed=1, verbose=0)
     assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+    of_no_end = kt.TextClassifier(backbone(words), words, num_classes=2, end_ids=[])
+    of_no_end.save_to_preset(tmp_path / "no_end")
+    assert kt.TextClassifier.from_preset(tmp_path / "no_end").end_ids == []
     pairs = (["who ?", "where ?"], [ENGLISH[2], ENGLISH[3]])
     answerer = randomized(kt.QuestionAnswerer(backbone(words), words, start_id=3))
     answerer.fit(pairs, [(0, 5), None], verbose=0)
