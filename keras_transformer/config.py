@@ -19,17 +19,12 @@ from keras_transformer.config_pattern import PatternOptions
 from keras_transformer.config_positions import POSITIONS as POSITIONS
 from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
 from keras_transformer.config_positions import PositionOptions, check_positions
+from keras_transformer.config_stem import StemConfig, stem_config
 from keras_transformer.kerashub_names import check_options
+from keras_transformer.weight import NORMALIZATIONS as NORMALIZATIONS
 
 SIDES = ("encoder", "decoder")
 KINDS = ("encoder", "decoder", "seq2seq")
-# Each with the names of its weights.
-NORMALIZATIONS = {
-    "layer_norm": ("gamma", "beta"),
-    "layer_norm_no_bias": ("gamma",),
-    "rms_norm": ("scale",),
-    "rms_norm_plus_one": ("scale",),
-}
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
 MOST_LAYERS = 10_000
@@ -257,6 +252,13 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         positive=True,
         changeable=True,
     )
+    stem: StemConfig | dict | None = option(
+        "what makes the states of other inputs than token ids: a dict with the `kind` of a stem, of "
+        "`config_stem.STEMS`, and its values. Of an encoder, whose `vocabulary_size` is then 0. "
+        "Kept as a `StemConfig`.",
+        None,
+        of="side",
+    )
     encoder: dict | None = option(
         '`"seq2seq"` only: the values that differ in the encoder, by name.', None, of="overrides"
     )
@@ -275,6 +277,8 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         return super().__new__(cls)
 
     def __post_init__(self):
+        if self.stem is not None:
+            object.__setattr__(self, "stem", stem_config(self.stem))
         check_values(self)
         for name, value in derived_values(self).items():
             if getattr(self, name) is None:
@@ -320,6 +324,12 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     def layers(self) -> tuple["TransformerConfig", ...]:
         """The flat configs of all layers of a side."""
         return tuple(self.layer(i) for i in range(self.num_layers))
+
+    @property
+    def num_positions(self) -> int:
+        """The positions of a side that has a vector for each."""
+        states = None if self.stem is None else self.stem.num_states
+        return self.max_sequence_length if states is None else states
 
     def to_dict(self) -> dict[str, Any]:
         """All values as a JSON-ready dictionary."""

@@ -115,6 +115,17 @@ def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
 
 def check_values(config: "TransformerConfig") -> None:
     """ValueError for a value that no config may have. NumPy's numbers become Python's."""
+    check_fields(config)
+    if config.head_dim is None and config.hidden_dim % config.num_heads:
+        raise ValueError(
+            f"`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
+            f"{config.hidden_dim} and num_heads={config.num_heads}. Change one of them, or give "
+            "`head_dim`."
+        )
+
+
+def check_fields(config: Any) -> None:
+    """ValueError for a value that is not as its `option` says. NumPy's numbers become Python's."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value is None and field.default is None:
@@ -122,18 +133,12 @@ def check_values(config: "TransformerConfig") -> None:
         given = value
         if is_number(value) and type(value) not in (int, float):  # of NumPy
             value = value.item()
-        if field.type in (dict | None, tuple | list | None):
+        if field.type in (dict | None, tuple | list, tuple | list | None):
             value = _with_tuples(value)
         if value is not given:
             object.__setattr__(config, field.name, value)
         _check_type(field, value)
         _check_range(field.name, value, field.metadata)
-    if config.head_dim is None and config.hidden_dim % config.num_heads:
-        raise ValueError(
-            f"`hidden_dim` must be divisible by `num_heads`, received hidden_dim="
-            f"{config.hidden_dim} and num_heads={config.num_heads}. Change one of them, or give "
-            "`head_dim`."
-        )
 
 
 def _with_tuples(value: Any) -> Any:
@@ -145,7 +150,9 @@ def _with_tuples(value: Any) -> Any:
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
     kinds = (int, float, bool, str, dict, tuple | list)
-    kind = next(k for k in kinds if field.type in (k, k | None))
+    kind = next((k for k in kinds if field.type in (k, k | None)), None)
+    if kind is None:  # of a class of its own, which was made of what was given
+        return
     wrong = not isinstance(value, (int, float) if kind is float else kind)
     if wrong or (isinstance(value, bool) and kind is not bool):
         hint = " Functions are for the layers, see `models.DecoderBase`." if callable(value) else ""
@@ -311,6 +318,12 @@ def check_agreement(config: "TransformerConfig") -> None:
     ):
         if given and config.kind != kind:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
+    if config.stem is not None and (config.kind != "encoder" or config.vocabulary_size):
+        raise ValueError(
+            "`stem` is of an encoder with vocabulary_size=0, or of the encoder of a kind='seq2seq' "
+            f"by `encoder={{'stem': ...}}`; received kind={config.kind!r} and vocabulary_size="
+            f"{config.vocabulary_size}."
+        )
     projected = config.embedding_projection or config.token_projection
     if config.embedding_dim != config.hidden_dim and not projected:
         raise ValueError(

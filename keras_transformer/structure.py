@@ -12,8 +12,9 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from keras_transformer.config import NORMALIZATIONS, TransformerConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.weight import (
+    NORMALIZATIONS,
     PARALLEL,
     Shapes,
     Weight,
@@ -143,10 +144,12 @@ FINAL = norm_of("final_norm", final_normalization=True)
 
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
-    *weight_of("token_embedding/embeddings", "vocabulary_size", "embedding_dim"),
+    *weight_of(
+        "token_embedding/embeddings", "vocabulary_size", "embedding_dim", vocabulary_size=True
+    ),
     *weight_of(
         "token_embedding/reverse_embeddings", "embedding_dim", "vocabulary_size",
-        tie_embeddings=False,
+        tie_embeddings=False, vocabulary_size=True,
     ),
     *weight_of("output_bias/bias", "vocabulary_size", output_bias=True),
 )  # fmt: skip
@@ -193,6 +196,7 @@ SHARED[f"encoder_{TOKENS[0].path}"] = TOKENS[0]  # of an encoder-decoder that ha
 # Layers of which all stands before the first block; and of them what stands behind the last.
 _BEFORE = frozenset(each.path.split("/")[0] for each in (*TOKENS[:1], *STEM))
 _BEHIND = "reverse_embeddings"
+_INPUT = "input_"  # what the names of a stem's weights begin with
 _BLOCK = re.compile(r"(.*)/layer_(\d+)/")
 
 
@@ -249,11 +253,21 @@ def backbone(config: TransformerConfig) -> list[Weight]:
     if config.share_embeddings is False:
         found += of(TOKENS[:1], config.sides[0], "encoder_")
     for side in sides(config):
-        found += of(STEM, side.config, f"{side.name}/")
+        found += [
+            *input_weights(side.config, f"{side.name}/"),
+            *of(STEM, side.config, f"{side.name}/"),
+        ]
         for i in range(side.groups):
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
     return found + of((*POOLER, *_STATES), config)
+
+
+def input_weights(config: TransformerConfig, folder: str = "") -> list[Weight]:
+    """Those that make states of the inputs of a side, if its config has a stem."""
+    if config.stem is None:
+        return []
+    return of(config.stem.weights, config, folder, **config.stem.sizes)
 
 
 def divided(config: TransformerConfig) -> tuple[str, ...]:
@@ -298,6 +312,8 @@ def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int
 def is_before_blocks(path: str) -> bool:
     """Whether a variable is of the embeddings, or of what else stands before the blocks."""
     *folders, name = path.split("/")
+    if any(each.startswith(_INPUT) for each in (*folders, name)):
+        return True
     return name != _BEHIND and not _BEFORE.isdisjoint(folders)
 
 

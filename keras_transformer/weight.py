@@ -3,9 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import NORMALIZATIONS, TransformerConfig
+if TYPE_CHECKING:
+    from keras_transformer.config import TransformerConfig
+
+# Each with the names of its weights.
+NORMALIZATIONS = {
+    "layer_norm": ("gamma", "beta"),
+    "layer_norm_no_bias": ("gamma",),
+    "rms_norm": ("scale",),
+    "rms_norm_plus_one": ("scale",),
+}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -32,7 +41,7 @@ _SIZES = {
         config.hidden_dim if config.token_projection else config.embedding_dim
     ),
     "one": lambda config: 1,
-    "positions": lambda config: config.max_sequence_length + config.position_offset,
+    "positions": lambda config: config.num_positions + config.position_offset,
 }
 
 # Axes over parts that each have a vector or a matrix.
@@ -55,13 +64,13 @@ class Weight:
     when: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shape: tuple[int, ...] = ()
 
-    def of(self, config: TransformerConfig, folder: str = "", **sizes: int) -> "Weight":
+    def of(self, config: "TransformerConfig", folder: str = "", **sizes: int) -> "Weight":
         """With its shape in a model of this config, `sizes` for those that are not the config's."""
         known = {axis: _SIZES[axis](config) for axis in self.axes if axis in _SIZES} | sizes
         shape = tuple(known[a] if a in known else getattr(config, a) for a in self.axes)
         return dataclasses.replace(self, path=folder + self.path, shape=shape)
 
-    def is_in(self, config: TransformerConfig) -> bool:
+    def is_in(self, config: "TransformerConfig") -> bool:
         """Whether a model of this config has it."""
         for name, wanted in self.when.items():
             value = getattr(config, name)
@@ -74,7 +83,7 @@ class Weight:
         """Whether it is a bias or a normalization, perhaps of each expert or head, no matrix."""
         return len([axis for axis in self.axes if axis not in _EACH]) == 1
 
-    def numbers_of_a_token(self, config: TransformerConfig) -> int:
+    def numbers_of_a_token(self, config: "TransformerConfig") -> int:
         """How many of its numbers one token is multiplied with: those of the experts it chose."""
         numbers = math.prod(self.shape)
         if "num_experts" in self.axes:

@@ -18,7 +18,7 @@ from keras_transformer.checkpoints.assignment import (
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.files import write_text
-from keras_transformer.layers.stems import TokenStem
+from keras_transformer.layers.stems import STEMS, TokenStem
 from keras_transformer.notebook import KINDS, as_text, model_rows
 from keras_transformer.structure import variable_shapes
 
@@ -145,7 +145,7 @@ def _named_variables(
 def refuse_own_blocks(backbone: keras.Model) -> None:
     """ValueError for a model that its config does not make again."""
     stems = [type(stem) for stem, _ in backbone.sides.values()]
-    own = next((kind for kind in stems if kind is not TokenStem), None)
+    own = next((kind for kind in stems if kind not in (TokenStem, *STEMS.values())), None)
     if own is not None or not stems:
         raise ValueError(
             f"A preset is values only, and {(own or type(backbone)).__name__} is code of your own. "

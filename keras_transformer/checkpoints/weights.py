@@ -13,8 +13,9 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.config import NORMALIZATIONS, TransformerConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.structure import sides
+from keras_transformer.weight import NORMALIZATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Weight:
     sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
     per_head: bool = False  # the parts stand side by side within each group of heads
     by_turns: bool = False  # the parts' columns stand by turns, in experts
-    row: bool = False  # theirs has a leading axis of length 1
+    row: int = 0  # theirs has so many leading axes of length 1
+    convolution: bool = (
+        False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
+    )
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
     copies: tuple[str, ...] = ()  # likewise, and it is written under these too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
@@ -59,17 +63,19 @@ class Weight:
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of their tensor for a variable's shape."""
-        shape = tuple(ours)
+        shape = (*ours[:-3:-1], *ours[:-2]) if self.convolution else tuple(ours)
         if self.part is not None:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
-        return (1, *shape) if self.row else shape
+        return (*(1,) * self.row, *shape)
 
     def split(self, array: np.ndarray) -> np.ndarray:
         """Our array, of theirs."""
-        array = array[0] if self.row else array
+        array = array.reshape(array.shape[self.row :])
         array = _turned(array) if self.transpose else array
+        if self.convolution:
+            array = np.moveaxis(array, (0, 1), (-1, -2))
         if self.part is None:
             return array
         index, sizes = self._parts()
@@ -84,7 +90,9 @@ class Weight:
             parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
             array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
         array = _turned(array) if self.transpose else array
-        return array[None] if self.row else array
+        if self.convolution:
+            array = np.moveaxis(array, (-1, -2), (0, 1))
+        return array.reshape(*(1,) * self.row, *array.shape)
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:
         """Which part it is, and how large all are, in units of their own."""

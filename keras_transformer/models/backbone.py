@@ -14,7 +14,7 @@ from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
-from keras_transformer.layers.stems import Input, Stem, TokenStem
+from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.block_run import OpaqueCache
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
 from keras_transformer.models.stack import Stack
@@ -106,10 +106,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     def _side(
         self, config: TransformerConfig, token_embedding, cross_dim: int | None = None
-    ) -> tuple[TokenStem | None, Stack]:
+    ) -> tuple[Stem | None, Stack]:
         """Stem and stack of a side. They share the name that weight files have for the side."""
         options = {"initializer": self.initializer, "name": config.kind, "dtype": self.dtype_policy}
-        stem = None if token_embedding is None else TokenStem(config, token_embedding, **options)
+        if config.stem is not None:
+            stem = STEMS[config.stem.kind](config, **options)
+        else:
+            stem = (
+                None if token_embedding is None else TokenStem(config, token_embedding, **options)
+            )
         return stem, Stack(config, cross_dim, **options)
 
     def build(self, input_shape=None):
@@ -357,7 +362,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             "generation_config": self.generation_config,
             **(
                 {}
-                if self.token_embedding is not None
+                if self.token_embedding is not None or self.config.stem is not None
                 else {"stem": keras.saving.serialize_keras_object(self.stem)}
             ),
         }

@@ -61,7 +61,10 @@ class Encoder(Backbone):
         stem: Stem | None = None,
         **kwargs,
     ):
-        super().__init__(config, dtype=dtype, name=name, tokens=stem is None, **kwargs)
+        if stem is not None and config.stem is not None:
+            raise ValueError("The config has a `stem` of its own: give one of the two.")
+        tokens = stem is None and config.stem is None
+        super().__init__(config, dtype=dtype, name=name, tokens=tokens, **kwargs)
         self.stem, self.encoder = self._side(config, self.token_embedding)
         self.stem = self.stem if stem is None else stem
         self.pooler = None

@@ -61,7 +61,9 @@ class Seq2Seq(Backbone):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
         encoder, decoder = config.sides
         shared = self.token_embedding
-        if not config.share_embeddings:
+        if encoder.stem is not None:
+            shared = None
+        elif not config.share_embeddings:
             shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
         self.encoder_token_embedding = shared
         self.encoder_stem, self.encoder = self._side(encoder, shared)
@@ -71,7 +73,7 @@ class Seq2Seq(Backbone):
         self.build()
 
     def build(self, input_shape=None):
-        if not self.config.share_embeddings:
+        if self.encoder_token_embedding is not None and not self.config.share_embeddings:
             self.encoder_token_embedding.build((None, None))
         super().build(input_shape)
 
@@ -130,7 +132,7 @@ class Seq2Seq(Backbone):
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
-        elif "token_ids" in source:
+        elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
             states = self._encoded(source, collect, training)
             if collect:
                 states, collected = states

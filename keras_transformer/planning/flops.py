@@ -7,7 +7,15 @@ import math
 
 from keras_transformer.checking import check_int, describe
 from keras_transformer.config import TransformerConfig
-from keras_transformer.structure import MASKED_LM_HEAD, STEM, Weight, block, of, sides
+from keras_transformer.structure import (
+    MASKED_LM_HEAD,
+    STEM,
+    Weight,
+    block,
+    input_weights,
+    of,
+    sides,
+)
 
 # Kernels of blocks that nothing is multiplied with once for each token: those of scores that are
 # counted with the pairs, and that of keys which are not read.
@@ -119,6 +127,8 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
             attended = [(tokens, tokens)] + ([(length, length)] if side.source_dim else [])
             blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
         stems += 2 * tokens * _kernels(of(STEM, side.config))
+        for weight in input_weights(side.config):
+            stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
     return blocks, stems
 
 
@@ -133,7 +143,7 @@ def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int
     length = check_int("length", length, at_least=1, at_most=2**31 - 1)
     target = check_int("target_length", target_length, 1, 2**31 - 1, none=True) or length
     for name, value in (("length", length), ("target_length", target)):
-        longest = config.max_sequence_length
+        longest = config.num_positions
         if config.position == "learned" and value > longest:
             raise ValueError(
                 f"`{name}` is {value} tokens, but the model has learned positions for {longest} "

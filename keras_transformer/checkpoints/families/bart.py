@@ -79,7 +79,7 @@ TIES = Conversion(
 )
 WEIGHTS = (
     output_matrix("lm_head.weight"),
-    Weight("output_bias/bias", "final_logits_bias", row=True, outside=True),
+    Weight("output_bias/bias", "final_logits_bias", row=1, outside=True),
     *_stack("encoder"),
     *_stack("decoder"),
     *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.layers.{i}.encoder_"),

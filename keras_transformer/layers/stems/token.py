@@ -4,20 +4,16 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
-from keras_transformer.distribution.layout import spread_batch
 from keras_transformer.layers.arguments import refuse_unused
-from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
-from keras_transformer.layers.normalization import make_normalization
-from keras_transformer.layers.position import LearnedPosition, SinusoidalPosition
-from keras_transformer.layers.remat import one_piece
-from keras_transformer.layers.stems.stem import Embedded, Input, Stem
+from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input
 
 _GLOBAL = Input("global_positions", "int32", (None,), of_tokens=False)
 
 
-class TokenStem(Stem):
+class TokenStem(PositionedStem):
     """The sum of token, segment and position embeddings, normalized, in the width of the blocks.
 
     Args:
@@ -52,8 +48,7 @@ class TokenStem(Stem):
     def __init__(
         self, config: TransformerConfig, token_embedding: TokenEmbedding, initializer=None, **kwargs
     ):
-        super().__init__(**kwargs)
-        self.config = config
+        super().__init__(config, initializer, **kwargs)
         self.token_embedding = token_embedding
         layers = [config, *(config.layer(i) for i in range(len(config.layer_pattern or ())))]
         self._has_positions = any(
@@ -61,12 +56,7 @@ class TokenStem(Stem):
         )
         if config.kind == "encoder" and any(layer.window is not None for layer in layers):
             self.inputs = (*self.inputs, _GLOBAL)
-        embeddings = embedding_initializer(config, initializer)
-        options = {"embeddings_initializer": embeddings, "dtype": self.dtype_policy}
-        self._width = width = config.hidden_dim if config.token_projection else config.embedding_dim
-        self.token_projection = None
-        self.segment_embedding = self.position_embedding = None
-        self.embedding_norm = self.embedding_projection = None
+        self.token_projection = self.segment_embedding = None
         if config.token_projection:
             self.token_projection = keras.layers.Dense(
                 config.hidden_dim,
@@ -77,50 +67,19 @@ class TokenStem(Stem):
             )
         if config.segment_vocabulary_size:
             self.segment_embedding = SegmentEmbedding(
-                config.segment_vocabulary_size, width, name="segment_embedding", **options
-            )
-        if config.position == "learned":
-            self.position_embedding = LearnedPosition(
-                config.max_sequence_length,
-                width,
-                offset=config.position_offset,
-                name="position_embedding",
-                **options,
-            )
-        elif config.position == "sinusoidal":
-            self.position_embedding = SinusoidalPosition(
-                interleaved=config.sinusoidal_interleaved, dtype=self.dtype_policy
-            )
-        if config.embedding_normalization:
-            self.embedding_norm = make_normalization(
-                config.normalization,
-                config.normalization_epsilon,
-                name="embedding_norm",
-                dtype=self.dtype_policy,
-            )
-        with one_piece():
-            self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
-        if config.embedding_projection:
-            self.embedding_projection = keras.layers.Dense(
-                config.hidden_dim,
-                kernel_initializer=kernel_initializer(config, initializer),
-                name="embedding_projection",
+                config.segment_vocabulary_size,
+                self._width,
+                name="segment_embedding",
+                embeddings_initializer=embedding_initializer(config, initializer),
                 dtype=self.dtype_policy,
             )
 
     def build(self, input_shape=None):
-        embedded = (None, None, self._width)
         if self.token_projection is not None:
             self.token_projection.build((None, None, self.config.embedding_dim))
-        layers = (
-            self.segment_embedding,
-            self.position_embedding,
-            self.embedding_norm,
-            self.embedding_projection,
-        )
-        for layer in layers:
-            if layer is not None:
-                layer.build(embedded)
+        if self.segment_embedding is not None:
+            self.segment_embedding.build((None, None, self._width))
+        super().build(input_shape)
 
     def call(self, inputs, cache_positions=None, training: bool = False):
         segment_ids, positions = inputs.get("segment_ids"), inputs.get("position_ids")
@@ -144,12 +103,7 @@ class TokenStem(Stem):
             if segment_ids is None:
                 segment_ids = ops.zeros(ops.shape(x)[:2], dtype="int32")
             x = x + self.segment_embedding(segment_ids)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(x, positions=positions)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
-        x = self.dropout_layer(spread_batch(x), training=training)
-        x = x if self.embedding_projection is None else self.embedding_projection(x)
+        x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
         return Embedded(x, inputs.get("padding_mask"), positions, *further)
 

@@ -1,0 +1,229 @@
+"""What makes the states of a side that reads other inputs than token ids: a kind and its values.
+
+The layers of the same names are in `layers/stems/`. Their weights are described here, as those of
+the blocks are in `structure.py`: their names begin with `input_`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from keras_transformer.checking import describe, nearest, shorten
+from keras_transformer.config_checks import check_fields, option
+from keras_transformer.config_feed_forward import ACTIVATIONS
+from keras_transformer.weight import Weight, weight_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StemConfig:
+    """The values of a stem, of which `kind` says which it is. One of a config is a dict."""
+
+    kind: str
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @property
+    def num_states(self) -> int | None:
+        """How many states one input of the usual size has. None if that is for the input to say."""
+        return None
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The weights of its layers; their axes are of the config of the side, or of `sizes`."""
+        return ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of axes that the config of the side does not have."""
+        return {}
+
+    @property
+    def products(self) -> dict[str, int]:
+        """How many times each kernel is applied to one input of the usual size."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageStemConfig(StemConfig):
+    """What stems of images share."""
+
+    image_size: tuple | list = option(
+        "height and width of the images that the positions are of; others have positions "
+        "interpolated.",
+        (224, 224),
+    )
+    num_channels: int = option("channels of an image.", 3, least=1, most=1024)
+
+    def __post_init__(self):
+        super().__post_init__()
+        sizes = self.image_size
+        if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**15 for n in sizes):
+            raise ValueError(
+                "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
+                f"received {describe(sizes)}."
+            )
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of states that an image has."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchStemConfig(ImageStemConfig):
+    """`layers.stems.PatchStem`: an image cut into patches, each multiplied with a matrix."""
+
+    kind: str = option("which stem.", "patches", choices=("patches",))
+    patch_size: int = option("height and width of a patch.", 16, least=1, most=2**15)
+    stride: int | None = option(
+        "places from one patch to the next. Defaults to `patch_size`: patches do not overlap.",
+        None,
+        least=1,
+    )
+    use_bias: bool = option("a bias of the projection.", True)
+    class_token: bool = option("a trained state before those of the patches.", True)
+    distillation_token: bool = option("another one behind it (DeiT).", False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.patch_size)
+        if min(self.image_size) < self.patch_size:
+            raise ValueError(
+                f"`image_size` {self.image_size} has no patch of patch_size={self.patch_size}."
+            )
+        if self.distillation_token and not self.class_token:
+            raise ValueError("`distillation_token` needs `class_token`.")
+
+    @property
+    def num_tokens(self) -> int:
+        """States that are of no patch."""
+        return self.class_token + self.distillation_token
+
+    def grid(self, image_size):
+        rows, columns = ((n - self.patch_size) // self.stride + 1 for n in image_size)
+        return rows, columns
+
+    @property
+    def num_states(self):
+        return math.prod(self.grid(self.image_size)) + self.num_tokens
+
+    @property
+    def weights(self):
+        axes = ("patch_size", "patch_size", "num_channels", "embedding_dim")
+        return (
+            *weight_of("input_patches/kernel", *axes),
+            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
+            *(
+                weight_of("input_distillation_token", "embedding_dim")
+                if self.distillation_token
+                else ()
+            ),
+        )
+
+    @property
+    def sizes(self):
+        return {"patch_size": self.patch_size, "num_channels": self.num_channels}
+
+    @property
+    def products(self):
+        return {"input_patches/kernel": math.prod(self.grid(self.image_size))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvolutionStemConfig(ImageStemConfig):
+    """`layers.stems.ConvolutionStem`: convolutions over an image, whose places are the states."""
+
+    kind: str = option("which stem.", "convolutions", choices=("convolutions",))
+    filters: tuple | list = option(
+        "width of each convolution but the last, which is that of the states.", (64,)
+    )
+    kernel_size: int = option("height and width that a convolution sees.", 3, least=1, most=64)
+    strides: tuple | list = option("places that each convolution goes on.", (1, 1))
+    pool_size: int = option(
+        "height and width of the maximum behind each convolution, 0 for none.", 3, least=0, most=64
+    )
+    pool_strides: tuple | list = option("places that each maximum goes on.", (2, 2))
+    activation: str = option("behind each convolution.", "relu", choices=ACTIVATIONS)
+    use_bias: bool = option("a bias of each convolution.", False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        count = len(self.filters) + 1
+        for name in ("filters", "strides", "pool_strides"):
+            values, wanted = getattr(self, name), count - (name == "filters")
+            fits = len(values) == wanted and all(type(n) is int and 1 <= n <= 2**15 for n in values)
+            if not fits or count > 16:
+                raise ValueError(
+                    f"`{name}` of the stem must be {wanted} integers of at least 1, received "
+                    f"{shorten(values)}; at most 16 convolutions."
+                )
+
+    def grid(self, image_size):
+        rows, columns = image_size
+        pools = self.pool_strides if self.pool_size else (1,) * len(self.strides)
+        for step in (step for both in zip(self.strides, pools, strict=True) for step in both):
+            rows, columns = -(-rows // step), -(-columns // step)
+        return rows, columns
+
+    @property
+    def num_states(self):
+        return math.prod(self.grid(self.image_size))
+
+    @property
+    def weights(self):
+        inputs = ("num_channels", *(f"filters_{i}" for i in range(len(self.filters))))
+        outputs = (*inputs[1:], "embedding_dim")
+        return tuple(
+            weight
+            for i, (before, after) in enumerate(zip(inputs, outputs, strict=True))
+            for weight in (
+                *weight_of(
+                    f"input_convolution_{i}/kernel", "kernel_size", "kernel_size", before, after
+                ),
+                *(weight_of(f"input_convolution_{i}/bias", after) if self.use_bias else ()),
+            )
+        )
+
+    @property
+    def sizes(self):
+        widths = {f"filters_{i}": width for i, width in enumerate(self.filters)}
+        return {"kernel_size": self.kernel_size, "num_channels": self.num_channels, **widths}
+
+    @property
+    def products(self):
+        places, (rows, columns) = {}, self.image_size
+        pools = self.pool_strides if self.pool_size else (1,) * len(self.strides)
+        for i, (step, pooled) in enumerate(zip(self.strides, pools, strict=True)):
+            rows, columns = -(-rows // step), -(-columns // step)
+            places[f"input_convolution_{i}/kernel"] = rows * columns
+            rows, columns = -(-rows // pooled), -(-columns // pooled)
+        return places
+
+
+STEMS: dict[str, type[StemConfig]] = {
+    "patches": PatchStemConfig,
+    "convolutions": ConvolutionStemConfig,
+}
+
+
+def stem_config(values: Mapping[str, Any] | StemConfig) -> StemConfig:
+    """The stem of values by name. ValueError for an unknown kind, or names that it has not."""
+    if isinstance(values, StemConfig):
+        return values
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    if not isinstance(kind, str) or kind not in STEMS:
+        raise ValueError(
+            "`stem` must be a dict of values with the 'kind' of the stem, one of "
+            f"{', '.join(map(repr, STEMS))}, received {shorten(values)}."
+        )
+    known = [field.name for field in dataclasses.fields(STEMS[kind])]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ValueError(
+            f"The stem {kind!r} has no value {shorten(unknown[0])}, only: {', '.join(known)}."
+            f"{nearest(unknown[0], known)}"
+        )
+    return STEMS[kind](**values)

@@ -1,0 +1,203 @@
+"""Stems of images: patches, and convolutions."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.products import quick_products
+from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input
+
+
+class ImageStem(PositionedStem):
+    """The base of the stems of images: positions of a grid, which fit images of any size.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is an `ImageStemConfig`.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+    """
+
+    @property
+    def inputs(self):
+        channels = self.config.stem.num_channels
+        return (Input("images", "float32", (None, None, channels), required=True),)
+
+    def on_grid(self, x, tokens: int, size: tuple[int, int], training: bool):
+        """The states of an image of this size, whose first `tokens` are of no place of the grid."""
+        table = self.position_embedding
+        usual, grid = (self.config.stem.grid(each) for each in (self.config.stem.image_size, size))
+        if self.config.position != "learned" or grid == usual:
+            return self.positioned(x, training=training)
+        rows, columns = (resampling(*pair) for pair in zip(usual, grid, strict=True))
+        vectors = ops.cast(table.embeddings, "float32")
+        first, places = vectors[:tokens], vectors[tokens:]
+        places = ops.reshape(places, (*usual, -1))
+        places = ops.einsum("ai,bj,ijd->abd", rows, columns, places)
+        places = ops.reshape(places, (grid[0] * grid[1], -1))
+        vectors = ops.concatenate([first, places])[None]
+        return self.finished(x + ops.cast(vectors, x.dtype), training)
+
+    def image_size(self, images) -> tuple[int, int]:
+        """Height and width of the images, those of the config where they are not known yet."""
+        sizes = zip(images.shape[1:3], self.config.stem.image_size, strict=True)
+        height, width = (given or usual for given, usual in sizes)
+        return height, width
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PatchStem(ImageStem):
+    """An image cut into patches, each multiplied with a matrix, behind trained tokens.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is a `PatchStemConfig`.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: dict of `images`, float `(batch, height, width, channels)`. Learned positions are
+            interpolated for a size that is not the config's.
+
+    Returns:
+        `Embedded`: a state for each token of the stem, then one for each patch, row by row.
+
+    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1; the second token:
+    Touvron et al. 2020, "Training data-efficient image transformers", section 4.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(config, initializer, **kwargs)
+        stem = config.stem
+        self._initializer = embedding_initializer(config, initializer)
+        self.patches = keras.layers.Conv2D(
+            config.embedding_dim,
+            stem.patch_size,
+            strides=stem.stride,
+            data_format="channels_last",
+            use_bias=stem.use_bias,
+            kernel_initializer=kernel_initializer(config, initializer),
+            name="input_patches",
+            dtype=self.dtype_policy,
+        )
+        self.tokens = []
+
+    def build(self, input_shape=None):
+        stem = self.config.stem
+        self.patches.build((None, None, None, stem.num_channels))
+        for name in ("class_token", "distillation_token"):
+            if getattr(stem, name):
+                token = self.add_weight(
+                    (self.config.embedding_dim,), self._initializer, name=f"input_{name}"
+                )
+                self.tokens.append(token)
+        super().build(input_shape)
+
+    def call(self, inputs, training=False):
+        images = ops.cast(inputs["images"], self.compute_dtype)
+        size = self.image_size(images)
+        if self.config.stem.stride == self.config.stem.patch_size:
+            x = self._projected(images, size)
+        else:
+            x = self.patches(images)
+            x = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+        if self.tokens:
+            tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])[None]
+            tokens = ops.broadcast_to(tokens, (ops.shape(x)[0], *tokens.shape[1:]))
+            x = ops.concatenate([tokens, x], axis=1)
+        return Embedded(self.on_grid(x, len(self.tokens), size, training))
+
+    def _projected(self, images, size):
+        """The states of patches that do not overlap: one product, `(batch, patches, width)`."""
+        rows, columns = self.config.stem.grid(size)
+        side, channels = self.config.stem.patch_size, self.config.stem.num_channels
+        images = images[:, : rows * side, : columns * side]
+        x = ops.reshape(images, (-1, rows, side, columns, side, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        x = ops.reshape(x, (-1, rows * columns, side * side * channels))
+        kernel = ops.cast(self.patches.kernel, x.dtype)
+        with quick_products(x):
+            x = ops.matmul(x, ops.reshape(kernel, (-1, kernel.shape[-1])))
+        bias = self.patches.bias
+        return x if bias is None else x + ops.cast(bias, x.dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ConvolutionStem(ImageStem):
+    """Convolutions over an image, each with an activation and a maximum; the places are the states.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is a `ConvolutionStemConfig`.
+        initializer: of all weights, in place of He's normal one.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: dict of `images`, float `(batch, height, width, channels)`.
+
+    Returns:
+        `Embedded`: a state for each place that the last maximum has, row by row.
+
+    Source: Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers",
+    section 3.2.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(config, initializer, **kwargs)
+        stem = config.stem
+        self.activation = get_activation(stem.activation)
+        self.convolutions = [
+            keras.layers.Conv2D(
+                width,
+                stem.kernel_size,
+                strides=step,
+                padding="same",
+                data_format="channels_last",
+                use_bias=stem.use_bias,
+                kernel_initializer=initializer or "he_normal",
+                name=f"input_convolution_{i}",
+                dtype=self.dtype_policy,
+            )
+            for i, (width, step) in enumerate(
+                zip((*stem.filters, config.embedding_dim), stem.strides, strict=True)
+            )
+        ]
+
+    def build(self, input_shape=None):
+        stem = self.config.stem
+        for layer, channels in zip(
+            self.convolutions, (stem.num_channels, *stem.filters), strict=True
+        ):
+            layer.build((None, None, None, channels))
+        super().build(input_shape)
+
+    def call(self, inputs, training=False):
+        stem = self.config.stem
+        x = inputs["images"]
+        size = self.image_size(x)
+        for layer, step in zip(self.convolutions, stem.pool_strides, strict=True):
+            x = self.activation(layer(x))
+            if stem.pool_size:
+                x = ops.max_pool(x, stem.pool_size, step, "same", data_format="channels_last")
+        rows, columns = stem.grid(size)
+        x = ops.reshape(x, (-1, rows * columns, self.config.embedding_dim))
+        return Embedded(self.on_grid(x, 0, size, training))
+
+
+def resampling(before: int, after: int) -> np.ndarray:
+    """The bicubic interpolation of `before` values to `after`, float32 `(after, before)`.
+
+    Source: Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", with -0.75 as
+    PyTorch has it, by which published models interpolate positions.
+    """
+    a, matrix = -0.75, np.zeros((after, before))
+    for i in range(after):
+        center = (i + 0.5) * before / after - 0.5
+        first = int(np.floor(center)) - 1
+        for place in range(first, first + 4):
+            t = abs(center - place)
+            near = (a + 2) * t**3 - (a + 3) * t**2 + 1
+            far = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+            matrix[i, min(max(place, 0), before - 1)] += near if t <= 1 else far
+    return matrix.astype("float32")

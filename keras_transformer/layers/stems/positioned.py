@@ -1,0 +1,77 @@
+"""What all stems of a config share: positions, normalization, dropout, the width of the blocks."""
+
+import keras
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.distribution.layout import spread_batch
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.position import LearnedPosition, SinusoidalPosition
+from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.stems.stem import Stem
+
+
+class PositionedStem(Stem):
+    """The base of the stems that a config describes.
+
+    A subclass makes the content of the states, and has `positioned` add the rest to it.
+
+    Args:
+        config: `TransformerConfig` of a side.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self._width = config.hidden_dim if config.token_projection else config.embedding_dim
+        self.position_embedding = self.embedding_norm = self.embedding_projection = None
+        if config.position == "learned":
+            self.position_embedding = LearnedPosition(
+                config.num_positions,
+                self._width,
+                offset=config.position_offset,
+                name="position_embedding",
+                embeddings_initializer=embedding_initializer(config, initializer),
+                dtype=self.dtype_policy,
+            )
+        elif config.position == "sinusoidal":
+            self.position_embedding = SinusoidalPosition(
+                interleaved=config.sinusoidal_interleaved, dtype=self.dtype_policy
+            )
+        if config.embedding_normalization:
+            self.embedding_norm = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="embedding_norm",
+                dtype=self.dtype_policy,
+            )
+        with one_piece():
+            self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
+        if config.embedding_projection:
+            self.embedding_projection = keras.layers.Dense(
+                config.hidden_dim,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="embedding_projection",
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, input_shape=None):
+        for layer in (self.position_embedding, self.embedding_norm, self.embedding_projection):
+            if layer is not None:
+                layer.build((None, None, self._width))
+
+    def positioned(self, x, positions=None, training: bool = False):
+        """The states for the blocks, of their content `(batch, length, embedding_dim)`."""
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(x, positions=positions)
+        return self.finished(x, training)
+
+    def finished(self, x, training: bool = False):
+        """The same, of content that has its positions."""
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        x = self.dropout_layer(spread_batch(x), training=training)
+        return x if self.embedding_projection is None else self.embedding_projection(x)
