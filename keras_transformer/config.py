@@ -253,8 +253,8 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         changeable=True,
     )
     stem: StemConfig | dict | None = option(
-        "what makes the states of other inputs than token ids: a dict with the `kind` of a stem, of "
-        "`config_stem.STEMS`, and its values. Of an encoder, whose `vocabulary_size` is then 0. "
+        "what makes the states of other inputs than token ids: a dict with the `kind` of a stem, "
+        "of `config_stem.STEMS`, and its values. Of an encoder, whose `vocabulary_size` is then 0. "
         "Kept as a `StemConfig`.",
         None,
         of="side",

@@ -142,8 +142,8 @@ class ConvolutionStemConfig(ImageStemConfig):
     )
     kernel_size: int = option("height and width that a convolution sees.", 3, least=1, most=64)
     strides: tuple | list = option("places that each convolution goes on.", (1, 1))
-    pool_size: int = option(
-        "height and width of the maximum behind each convolution, 0 for none.", 3, least=0, most=64
+    pool_sizes: tuple | list = option(
+        "height and width of the maximum behind each convolution, 1 for none.", (3, 3)
     )
     pool_strides: tuple | list = option("places that each maximum goes on.", (2, 2))
     activation: str = option("behind each convolution.", "relu", choices=ACTIVATIONS)
@@ -152,7 +152,7 @@ class ConvolutionStemConfig(ImageStemConfig):
     def __post_init__(self):
         super().__post_init__()
         count = len(self.filters) + 1
-        for name in ("filters", "strides", "pool_strides"):
+        for name in ("filters", "strides", "pool_sizes", "pool_strides"):
             values, wanted = getattr(self, name), count - (name == "filters")
             fits = len(values) == wanted and all(type(n) is int and 1 <= n <= 2**15 for n in values)
             if not fits or count > 16:
@@ -163,8 +163,8 @@ class ConvolutionStemConfig(ImageStemConfig):
 
     def grid(self, image_size):
         rows, columns = image_size
-        pools = self.pool_strides if self.pool_size else (1,) * len(self.strides)
-        for step in (step for both in zip(self.strides, pools, strict=True) for step in both):
+        both = zip(self.strides, self.pool_strides, strict=True)
+        for step in (step for pair in both for step in pair):
             rows, columns = -(-rows // step), -(-columns // step)
         return rows, columns
 
@@ -195,8 +195,7 @@ class ConvolutionStemConfig(ImageStemConfig):
     @property
     def products(self):
         places, (rows, columns) = {}, self.image_size
-        pools = self.pool_strides if self.pool_size else (1,) * len(self.strides)
-        for i, (step, pooled) in enumerate(zip(self.strides, pools, strict=True)):
+        for i, (step, pooled) in enumerate(zip(self.strides, self.pool_strides, strict=True)):
             rows, columns = -(-rows // step), -(-columns // step)
             places[f"input_convolution_{i}/kernel"] = rows * columns
             rows, columns = -(-rows // pooled), -(-columns // pooled)

@@ -61,10 +61,11 @@ class Encoder(Backbone):
         stem: Stem | None = None,
         **kwargs,
     ):
-        if stem is not None and config.stem is not None:
-            raise ValueError("The config has a `stem` of its own: give one of the two.")
-        tokens = stem is None and config.stem is None
+        own = getattr(config, "stem", None)
+        tokens = stem is None and own is None
         super().__init__(config, dtype=dtype, name=name, tokens=tokens, **kwargs)
+        if stem is not None and own is not None:
+            raise ValueError("The config has a `stem` of its own: give one of the two.")
         self.stem, self.encoder = self._side(config, self.token_embedding)
         self.stem = self.stem if stem is None else stem
         self.pooler = None

@@ -244,8 +244,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     # Parts that several tasks have.
 
-    def _dense(self, units: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
-        """A linear layer of the head, built."""
+    def _dense(
+        self, units: int, name: str, use_bias: bool = True, width: int | None = None
+    ) -> keras.layers.Dense:
+        """A linear layer of the head, built, for states of `width`, usually the backbone's."""
         config = self.backbone.config
         with one_piece():
             dense = keras.layers.Dense(
@@ -255,7 +257,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 name=name,
                 dtype=self.dtype_policy,
             )
-        dense.build((None, config.sides[-1].hidden_dim))
+        dense.build((None, width or config.sides[-1].hidden_dim))
         return dense
 
     def _dropout(self, rate: float) -> Dropout:

@@ -1,36 +1,24 @@
 """Text classification and regression, of texts or pairs of texts."""
 
-import warnings
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_transformer.checking import (
-    check_bool,
     check_choice,
     check_ids,
-    check_int,
-    check_number,
 )
-from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.classifier import Classifier
-from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
 from keras_transformer.tasks.labels import (
-    check_probabilities,
     check_weights,
-    class_number,
-    class_rows,
-    real_numbers,
 )
 from keras_transformer.tasks.one_text import one_text
 from keras_transformer.tasks.pooling import POOLINGS, mask_of_ids, pool
-from keras_transformer.tasks.task import sigmoid, softmax
+from keras_transformer.tasks.row_classifier import RowClassifier
 from keras_transformer.tasks.text import (
     encode_rows,
     segmented_rows,
@@ -39,15 +27,13 @@ from keras_transformer.tasks.text import (
     token_batches,
 )
 from keras_transformer.tokenizers import Tokenizer
-from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
-from keras_transformer.training.metrics import metric_of_logits
 
 # Losses that take rows of probabilities alone.
 _BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TextClassifier(Classifier):
+class TextClassifier(RowClassifier):
     """A backbone with a linear layer on one state of a text. Returns logits.
 
     The state is that of an encoder's first token, through the backbone's pooler if it has one;
@@ -120,9 +106,7 @@ class TextClassifier(Classifier):
     alias = "text_classification"
     published_as = ("ForSequenceClassification",)
     reads_pooler = True
-    published_head = (LABELS, PROBLEM)
-    fewest_classes = 1
-    task_options = (*Classifier.task_options, "pooling", "multi_label", "start_id", "end_ids")
+    task_options = (*RowClassifier.task_options, "pooling", "start_id", "end_ids")
 
     def __init__(
         self,
@@ -142,7 +126,6 @@ class TextClassifier(Classifier):
     ):
         hidden = (hidden_activation, hidden_bias, block_norm)
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name, *hidden)
-        self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
         self.one_text = one_text(backbone, start_id)
         self.start_id = self.one_text and self.one_text.start_id
         self.end_ids = self._ends(end_ids)
@@ -154,13 +137,7 @@ class TextClassifier(Classifier):
             self.num_classes, "output", use_bias=backbone.config.kind != "decoder"
         )
         self.built = True
-        loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
-        if self.multi_label:
-            loss = keras.losses.BinaryCrossentropy(from_logits=True)
-        elif self.num_classes == 1:
-            loss = keras.losses.MeanSquaredError()
-            metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
-        self.compile(FineTuningAdamW(), loss, metrics=[metric])
+        self.compile_usual(multi_label)
 
     def _ends(self, end_ids) -> list[int] | None:
         """The ids that end a text of an encoder-decoder; None of a model of one side."""
@@ -170,14 +147,6 @@ class TextClassifier(Classifier):
             end = None if self.tokenizer is None else self.tokenizer.end_id
             return [] if end is None else [end]
         return list(check_ids("end_ids", end_ids))
-
-    def metric_of(self, given):
-        """A metric by name is that of logits, and with `multi_label` of each class."""
-        return given if self.num_classes == 1 else metric_of_logits(given, self.multi_label)
-
-    @property
-    def number_of_targets(self) -> int | None:
-        return None if self.multi_label or self.num_classes == 1 else self.num_classes
 
     def global_positions(self, inputs):
         """The first token, whose state is read (Beltagy et al. 2020, "Longformer", section 3.1)."""
@@ -227,45 +196,6 @@ class TextClassifier(Classifier):
             values["sample_weight"] = weights
         return token_batches(self, columns, values=values, **options)
 
-    def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
-        """Labels as the loss takes them; `of_file`: the different ones of a file."""
-        if self.num_classes == 1:
-            return real_numbers(y, count)
-        rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
-        by_number = loss_name(self) in OF_CLASSES
-        if rows is None:
-            if of_file:
-                numbers = [class_number(label, self.num_classes, self.labels) for label in y]
-                found = np.asarray(numbers, "int32")
-            else:
-                found = self._class_numbers(y, count)
-            by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
-            return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
-        if by_number:
-            check_probabilities(rows)
-            if (rows.max(axis=1) == 1).all():
-                return rows.argmax(axis=1).astype("int32")
-            if not isinstance(self.loss, ClassCrossEntropy):
-                raise ValueError(
-                    f"The loss {loss_name(self)} takes numbers of classes, and `y` has "
-                    "probabilities: compile with training.ClassCrossEntropy()."
-                )
-        return rows
-
-    def _check_training_set(self, dataset):
-        if "labels" not in dataset.values or self.num_classes == 1:
-            return
-        labels = dataset.values["labels"]
-        present = set((labels if labels.ndim == 1 else np.nonzero(labels)[1]).tolist())
-        missing = [name for number, name in enumerate(self.label_names) if number not in present]
-        if missing:
-            shown = ", ".join(map(repr, missing[:9])) + (", ..." if len(missing) > 9 else "")
-            warnings.warn(
-                f"The training data has no example of {len(missing)} of the {self.num_classes} "
-                f"classes: {shown}. The model will not learn to give them.",
-                stacklevel=5,
-            )
-
     @reads
     def classify(
         self,
@@ -290,33 +220,19 @@ class TextClassifier(Classifier):
         Raises:
             ValueError: for a regression, which has no classes.
         """
-        top_k = check_int("top_k", top_k, at_least=1, none=True)
-        threshold = check_number("threshold", threshold, at_least=0, at_most=1, none=True)
-        if self.num_classes == 1:
-            raise ValueError("This task is a regression (num_classes=1): `predict` gives numbers.")
         sides = texts if isinstance(texts, tuple) and texts else (texts,)
         alone = all(isinstance(side, str) for side in sides)
         if alone:
             texts = tuple([side] for side in sides) if isinstance(texts, tuple) else [texts]
-        logits = self.predict(texts, batch_size=batch_size, verbose=0)
-        single = top_k is None and threshold is None and not self.multi_label
-        if threshold is None:
-            threshold = 0.5 if self.multi_label and top_k is None else 0.0
-        found = []
-        for row in sigmoid(logits) if self.multi_label else softmax(logits):
-            order = np.argsort(-row, kind="stable")[: 1 if single else top_k]
-            pairs = [(self.label_names[i], float(row[i])) for i in order if row[i] >= threshold]
-            found.append(pairs[0] if single else pairs)
-        return found[0] if alone else found
+        return self.likeliest(texts, batch_size, top_k, threshold, alone)
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         usual = "first" if config.kind == "encoder" else "last"
         both = config.kind == "seq2seq"
         return {
-            **cls.hidden_values(values),
+            **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,
-            "multi_label": bool(values.get("multi_label")),
             "start_id": values.get("start_id") if both else None,
             "end_ids": tuple(values.get("end_ids") or ()) if both else (),
         }

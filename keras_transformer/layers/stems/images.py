@@ -176,10 +176,11 @@ class ConvolutionStem(ImageStem):
         stem = self.config.stem
         x = inputs["images"]
         size = self.image_size(x)
-        for layer, step in zip(self.convolutions, stem.pool_strides, strict=True):
+        pools = zip(stem.pool_sizes, stem.pool_strides, strict=True)
+        for layer, (pool_size, step) in zip(self.convolutions, pools, strict=True):
             x = self.activation(layer(x))
-            if stem.pool_size:
-                x = ops.max_pool(x, stem.pool_size, step, "same", data_format="channels_last")
+            if (pool_size, step) != (1, 1):
+                x = ops.max_pool(x, pool_size, step, "same", data_format="channels_last")
         rows, columns = stem.grid(size)
         x = ops.reshape(x, (-1, rows * columns, self.config.embedding_dim))
         return Embedded(self.on_grid(x, 0, size, training))

@@ -1,0 +1,115 @@
+"""The base of tasks that classify whole rows, such as texts or images."""
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.checking import check_bool, check_int, check_number
+from keras_transformer.checkpoints.heads import LABELS, PROBLEM
+from keras_transformer.config import TransformerConfig
+from keras_transformer.tasks.classifier import Classifier
+from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
+from keras_transformer.tasks.labels import (
+    check_probabilities,
+    class_number,
+    class_rows,
+    real_numbers,
+)
+from keras_transformer.tasks.task import sigmoid, softmax
+from keras_transformer.training import ClassAccuracy, ClassCrossEntropy, FineTuningAdamW
+from keras_transformer.training.metrics import metric_of_logits
+
+# Losses that take rows of probabilities alone.
+_BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
+
+
+class RowClassifier(Classifier):
+    """A classifier whose labels are of whole rows. `num_classes=1` is a regression."""
+
+    fewest_classes = 1
+    published_head = (LABELS, PROBLEM)
+    task_options = (*Classifier.task_options, "multi_label")
+
+    def compile_usual(self, multi_label: bool, optimizer=None) -> None:
+        """Compiles with what fits the classes, once the layers are made."""
+        self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
+        loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
+        if self.multi_label:
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        elif self.num_classes == 1:
+            loss = keras.losses.MeanSquaredError()
+            metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
+        self.compile(optimizer or FineTuningAdamW(), loss, metrics=[metric])
+
+    def metric_of(self, given):
+        """A metric by name is that of logits, and with `multi_label` of each class."""
+        return given if self.num_classes == 1 else metric_of_logits(given, self.multi_label)
+
+    @property
+    def number_of_targets(self) -> int | None:
+        return None if self.multi_label or self.num_classes == 1 else self.num_classes
+
+    def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
+        """Labels as the loss takes them; `of_file`: the different ones of a file."""
+        if self.num_classes == 1:
+            return real_numbers(y, count)
+        rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
+        by_number = loss_name(self) in OF_CLASSES
+        if rows is None:
+            if of_file:
+                numbers = [class_number(label, self.num_classes, self.labels) for label in y]
+                found = np.asarray(numbers, "int32")
+            else:
+                found = self._class_numbers(y, count)
+            by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
+            return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
+        if by_number:
+            check_probabilities(rows)
+            if (rows.max(axis=1) == 1).all():
+                return rows.argmax(axis=1).astype("int32")
+            if not isinstance(self.loss, ClassCrossEntropy):
+                raise ValueError(
+                    f"The loss {loss_name(self)} takes numbers of classes, and `y` has "
+                    "probabilities: compile with training.ClassCrossEntropy()."
+                )
+        return rows
+
+    def _check_training_set(self, dataset):
+        if "labels" not in dataset.values or self.num_classes == 1:
+            return
+        labels = dataset.values["labels"]
+        present = set((labels if labels.ndim == 1 else np.nonzero(labels)[1]).tolist())
+        missing = [name for number, name in enumerate(self.label_names) if number not in present]
+        if missing:
+            shown = ", ".join(map(repr, missing[:9])) + (", ..." if len(missing) > 9 else "")
+            warnings.warn(
+                f"The training data has no example of {len(missing)} of the {self.num_classes} "
+                f"classes: {shown}. The model will not learn to give them.",
+                stacklevel=5,
+            )
+
+    def likeliest(self, x, batch_size=None, top_k=None, threshold=None, alone=False) -> list:
+        """What `classify` gives; `alone`: `x` has one row, and its result is wanted."""
+        top_k = check_int("top_k", top_k, at_least=1, none=True)
+        threshold = check_number("threshold", threshold, at_least=0, at_most=1, none=True)
+        if self.num_classes == 1:
+            raise ValueError("This task is a regression (num_classes=1): `predict` gives numbers.")
+        logits = self.predict(x, batch_size=batch_size, verbose=0)
+        single = top_k is None and threshold is None and not self.multi_label
+        if threshold is None:
+            threshold = 0.5 if self.multi_label and top_k is None else 0.0
+        found = []
+        for row in sigmoid(logits) if self.multi_label else softmax(logits):
+            order = np.argsort(-row, kind="stable")[: 1 if single else top_k]
+            pairs = [(self.label_names[i], float(row[i])) for i in order if row[i] >= threshold]
+            found.append(pairs[0] if single else pairs)
+        return found[0] if alone else found
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **super().head_values(config, values),
+            "multi_label": bool(values.get("multi_label")),
+        }
