@@ -18,7 +18,9 @@ What there is:
 
     TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
+    ImageClassifier     likewise, on images
     Tokenizer           text to ids and back
+    ImageProcessor      images to arrays; processors has what reads a folder of them
     TransformerConfig   the values that make a model; models.Encoder(config) builds it
     layers, models      the parts, for a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
@@ -47,6 +49,7 @@ from keras_transformer import (  # noqa: E402
     layers,
     models,
     planning,
+    processors,
     training,
 )
 from keras_transformer.checkpoints import (  # noqa: E402
@@ -60,8 +63,10 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
+from keras_transformer.processors import ImageProcessor  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     CausalLM,
+    ImageClassifier,
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
@@ -74,12 +79,21 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
 # Presets name them, and so does the command.
 register_tasks(
-    CausalLM, MaskedLM, QuestionAnswerer, Seq2SeqLM, TextClassifier, TextEmbedder, TokenClassifier
+    CausalLM,
+    ImageClassifier,
+    MaskedLM,
+    QuestionAnswerer,
+    Seq2SeqLM,
+    TextClassifier,
+    TextEmbedder,
+    TokenClassifier,
 )
 
 __all__ = [
     "Backbone",
     "CausalLM",
+    "ImageClassifier",
+    "ImageProcessor",
     "MaskedLM",
     "QuestionAnswerer",
     "Seq2SeqLM",
@@ -98,6 +112,7 @@ __all__ = [
     "list_presets",
     "models",
     "planning",
+    "processors",
     "to_keras_hub",
     "training",
     "tune_process",

@@ -140,10 +140,12 @@ def _load_task(
     head = SavedHead(preset, task_class, saved, given, parameters)
     if load_weights:
         check(preset, config, head.shapes(config), name)
-    if task_class.processor_class.has_tokenizer:
+    kind = task_class.processor_class
+    if kind.has_tokenizer:
         processor = _tokenizer(preset, load_weights)
     else:
-        processor = task_class.processor_class.from_files(preset.directory)
+        folder = preset.folder_of(kind.files) if kind.files else preset
+        processor = folder and kind.from_files(folder.directory)
     backbone = _build(config, metadata, dtype, load_weights)
     with head.naming_values():
         try:

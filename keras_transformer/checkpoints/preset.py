@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,16 @@ class Preset(os.PathLike):
             ConnectionError, FileNotFoundError, PermissionError: if they are on the hub and cannot
                 be downloaded.
         """
-        if any(self.file(name).is_file() for name in TOKENIZER_FILES):
+        return self.folder_of(TOKENIZER_FILES)
+
+    def folder_of(self, names: Sequence[str]) -> "Preset | None":
+        """The preset whose folder holds one of the files, likewise."""
+        if any(self.file(name).is_file() for name in names):
             return self
         if self._pointer is None:
             return None
         folder = self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
-        return Preset(self.name, folder).tokenizer
+        return Preset(self.name, folder).folder_of(names)
 
     @functools.cached_property
     def weights(self) -> "Preset":

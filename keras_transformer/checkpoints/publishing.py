@@ -35,6 +35,7 @@ TOKENIZER_PARTS = (
     *FURTHER_FILES,
     "additional_chat_templates",
     "preprocessor.json",
+    "preprocessor_config.json",
     "processor.*",
     "assets/tokenizer",
 )

@@ -113,6 +113,7 @@ def layers(
     line: type[Weight] = Weight,
     ends: tuple[str, str] = (".weight", ".bias"),
     transpose: bool = True,
+    convolution: bool = False,
     **options: Any,
 ) -> tuple[Weight, ...]:
     """The lines of whole layers, by our path of each and theirs, and further values of a line."""
@@ -121,7 +122,8 @@ def layers(
     lines: list[Weight] = []
     for mine, its in table.items():
         path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
-        parts = [("kernel", first, {"transpose": transpose}), ("bias", second, {})]
+        kernel = {"convolution": True} if convolution else {"transpose": transpose}
+        parts = [("kernel", first, kernel), ("bias", second, {})]
         if path.endswith("norm"):
             parts = [
                 (name, tensor, {"when": ("normalization", kind)})

@@ -1,8 +1,9 @@
 """Tasks: backbones with a head and a processor, which users load, fit and ask."""
 
+from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.causal_lm import CausalLM
+from keras_transformer.tasks.image_classifier import ImageClassifier
 from keras_transformer.tasks.masked_lm import MaskedLM
-from keras_transformer.tasks.processor import Processor
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
 from keras_transformer.tasks.task import Task
@@ -13,6 +14,7 @@ from keras_transformer.tasks.token_classifier import TokenClassifier
 
 __all__ = [
     "CausalLM",
+    "ImageClassifier",
     "MaskedLM",
     "Processor",
     "QuestionAnswerer",

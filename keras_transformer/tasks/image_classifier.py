@@ -23,10 +23,9 @@ IMAGE_POOLINGS = ("first", "mean", "first_and_mean", "attention")
 class ImageClassifier(RowClassifier):
     """A backbone of images with a linear layer on one state of an image. Returns logits.
 
-    With `pooling="first"` that is the state of the class token, through the backbone's pooler if it
-    has one; with `"mean"` the mean over the patches; with `"first_and_mean"` both side by side
-    (DINOv2); with `"attention"` a mean whose weights are a softmax over a linear layer of the
-    states (CCT).
+    With `pooling="first"` that is the state of the class token; with `"mean"` the mean over the
+    patches; with `"first_and_mean"` both side by side (DINOv2); with `"attention"` a mean whose
+    weights are a softmax over a linear layer of the states (CCT).
 
     Images are paths, bytes, PIL images, arrays `(height, width, channels)` of 0 to 255, or what
     else `processors.ImageProcessor` takes, of any sizes. They are read when a batch is made.
@@ -47,6 +46,8 @@ class ImageClassifier(RowClassifier):
             `"mean"` for others.
         name: str.
         multi_label: bool, whether several classes of an image may be right.
+        distilled: bool, for a backbone with a distillation token: two linear layers, on the states
+            of both tokens, whose mean the logits are (DeiT).
         hidden_activation, hidden_bias, block_norm: a hidden layer, as for `TextClassifier`.
 
     Call arguments:
@@ -89,9 +90,8 @@ class ImageClassifier(RowClassifier):
     alias = "image_classification"
     published_as = ("ForImageClassification",)
     takes_records = False
-    reads_pooler = True
     row_unit = "image"
-    task_options = (*RowClassifier.task_options, "pooling")
+    task_options = (*RowClassifier.task_options, "pooling", "distilled")
     augmentation: keras.layers.Layer | None = None
 
     def __init__(
@@ -104,6 +104,7 @@ class ImageClassifier(RowClassifier):
         pooling: str | None = None,
         name: str | None = None,
         multi_label: bool = False,
+        distilled: bool = False,
         hidden_activation: str | None = None,
         hidden_bias: bool = True,
         block_norm: bool = False,
@@ -115,14 +116,18 @@ class ImageClassifier(RowClassifier):
                 "ImageClassifier needs a backbone that reads images: give the config a `stem`, "
                 "such as {'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}."
             )
-        values = self.head_values(backbone.config, {"pooling": pooling})
+        values = self.head_values(backbone.config, {"pooling": pooling, "distilled": distilled})
         self.pooling = check_choice("pooling", values["pooling"], IMAGE_POOLINGS)
-        self.first_only = self.pooling == "first"
+        self.distilled = values["distilled"]
+        if self.distilled and not getattr(backbone.config.stem, "distillation_token", False):
+            raise ValueError("`distilled` needs a backbone whose stem has a `distillation_token`.")
+        self.first_only = self.pooling == "first" and not self.distilled
         self.pooling_dense = None
         if self.pooling == "attention":
             self.pooling_dense = self._dense(1, "pooling")
         width = backbone.config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
-        self.output_dense = self._dense(self.num_classes, "output", width=width)
+        names = ("class_output", "distillation_output") if self.distilled else ("output",)
+        self.outputs_dense = [self._dense(self.num_classes, name, width=width) for name in names]
         self.built = True
         self.compile_usual(multi_label)
 
@@ -155,14 +160,20 @@ class ImageClassifier(RowClassifier):
         return super().call(inputs, collect=collect, training=training)
 
     def head_outputs(self, states, inputs, training: bool):
+        if self.distilled:
+            both = zip(self.outputs_dense, (states[:, 0], states[:, 1]), strict=True)
+            first, second = (
+                layer(self.dropout_layer(state, training=training)) for layer, state in both
+            )
+            return (first + second) / 2
         state = self._pooled(states)
         if self.hidden_dense is not None:
             state = self.hidden(self.dropout_layer(state, training=training))
-        return self.output_dense(self.dropout_layer(state, training=training))
+        return self.outputs_dense[0](self.dropout_layer(state, training=training))
 
     def _pooled(self, states):
         if self.pooling == "first":
-            return self.backbone.pool(states)
+            return states[:, 0]
         if self.pooling == "attention":
             weights = ops.softmax(ops.cast(self.pooling_dense(states), "float32"), axis=1)
             return ops.sum(states * ops.cast(weights, states.dtype), axis=1)
@@ -224,6 +235,7 @@ class ImageClassifier(RowClassifier):
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,
+            "distilled": bool(values.get("distilled")),
         }
 
     @classmethod
@@ -231,8 +243,13 @@ class ImageClassifier(RowClassifier):
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         shapes = super().head_shapes(config, values)
-        pooling = cls.head_values(config, values)["pooling"]
-        if pooling == "first_and_mean":
+        head = cls.head_values(config, values)
+        pooling = head["pooling"]
+        if head["distilled"]:
+            parts = {name: shapes.pop(f"output/{name}") for name in ("kernel", "bias")}
+            outputs = ("class_output", "distillation_output")
+            shapes |= {f"{output}/{name}": parts[name] for output in outputs for name in parts}
+        if pooling == "first_and_mean" and not head["distilled"]:
             rows, classes = shapes["output/kernel"]
             shapes["output/kernel"] = (2 * rows, classes)
         if pooling == "attention":

@@ -22,10 +22,10 @@ from keras_transformer.models.inputs import check_positions
 from keras_transformer.models.turns import ThreadSafe, Turns, reads
 from keras_transformer.notebook import model_table
 from keras_transformer.planning.flops import flops_per_token
+from keras_transformer.processors.processor import Processor
 from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tasks.one_text import OneText
-from keras_transformer.tasks.processor import Processor
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs

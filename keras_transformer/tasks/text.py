@@ -13,9 +13,9 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records, TokenRows
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
+from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks import streams
 from keras_transformer.tasks.inputs import listed
-from keras_transformer.tasks.processor import Processor
 from keras_transformer.tokenizers import Tokenizer
 
 # The words that two windows share, in tokens (Devlin et al. 2018, the published SQuAD code).

@@ -46,6 +46,7 @@ from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.vit import DEIT, VIT
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -100,6 +101,8 @@ FAMILIES = {
         LED,
         LONGT5,
         PEGASUS,
+        VIT,
+        DEIT,
     )
 }
 

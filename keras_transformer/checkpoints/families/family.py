@@ -201,10 +201,12 @@ class Family:
 
     def _within_vocabulary(self, task: dict[str, Any], values: Values) -> dict[str, Any]:
         """Without token ids that the vocabulary lacks: small models keep the published ones."""
-        theirs, field = next(
-            (name, field) for name, field in self.fields.items() if field.ours == "vocabulary_size"
+        sizes = (
+            values.get(name, field.default)
+            for name, field in self.fields.items()
+            if field.ours == "vocabulary_size"
         )
-        size = values.get(theirs, field.default)
+        size = next(sizes, None)  # A model of images has none.
         if not isinstance(size, int):
             return task
         ends = [i for i in task.pop("end_ids", ()) if i < size]

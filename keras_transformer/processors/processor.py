@@ -57,6 +57,8 @@ class Processor(abc.ABC):
     options: ClassVar[tuple[str, ...]] = ()  # of `make_dataset`, which `fit` takes too
     kind: ClassVar[str] = "processor"  # what errors call it
     has_tokenizer: ClassVar[bool] = False
+    # Its files in a preset; a task of a preset that has none of them takes arrays only.
+    files: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, given: Any) -> Self | None:
@@ -74,7 +76,7 @@ class Processor(abc.ABC):
 
     @abc.abstractmethod
     def save(self, directory: str) -> None:
-        """Writes its files into a folder, each named `processor.` and something, as `.json`."""
+        """Writes its files into a folder: its `files`, or named `processor.` and something."""
 
     @classmethod
     @abc.abstractmethod
