@@ -29,14 +29,14 @@ def export_to_huggingface(
     dtype: str | None = None,
     family: str | None = None,
 ) -> None:
-    """Writes a folder that the Transformers library loads: config, weights, tokenizer.
+    """Writes a folder that the Transformers library loads: config, weights, processor.
 
     A `TextEmbedder` is written for sentence-transformers. What the checkpoint that a model was
     loaded from says of generation goes along, with the token ids of the model. The folder appears
     complete or not at all.
 
     Args:
-        model: a backbone, or a task, whose head and tokenizer are written too.
+        model: a backbone, or a task, whose head and processor are written too.
         directory: the folder: new, empty, or that of a preset.
         dtype: `"float32"` or `"float16"` for the stored weights. Defaults to theirs.
         family: the published architecture, a `model_type` such as `"roberta"`. Defaults to the one
@@ -76,8 +76,9 @@ def export_to_huggingface(
     tensors = _tensors(chosen, backbone, head, {} if pooled else getattr(model, "head", {}))
     with atomic_directory(directory) as folder:
         save_tensors(folder / WEIGHTS_FILE, tensors, dtype)
-        if tokenizer is not None:
-            tokenizer.save(folder)
+        processor = getattr(model, "processor", None)
+        if processor is not None:
+            processor.save(folder)
         if pooled:
             sentence_transformers.write_embedder(folder, model, task, dtype)
         if head is not None and TASKS[head["name"]].generates:

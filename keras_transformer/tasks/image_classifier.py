@@ -92,7 +92,6 @@ class ImageClassifier(RowClassifier):
     takes_records = False
     row_unit = "image"
     task_options = (*RowClassifier.task_options, "pooling", "distilled")
-    augmentation: keras.layers.Layer | None = None
 
     def __init__(
         self,
@@ -122,7 +121,9 @@ class ImageClassifier(RowClassifier):
         if self.distilled and not getattr(backbone.config.stem, "distillation_token", False):
             raise ValueError("`distilled` needs a backbone whose stem has a `distillation_token`.")
         self.first_only = self.pooling == "first" and not self.distilled
-        self.pooling_dense = None
+        if self.hidden_dense is not None and (self.distilled or self.pooling == "first_and_mean"):
+            raise ValueError("A hidden layer is of one state: it needs another `pooling`.")
+        self.augmentation = self.pooling_dense = None
         if self.pooling == "attention":
             self.pooling_dense = self._dense(1, "pooling")
         width = backbone.config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
@@ -200,6 +201,7 @@ class ImageClassifier(RowClassifier):
             return inputs, *(arrays[name] for name in values)
 
         columns = {"place": np.zeros((len(images), 1), "int32")}
+        options["max_buckets"] = 1
         return self._bucketed(columns, make_batch, values=values, **options)
 
     @reads

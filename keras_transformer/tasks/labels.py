@@ -47,9 +47,14 @@ def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
 
 
 def class_rows(
-    y: Any, count: int, num_classes: int, labels: list[str] | None, multi_label: bool
+    y: Any,
+    count: int,
+    num_classes: int,
+    labels: list[str] | None,
+    multi_label: bool,
+    unit: str = "text",
 ) -> np.ndarray | None:
-    """Labels that are a row for each text, float32 `(count, num_classes)`; None for one a text."""
+    """Labels that are a row for each `unit`, float32 `(count, num_classes)`; None for one."""
     array = _matrix(y, count, num_classes)
     if array is not None and not np.isfinite(array).all():
         raise ValueError(f"`y[{np.argwhere(~np.isfinite(array))[0][0]}]` holds no finite numbers.")
@@ -60,7 +65,7 @@ def class_rows(
     rows = plain(y, "`y`") if is_column(y) or hasattr(y, "tolist") else y
     if not isinstance(rows, Sequence) or isinstance(rows, str) or len(rows) != count:
         raise ValueError(
-            f"`y` must be a list with the labels of each text, {count} in all, or an array of 0 "
+            f"`y` must be a list with the labels of each {unit}, {count} in all, or an array of 0 "
             f"and 1 of shape {(count, num_classes)}, received {describe(y)}."
         )
     array = np.zeros((count, num_classes), "float32")
@@ -84,11 +89,11 @@ def check_probabilities(rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def real_numbers(y: Any, count: int) -> np.ndarray:
+def real_numbers(y: Any, count: int, unit: str = "text") -> np.ndarray:
     """The numbers that a regression learns, as float32 `(count,)`; also where they are text."""
     if is_frame(y) or getattr(y, "shape", None) == (count, 1):
         y = np.asarray(y).reshape(-1)
-    rows = _rows(y, count, "text", "y")
+    rows = _rows(y, count, unit, "y")
     if rows.dtype.kind not in "iufb":
         for row, number in enumerate(rows.tolist()):
             try:
@@ -159,7 +164,8 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
 
 def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     """The labels as an array with one axis; of objects where they are not of one kind."""
-    expected = f"`{name}` must be one label a {unit}, {count} in all"
+    article = "an" if unit[0] in "aeiou" else "a"
+    expected = f"`{name}` must be one label {article} {unit}, {count} in all"
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         raise ValueError(f"{expected}, received {describe(y)}.")
     y = plain(y, f"`{name}`") if is_column(y) else y

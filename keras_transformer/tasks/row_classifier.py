@@ -29,6 +29,7 @@ class RowClassifier(Classifier):
     """A classifier whose labels are of whole rows. `num_classes=1` is a regression."""
 
     fewest_classes = 1
+    row_unit = "text"  # what errors call a row
     published_head = (LABELS, PROBLEM)
     task_options = (*Classifier.task_options, "multi_label")
 
@@ -54,15 +55,16 @@ class RowClassifier(Classifier):
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
         """Labels as the loss takes them; `of_file`: the different ones of a file."""
         if self.num_classes == 1:
-            return real_numbers(y, count)
-        rows = class_rows(y, count, self.num_classes, self.labels, self.multi_label)
+            return real_numbers(y, count, self.row_unit)
+        given = (self.num_classes, self.labels, self.multi_label, self.row_unit)
+        rows = class_rows(y, count, *given)
         by_number = loss_name(self) in OF_CLASSES
         if rows is None:
             if of_file:
                 numbers = [class_number(label, self.num_classes, self.labels) for label in y]
                 found = np.asarray(numbers, "int32")
             else:
-                found = self._class_numbers(y, count)
+                found = self._class_numbers(y, count, self.row_unit)
             by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
             return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
         if by_number:

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from tests.checkpoints import family_decoders, family_encoders, family_seq2seqs
+from tests.checkpoints import family_decoders, family_encoders, family_images, family_seq2seqs
 
-CONFIGS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
+OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
+CONFIGS = {**OF_TEXTS, **family_images.CONFIGS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -22,13 +23,13 @@ LANGUAGE_MODELS = {
 
 
 def cases(*kinds):
-    """`(model_type, number of the config)` of the families of these kinds, or of all."""
+    """`(model_type, number of the config)` of the families of texts of these kinds, or of all."""
     from keras_transformer.checkpoints.families import FAMILIES
 
     assert set(CONFIGS) == set(FAMILIES), "every family has its configs here"
     return [
         (model_type, number)
-        for model_type, (_, configs) in CONFIGS.items()
+        for model_type, (_, configs) in OF_TEXTS.items()
         for number in range(len(configs))
         if not kinds or FAMILIES[model_type].constants["kind"] in kinds
     ]

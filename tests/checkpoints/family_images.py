@@ -1,0 +1,23 @@
+"""Configs of small models of images, by family: Transformers' prefix, and the values of each."""
+
+_SIZES = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": 20,
+    "patch_size": 5,
+}
+_OTHER = {
+    **_SIZES,
+    "num_channels": 2,
+    "image_size": [15, 20],
+    "hidden_act": "quick_gelu",
+    "qkv_bias": False,
+    "layer_norm_eps": 1e-3,
+}
+
+CONFIGS = {
+    "vit": ("ViT", [_SIZES, _OTHER]),
+    "deit": ("DeiT", [_SIZES, _OTHER]),
+}

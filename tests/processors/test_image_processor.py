@@ -1,0 +1,229 @@
+"""The processor of images: its values against Transformers' classes, and what is no image."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_transformer as kt
+from keras_transformer.processors.image_files import read_image
+
+pytestmark = pytest.mark.backend_independent
+
+PUBLISHED = ("ViT", "DeiT", "Beit", "CLIP", "Siglip", "Bit", "Blip")
+
+
+def picture(height=57, width=91, seed=0, mode="RGB"):
+    shape = (height, width, len(Image.new(mode, (1, 1)).getbands()))
+    values = np.random.default_rng(seed).integers(0, 256, shape, "uint8")
+    return Image.fromarray(values.squeeze() if shape[2] == 1 else values, mode)
+
+
+def encoded(image, format="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def theirs(name, **values):
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, f"{name}ImageProcessor")(**values)
+
+
+def pixels(processor, images):
+    values = processor([image.convert("RGB") for image in images])["pixel_values"]
+    return np.stack([np.moveaxis(np.asarray(each), 0, -1) for each in values])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"size": {"height": 40, "width": 31}, "do_center_crop": False},
+        {"size": {"shortest_edge": 33}, "do_center_crop": True, "crop_size": 32, "resample": 2},
+        {"size": {"height": 20, "width": 20}, "do_center_crop": True, "crop_size": 29},
+        {"do_rescale": False, "image_mean": [9.0, 8.0, 7.0], "image_std": [2.0, 3.0, 4.0]},
+        {"do_normalize": False, "rescale_factor": 1 / 128, "resample": 0},
+    ],
+)
+def test_pixels_are_those_of_transformers(name, values, tmp_path):
+    reference = theirs(name, **values)
+    images = [picture(57, 91), picture(80, 33, seed=1)]
+    if "shortest_edge" in reference.size and not reference.do_center_crop:
+        images = images[:1]
+    reference.save_pretrained(tmp_path / "theirs")
+    processor = kt.ImageProcessor.from_files(tmp_path / "theirs")
+    expected = pixels(reference, images)
+    assert np.abs(processor(images) - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+
+    (tmp_path / "ours").mkdir()
+    processor.save(tmp_path / "ours")
+    from transformers import AutoImageProcessor
+
+    again = AutoImageProcessor.from_pretrained(tmp_path / "ours")
+    assert np.abs(pixels(again, images) - expected).max() <= 1e-6
+    assert kt.ImageProcessor.from_files(tmp_path / "ours").values() == processor.values()
+
+
+def test_files_of_older_releases():
+    clip = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 24, "crop_size": 24}
+    assert kt.ImageProcessor.from_values(clip).size == {"shortest_edge": 24}
+    vit = {"feature_extractor_type": "ViTFeatureExtractor", "size": 24}
+    assert kt.ImageProcessor.from_values(vit).size == {"height": 24, "width": 24}
+    assert kt.ImageProcessor.from_values({}).resample == 2
+
+
+def test_what_an_image_may_be(tmp_path):
+    image = picture()
+    image.save(tmp_path / "a.png")
+    array, content = np.asarray(image), encoded(image)
+    given = [
+        image, array, array.astype("int64"), array / 255.0, content, {"bytes": content},
+        {"bytes": None, "path": str(tmp_path / "a.png")}, str(tmp_path / "a.png"),
+        tmp_path / "a.png",
+    ]  # fmt: skip
+    processor = kt.ImageProcessor(size=16)
+    made = processor(given)
+    assert made.shape == (len(given), 16, 16, 3) and made.dtype == np.float32
+    assert np.abs(made - made[:1]).max() == 0
+    assert (processor(np.stack([array, array])) == made[:2]).all()
+    assert (processor(array) == made[:1]).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "P", "CMYK", "1"])
+def test_other_modes(mode):
+    image = picture(8, 9).convert(mode)
+    expected = np.asarray(image.convert("RGB"))
+    assert (read_image(image) == expected).all()
+    if mode in ("L", "RGBA"):
+        assert (read_image(np.asarray(image)) == expected).all()
+
+
+def test_sixteen_bits():
+    array = (np.arange(12).reshape(3, 4) * 5000).astype("uint16")
+    found = read_image(encoded(Image.fromarray(array)))
+    assert (found == (array // 256)[..., None]).all()
+
+
+def test_orientation_of_a_camera():
+    image = picture(4, 6)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    found = read_image(encoded(image, "PNG", exif=exif))
+    assert (found == np.rot90(np.asarray(image), 3)).all()
+
+
+def test_one_pixel_and_an_animation():
+    processor = kt.ImageProcessor(size=8)
+    assert (processor([np.full((1, 1, 3), 255, "uint8")]) == 1).all()
+    frames = [Image.new("RGB", (4, 4), color) for color in ("white", "black")]
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert (processor([content]) == 1).all()
+
+
+def bomb():
+    """A file that says that it has 50,000 x 50,000 pixels."""
+    content = bytearray(encoded(Image.new("1", (8, 8))))
+    import zlib
+
+    content[16:24] = (50_000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (encoded(picture())[:200], "`x.1.` cannot be read as an image: .*Is the file whole"),
+        (b"", "`x.1.` is no image"),
+        (b"a text, and no image", "`x.1.` cannot be read"),
+        (bomb(), "`x.1.` (is too large|has 50,000 x 50,000)"),
+        (np.zeros((3, 8, 9), "uint8"), "channels are in front: give `np.moveaxis"),
+        (np.zeros((8, 9, 5), "uint8"), "with 1, 3 or 4 channels"),
+        (np.zeros((0, 9, 3), "uint8"), "`x.1.` has no pixels"),
+        (np.full((4, 4, 3), np.nan), "NaN or infinite"),
+        (np.full((4, 4, 3), 7.5), "floats from 7.5 to 7.5; those of an image are from 0 to 1"),
+        (np.full((4, 4, 3), 300), "must hold numbers from 0 to 255"),
+        (np.zeros((20_000, 20_000, 1), "uint8"), "20,000 x 20,000 pixels"),
+        (None, "`x.1.` must be an image: a path, bytes"),
+        (5, "`x.1.` must be an image"),
+    ],
+)
+def test_no_image(image, message):
+    with pytest.raises(ValueError, match=message):
+        kt.ImageProcessor(size=8)([picture(), image])
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`x\[0\]`: there is no file .*missing.png"):
+        kt.ImageProcessor(size=8)([tmp_path / "missing.png"])
+    (tmp_path / "text.png").write_text("a text")
+    with pytest.raises(ValueError, match=r"`x\[0\]`, the file `.*text.png` cannot be read"):
+        kt.ImageProcessor(size=8)([tmp_path / "text.png"])
+
+
+def test_sizes_that_differ():
+    processor = kt.ImageProcessor(size=None)
+    assert processor([picture(4, 5)]).shape == (1, 4, 5, 3)
+    with pytest.raises(ValueError, match="2 sizes, such as .*Give the processor a `size`"):
+        processor([picture(4, 5), picture(5, 4)])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": 0}, "`size.'height'.` must be an integer of at least 1|from 1 to"),
+        ({"size": {"width": 5}}, "`size` must be a number, .height, width., or"),
+        ({"crop_size": {"shortest_edge": 5}}, "`crop_size` must be a number"),
+        ({"resample": 9}, "`resample`"),
+        ({"mean": None}, "`mean` and `std` go together"),
+        ({"mean": [1, 2]}, "`mean` must be three numbers"),
+        ({"std": [1, 0, 1]}, "`std` must be above 0"),
+        ({"rescale_factor": "1"}, "`rescale_factor` must be a number"),
+    ],
+)
+def test_wrong_values(values, message):
+    with pytest.raises(ValueError, match=message):
+        kt.ImageProcessor(**values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "holds .* and no object"),
+        ("{", "preprocessor_config.json: "),
+        ('{"image_processor_type": "OtherImageProcessor"}', "'OtherImageProcessor' are not supp"),
+        ('{"do_resize": "yes"}', "`do_resize` must be"),
+        ('{"size": {"height": 1e9, "width": 3}}', "size"),
+    ],
+)
+def test_wrong_files(content, message, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        kt.ImageProcessor.from_files(tmp_path)
+
+
+def test_a_folder_by_class(tmp_path):
+    for place in ("cat/2.jpg", "cat/1.PNG", "dog/1.webp", "dog/notes.txt", "loose.png"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(encoded(picture()))
+    images, labels = kt.processors.image_folder(tmp_path)
+    assert labels == ["cat", "cat", "dog"]
+    assert [path.removeprefix(f"{tmp_path}/") for path in images] == [
+        "cat/1.PNG", "cat/2.jpg", "dog/1.webp",
+    ]  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no images: it must have a folder for each class"):
+        kt.processors.image_folder(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        kt.processors.image_folder(tmp_path / "none")
+
+
+def test_values_are_plain_json(tmp_path):
+    processor = kt.ImageProcessor(size=(8, 9), crop_size=8)
+    processor.save(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == processor.values()
+    assert kt.ImageProcessor.unpacked(processor.packed()).values() == processor.values()

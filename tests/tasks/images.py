@@ -1,0 +1,44 @@
+"""Small models of images, and images of two classes that tell them apart."""
+
+import numpy as np
+
+import keras_transformer as kt
+
+LABELS = ["dark", "bright"]
+
+
+def config(stem, **values):
+    return kt.TransformerConfig(
+        kind="encoder",
+        vocabulary_size=0,
+        hidden_dim=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_dim=24,
+        position="learned",
+        normalize_first=True,
+        stem=stem,
+        **values,
+    )
+
+
+def patches(**values):
+    return config({"kind": "patches", "image_size": (12, 16), "patch_size": 4, **values})
+
+
+def convolutions(**values):
+    return config({"kind": "convolutions", "image_size": (12, 16), "filters": (6,), **values})
+
+
+def classifier(backbone_config=None, dtype=None, **options):
+    backbone = kt.models.Encoder(backbone_config or patches(), dtype=dtype)
+    if "num_classes" not in options:
+        options.setdefault("labels", LABELS)
+    return kt.ImageClassifier(backbone, kt.ImageProcessor(size=(12, 16)), **options)
+
+
+def pictures(count=16, seed=0):
+    """Images of several sizes, dark and bright by turns, and their labels."""
+    random = np.random.default_rng(seed)
+    made = [random.integers(0, 60, (10 + i % 5, 14, 3)) + 190 * (i % 2) for i in range(count)]
+    return [image.astype("uint8") for image in made], [LABELS[i % 2] for i in range(count)]
