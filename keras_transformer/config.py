@@ -152,6 +152,9 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     residual_scale: float = option(
         "factor of what a sub-layer gives, before it is added (Granite).", 1.0, positive=True
     )
+    trained_residual_scale: bool = option(
+        "a trained factor of each feature of what a sub-layer gives, besides (CaiT, DINOv2).", False
+    )
     convolution_size: int = option(
         '`"encoder"` only. A convolution over so many neighbouring tokens, an odd number, of what '
         "a block is given, added to what it gives (DeBERTa v2). 0 for none.",

@@ -64,6 +64,7 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
             f"{name}/score/kernel", "num_heads", "head_dim", "max_sequence_length", score="location"
         ),
         *weight_of(f"{name}/sinks", "num_heads", attention_sinks=True),
+        *weight_of(f"{name}_scale", "hidden_dim", trained_residual_scale=True),
         *norms_of(name, **({"attention_normalization": True} if name == "self_attention" else {})),
     )
 
@@ -101,11 +102,15 @@ _FEED_FORWARD = (
     *_feed_forward("feed_forward", "intermediate_dim", num_experts=False),
     *_EXPERTS,
     *norms_of("feed_forward", share_normalization=False),
+    *weight_of("feed_forward_scale", "hidden_dim", trained_residual_scale=True),
 )
 # What an encoder's block may have beside its attention.
 _CONVOLUTION = (
     *dense_of("convolution", "neighbours", "hidden_dim", convolution_size=True),
     *norms_of("convolution", {"convolution_size": True}, convolution_size=True),
+    *weight_of(
+        "convolution_scale", "hidden_dim", trained_residual_scale=True, convolution_size=True
+    ),
 )
 
 # `layers.EncoderBlock`, and `layers.DecoderBlock` without and with the states of an encoder.

@@ -65,6 +65,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         parallel_residual: bool, with `normalize_first` only.
         share_normalization: bool, one pre-norm for both sub-layers. With `parallel_residual` only.
         residual_scale: float, factor of each sub-layer's output.
+        trained_residual_scale: bool, a trained factor of each feature of it, besides.
         convolution_size: int, the odd kernel size of a convolution of the block's inputs, a
             sub-layer after the other two (DeBERTa v2). 0 for none.
         convolution_activation: as `activation`, of the convolution.
@@ -134,6 +135,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         parallel_residual: bool = False,
         share_normalization: bool = False,
         residual_scale: float = 1.0,
+        trained_residual_scale: bool = False,
         convolution_size: int = 0,
         convolution_activation: str | Callable = "gelu",
         dropout: float = 0.0,
@@ -159,6 +161,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self.parallel_residual = parallel_residual
         self.share_normalization = share_normalization
         self.residual_scale = residual_scale
+        self.trained_residual_scale = trained_residual_scale
         self.num_heads, self.head_dim = num_heads, head_dim
         self._of_self = {name: attention.pop(name) for name in _OF_SELF & set(attention)}
         self.rotary, self.window = self._of_self.get("rotary"), self._of_self.get("window")
@@ -233,6 +236,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         for norm in self._norms(sublayer):
             if norm is not None:
                 norm.build(input_shape)
+        if self.trained_residual_scale:
+            name = f"{sublayer}_scale"
+            setattr(self, name, self.add_weight(input_shape[-1:], "ones", name=name))
 
     def _attention(self, hidden_dim: int, **options) -> MultiHeadAttention:
         if self.head_dim is None and hidden_dim % self.num_heads:
@@ -309,6 +315,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         output = function(norm(inputs) if before else inputs)
         output = output if output_norm is None else output_norm(output)
         output = output if self.residual_scale == 1 else output * self.residual_scale
+        if self.trained_residual_scale:
+            output = output * getattr(self, f"{name}_scale")
         x = residual + self.dropout_layer(output, training=training)
         return x if self.normalize_first or norm is None else norm(x)
 

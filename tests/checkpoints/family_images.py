@@ -17,7 +17,11 @@ _OTHER = {
     "layer_norm_eps": 1e-3,
 }
 
+_GATED = {**_SIZES, "patch_size": 4, "mlp_ratio": 3, "use_swiglu_ffn": True, "qkv_bias": False}
+_RATIO = {**_SIZES, "mlp_ratio": 2, "image_size": 25}
+
 CONFIGS = {
     "vit": ("ViT", [_SIZES, _OTHER]),
     "deit": ("DeiT", [_SIZES, _OTHER]),
+    "dinov2": ("Dinov2", [_RATIO, _GATED]),
 }

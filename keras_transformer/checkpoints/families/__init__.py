@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.bloom import BLOOM
 from keras_transformer.checkpoints.families.cohere import COHERE
 from keras_transformer.checkpoints.families.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
+from keras_transformer.checkpoints.families.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.falcon import FALCON
@@ -103,6 +104,7 @@ FAMILIES = {
         PEGASUS,
         VIT,
         DEIT,
+        DINOV2,
     )
 }
 
