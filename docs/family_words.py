@@ -213,6 +213,12 @@ def special(family: Family) -> list[str]:
         other = other if config.parallel_residual else ", if the config says so"
         other = "" if "parallel_residual" in family.constants else other
         parts.append(f"attention and feed-forward side by side{norm}{other}")
+    if config.stem is not None:
+        tokens = ["a class token"] * config.stem.class_token
+        tokens += ["one of distillation"] * config.stem.distillation_token
+        parts.append(f"patches of images, behind {' and '.join(tokens)}")
+    if config.trained_residual_scale:
+        parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
     theirs = family.published_config(config)

@@ -18,10 +18,14 @@ from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.families.family import ACTIVATIONS as THEIR_ACTIVATIONS
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.keras_hub.families import KERAS_HUB
-from keras_transformer.config import KINDS
 
 PAGE = Path(__file__).with_name("families.md")
-TITLES = {"encoder": "Encoders", "decoder": "Decoders", "seq2seq": "Encoder-decoders"}
+TITLES = {
+    "encoder": "Encoders",
+    "decoder": "Decoders",
+    "seq2seq": "Encoder-decoders",
+    "images": "Encoders of images",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,12 @@ class NotCovered:
     what: str
     why: str
     refused: tuple[Mapping[str, Any], ...] = ()
+
+
+def group(family: Family) -> str:
+    """The part of the page that a family is in."""
+    is_text = family.constants.get("vocabulary_size") != 0
+    return family.constants["kind"] if is_text else "images"
 
 
 NOT_COVERED = (
@@ -84,9 +94,7 @@ NOT_COVERED = (
 
 def page() -> str:
     """The text of docs/families.md."""
-    of_kind = {
-        kind: [f for f in FAMILIES.values() if f.constants["kind"] == kind] for kind in KINDS
-    }
+    of_kind = {kind: [f for f in FAMILIES.values() if group(f) == kind] for kind in TITLES}
     everything = [family for families_ in of_kind.values() for family in families_]
     presets = presets_by_family()
     lines = [

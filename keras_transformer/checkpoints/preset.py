@@ -261,6 +261,9 @@ class Preset(os.PathLike):
         config = TransformerConfig.from_dict(self.config.get("backbone"))
         if load_weights and self._pointer is not None:
             config = self._published(config)
+            theirs = self.weights.family.task(self.weights.config)
+            if task is not None and theirs is not None and theirs["name"] == task["name"]:
+                task = theirs | task  # Theirs names the classes, which are many.
             metadata = metadata | self.weights._generation()
         return config, task, metadata
 

@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 
+import keras_transformer as kt
 from keras_transformer.cli.command import Option, option, positive
 from keras_transformer.cli.lines import Asking, asking, decoded, load, one_line, pairs, show_texts
 from keras_transformer.files import read_file
@@ -16,11 +17,11 @@ def _top_k(default: int) -> Option:
 @asking(
     "classify",
     """\
-print the label of texts
+print the label of texts or images
 
 Prints the likeliest label of each text and its probability; as tsv or json all labels, the
-likeliest first. The preset must be a classifier that was trained and saved, as
-TextClassifier.save_to_preset does:
+likeliest first. With a preset that classifies images each TEXT is the path of one. The preset must
+be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
@@ -29,6 +30,7 @@ TextClassifier.save_to_preset does:
 
 examples:
   keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
+  keras-transformer classify --preset cct_tiny_cifar10 photo.jpg
   keras-transformer classify --preset my_classifier < reviews.txt
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
@@ -36,7 +38,7 @@ examples:
     found="classes",
 )
 def _classify(options: argparse.Namespace) -> Asking:
-    task = load("TextClassifier", options.preset, trained=True)
+    task = load("TextClassifier", options.preset, trained=True, also=("ImageClassifier",))
     names = task.label_names
     width = max(map(len, names))
 
@@ -48,6 +50,9 @@ def _classify(options: argparse.Namespace) -> Asking:
     def show(text, rows):
         return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"
 
+    find.takes_files = isinstance(task, kt.ImageClassifier)
+    if find.takes_files and options.pairs:
+        raise ValueError("--pairs is of texts, and the preset classifies images.")
     return find, show
 
 

@@ -47,7 +47,10 @@ def asking(name: str, text: str, *options: Option, found: str | None = None):
     def make(prepare: Callable[[argparse.Namespace], Asking]) -> Command:
         def run(given: argparse.Namespace) -> None:
             chunks = _read_texts(given)
-            _answer_lines(given.format, chunks, *prepare(given), found)
+            find, show = prepare(given)
+            if not getattr(find, "takes_files", False):
+                _tell_of_files(given.texts)
+            _answer_lines(given.format, chunks, find, show, found)
 
         about = text.replace("\nexamples:\n", f"{_ABOUT}\nexamples:\n")
         return Command(name, about, (*_OPTIONS, *options), run)
@@ -55,11 +58,12 @@ def asking(name: str, text: str, *options: Option, found: str | None = None):
     return make
 
 
-def load(name: str, preset, trained: bool = False):
+def load(name: str, preset, trained: bool = False, also: tuple[str, ...] = ()):
     """The task of a preset. That it is of the right kind is seen before its weights are fetched."""
-    task_class = getattr(kt, name)
     opened = kt.checkpoints.resolve_preset(preset)
     saved = opened.description[1]
+    name = saved["name"] if saved is not None and saved["name"] in also else name
+    task_class = getattr(kt, name)
     if trained and (saved is None or saved["name"] != name):
         what = f"a {saved['name']}" if saved else "a backbone alone"
         raise ValueError(
@@ -75,15 +79,19 @@ def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
     for number, text in enumerate(options.texts, 1):
         if not text.strip():
             raise ValueError(f"TEXT {number} is empty.")
-        if os.path.isfile(text):
-            said = f"{shorten(text)} is taken as a text. The lines of that file are: < {text}"
-            print(f"keras-transformer: {said}", file=sys.stderr)
     if options.texts:
         return iter([options.texts])
     if sys.stdin is None or sys.stdin.isatty():
         raise ValueError("There is no text. Give texts in quotes, or lines on standard input.")
     lines = _decoded(sys.stdin.buffer)
     return iter(lambda: list(islice(lines, _CHUNK)), [])
+
+
+def _tell_of_files(texts: list[str]) -> None:
+    for text in texts:
+        if os.path.isfile(text):
+            said = f"{shorten(text)} is taken as a text. The lines of that file are: < {text}"
+            print(f"keras-transformer: {said}", file=sys.stderr)
 
 
 def _decoded(stream: Iterable[bytes]) -> Iterator[str]:

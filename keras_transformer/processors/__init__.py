@@ -1,10 +1,10 @@
 """Processors: from what a user has, such as images, to arrays, and how it is saved."""
 
 from keras_transformer.processors.image import ImageProcessor
-from keras_transformer.processors.image_files import image_folder
+from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.processor import Processor
 
-__all__ = ["ImageProcessor", "Processor", "image_folder"]
+__all__ = ["ImageProcessor", "Processor", "image_folder", "read_image"]
 
 
 def __dir__() -> list[str]:

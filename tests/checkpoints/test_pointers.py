@@ -1,5 +1,6 @@
 """Bundled presets whose weights and tokenizer lie on the hub."""
 
+import dataclasses
 import json
 import logging
 
@@ -11,6 +12,7 @@ from keras_transformer.checkpoints import presets
 from keras_transformer.checkpoints.families.roberta import ROBERTA
 from keras_transformer.checkpoints.hub import HubName
 from tests.checkpoints.conftest import assert_same_values, small_backbone
+from tests.tasks import images
 from tests.tasks.common import ENGLISH, tokenizer
 
 pytestmark = pytest.mark.backend_independent
@@ -85,3 +87,29 @@ def test_without_network_and_weights_it_takes_ids(published, monkeypatch, caplog
     assert task.tokenizer is None and "takes ids only: no network" in caplog.text
     with pytest.raises(FileNotFoundError, match="could not be downloaded"):
         kt.MaskedLM.from_preset("roberta_small")
+
+
+def test_images(tmp_path, monkeypatch):
+    """The processor and the names of the classes, which are many, come from the hub too."""
+    task = images.classifier(images.patches())
+    export_to_huggingface(task, tmp_path / "hub", family="vit")
+    folder = tmp_path / "presets" / "vit_small"
+    folder.mkdir(parents=True)
+    values = {
+        "format": "keras_transformer",
+        "format_version": 1,
+        "backbone": kt.Backbone.from_preset(tmp_path / "hub").config.stated(),
+        "task": {"name": "ImageClassifier", "num_classes": 2},
+        "metadata": {"family": "vit"},
+        "weights": {"format": "huggingface", "hub": "hf://org/vit"},
+    }
+    values["backbone"]["stem"] = dataclasses.asdict(task.backbone.config.stem)
+    (folder / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(HubName, "download", lambda self, patterns: tmp_path / "hub")
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path / "presets")
+    loaded = kt.Task.from_preset("vit_small")
+    assert loaded.labels == images.LABELS
+    assert loaded.processor.values() == task.processor.values()
+    pictures, _ = images.pictures(2)
+    difference = loaded.predict(pictures, verbose=0) - task.predict(pictures, verbose=0)
+    assert abs(difference).max() <= 1e-5

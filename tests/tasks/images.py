@@ -17,6 +17,7 @@ def config(stem, **values):
         intermediate_dim=24,
         position="learned",
         normalize_first=True,
+        normalization_epsilon=1e-12,
         stem=stem,
         **values,
     )
