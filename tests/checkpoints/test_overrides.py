@@ -134,6 +134,8 @@ CHANGES = {
     "encoder": ("seq2seq", {}, {"activation": "tanh"}),
     "decoder": ("seq2seq", {}, {"activation": "tanh"}),
     "layer_pattern": ("decoder", {}, ({"window": 2}, {})),
+    "trained_residual_scale": ("encoder", {}, True),
+    "stem": ("encoder", {}, {"kind": "patches"}),
 }
 
 

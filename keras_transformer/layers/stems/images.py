@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.feed_forward import get_activation
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
@@ -71,7 +71,6 @@ class PatchStem(ImageStem):
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(config, initializer, **kwargs)
         stem = config.stem
-        self._initializer = embedding_initializer(config, initializer)
         self.patches = keras.layers.Conv2D(
             config.embedding_dim,
             stem.patch_size,
@@ -83,6 +82,7 @@ class PatchStem(ImageStem):
             dtype=self.dtype_policy,
         )
         self.tokens = []
+        self.make_rest(initializer)
 
     def build(self, input_shape=None):
         stem = self.config.stem
@@ -90,7 +90,7 @@ class PatchStem(ImageStem):
         for name in ("class_token", "distillation_token"):
             if getattr(stem, name):
                 token = self.add_weight(
-                    (self.config.embedding_dim,), self._initializer, name=f"input_{name}"
+                    (self.config.embedding_dim,), self._embeddings, name=f"input_{name}"
                 )
                 self.tokens.append(token)
         super().build(input_shape)
@@ -163,6 +163,7 @@ class ConvolutionStem(ImageStem):
                 zip((*stem.filters, config.embedding_dim), stem.strides, strict=True)
             )
         ]
+        self.make_rest(initializer)
 
     def build(self, input_shape=None):
         stem = self.config.stem

@@ -15,7 +15,8 @@ from keras_transformer.layers.stems.stem import Stem
 class PositionedStem(Stem):
     """The base of the stems that a config describes.
 
-    A subclass makes the content of the states, and has `positioned` add the rest to it.
+    A subclass makes the layers of the content of its states, then calls `make_rest`, and has
+    `positioned` add the rest to the content.
 
     Args:
         config: `TransformerConfig` of a side.
@@ -27,6 +28,12 @@ class PositionedStem(Stem):
         super().__init__(**kwargs)
         self.config = config
         self._width = config.hidden_dim if config.token_projection else config.embedding_dim
+        # One for all tables: each draws a seed when it is made.
+        self._embeddings = embedding_initializer(config, initializer)
+
+    def make_rest(self, initializer) -> None:
+        """Makes the layers behind the content."""
+        config = self.config
         self.position_embedding = self.embedding_norm = self.embedding_projection = None
         if config.position == "learned":
             self.position_embedding = LearnedPosition(
@@ -34,7 +41,7 @@ class PositionedStem(Stem):
                 self._width,
                 offset=config.position_offset,
                 name="position_embedding",
-                embeddings_initializer=embedding_initializer(config, initializer),
+                embeddings_initializer=self._embeddings,
                 dtype=self.dtype_policy,
             )
         elif config.position == "sinusoidal":

@@ -6,7 +6,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -70,9 +70,10 @@ class TokenStem(PositionedStem):
                 config.segment_vocabulary_size,
                 self._width,
                 name="segment_embedding",
-                embeddings_initializer=embedding_initializer(config, initializer),
+                embeddings_initializer=self._embeddings,
                 dtype=self.dtype_policy,
             )
+        self.make_rest(initializer)
 
     def build(self, input_shape=None):
         if self.token_projection is not None:
