@@ -141,14 +141,14 @@ def _naming_lines(numbers: list[int]) -> Iterator[None]:
     """Errors about a text name its line, from 1, and not its place among those that are asked."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         place = re.search(
             r"`(texts|prompts|sources|targets|questions|contexts|x)\[(\d+)\]`", str(error)
         )
         if place is None or int(place[2]) >= len(numbers):
             raise
         said = f"line {numbers[int(place[2])]} (`{place[1]}`)"
-        raise ValueError(str(error).replace(place[0], said)) from error
+        raise type(error)(str(error).replace(place[0], said)) from error
 
 
 def one_line(text: str) -> str:

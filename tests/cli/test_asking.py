@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_transformer as kt
 from tests.cli.conftest import LINES, asked
+from tests.tasks import images
 
 pytestmark = pytest.mark.one_backend
 
@@ -105,3 +107,24 @@ def test_answer(run, folder, tmp_path):
     assert code == 2 and "wide.txt is not UTF-8" in error and "iconv" in error
     code, _, error = run("answer", "--preset", "x", "--context-file", "/no/file", "who ?")
     assert code == 2 and "/no/file" in error
+
+
+def test_classify_images(run, folder, tmp_path):
+    """Paths in the place of texts; what is no image is named by its line."""
+    task = images.classifier()
+    task.save_to_preset(tmp_path / "preset")
+    paths = []
+    for i, picture in enumerate(images.pictures(3)[0]):
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(picture).save(paths[-1])
+    preset = ("classify", "--preset", tmp_path / "preset")
+    code, out, error = run(*preset, *paths)
+    expected = task.classify(paths)
+    assert code == 0 and "taken as a text" not in error
+    assert [line.split() for line in out.splitlines()] == [
+        [label, f"{share:.3f}", path] for (label, share), path in zip(expected, paths, strict=True)
+    ]
+    code, _, error = run(*preset, stdin=f"{paths[0]}\n\n{tmp_path}/missing.png\n")
+    assert code == 2 and "line 3 (`x`): there is no file" in error
+    code, _, error = run(*preset, "--pairs", paths[0])
+    assert code == 2 and "--pairs is of texts, and the preset classifies images" in error
