@@ -5,7 +5,7 @@ python examples/images.py --train --stem patches --epochs 20
 
 Without --train a preset classifies images, by default some of examples/data/images, and writes a
 picture of them with what it takes them for. With --train a model is trained on CIFAR-10 from
-nothing: by default the compact convolutional transformer of the preset cct_tiny_cifar10.
+nothing: by default a compact convolutional transformer (Hassani et al. 2021).
 """
 
 import pathlib
@@ -21,7 +21,7 @@ from absl import flags
 from keras import ops
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("preset", "cct_tiny_cifar10", "Preset that classifies images.")
+flags.DEFINE_string("preset", "vit_base_patch16_224", "Preset that classifies images.")
 flags.DEFINE_list("images", [], "Paths of images. Defaults to those of examples/data/images.")
 flags.DEFINE_string("output", "images.png", "Where the picture goes; with --train, the preset.")
 flags.DEFINE_boolean("train", False, "Train a model on CIFAR-10 and score it on unseen images.")

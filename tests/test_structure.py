@@ -33,6 +33,8 @@ def tiny_presets():
         values = json.loads(path.read_text(encoding="utf-8"))["backbone"]
         config = TransformerConfig.from_dict(values)
         changed = dict(TINY)
+        if config.stem is not None:
+            changed["vocabulary_size"] = 0
         changed["num_heads"] = 4
         changed["head_dim"] = 8 if config.head_dim * config.num_heads != config.hidden_dim else 6
         grouped = config.num_key_value_heads < config.num_heads

@@ -30,7 +30,7 @@ be a classifier that was trained and saved, as TextClassifier.save_to_preset doe
 
 examples:
   keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
-  keras-transformer classify --preset cct_tiny_cifar10 photo.jpg
+  keras-transformer classify --preset vit_base_patch16_224 photo.jpg
   keras-transformer classify --preset my_classifier < reviews.txt
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,

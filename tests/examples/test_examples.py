@@ -10,7 +10,9 @@ import signal
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+from PIL import Image
 
 import keras_transformer as kt
 from tests.environments import variables
@@ -258,6 +260,29 @@ def test_train_embedder(run, presets, tmp_path):
     assert all(0 <= float(recall) < 30 and 0 < float(mrr) < 0.4 for _, recall, mrr in rows)
     vectors = kt.TextEmbedder.from_preset(tmp_path / "embedder").predict(["a dog"], verbose=0)
     assert vectors.shape == (1, 16)
+
+
+def test_images(run, tmp_path):
+    """Trained on a folder by class, killed in between, and then asked: a picture is drawn."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 6), ("test_a", 2)):
+        for number, label in enumerate(("airplane", "cat")):
+            folder = tmp_path / "cifar10" / split / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 90, (32, 32, 3), "uint8") + 160 * number
+                Image.fromarray(pixels.astype("uint8")).save(folder / f"{i}.png")
+    small = ["--layers=1", "--width=16", "--batch_size=4", "--stem=patches", "--train"]
+    flags = [f"--data_dir={tmp_path}", *small, "--epochs=2", "--output=classifier"]
+    printed = run("images", *flags)
+    assert "12 images" in printed and "The classifier is in classifier." in printed
+    (accuracy,) = shares(re.search(r"accuracy of 4 unseen images: .*", printed)[0])
+    assert 0 <= accuracy <= 1
+    assert "was started with --layers=1" in run("images", *flags, "--layers=2", code=1)
+
+    printed = run("images", "--preset=classifier", "--output=seen.png")
+    assert re.findall(r"^(cat|rocket).jpg +\w+ [\d.]+%, \w+ [\d.]+%", printed, re.MULTILINE)
+    assert Image.open(tmp_path / "seen.png").size > (300, 200)
 
 
 def test_long_documents(run, tmp_path):
