@@ -140,12 +140,7 @@ def _load_task(
     head = SavedHead(preset, task_class, saved, given, parameters)
     if load_weights:
         check(preset, config, head.shapes(config), name)
-    kind = task_class.processor_class
-    if kind.has_tokenizer:
-        processor = _tokenizer(preset, load_weights)
-    else:
-        folder = preset.folder_of(kind.files) if kind.files else preset
-        processor = folder and kind.from_files(folder.directory)
+    processor = _processor(preset, task_class.processor_class, load_weights)
     backbone = _build(config, metadata, dtype, load_weights)
     with head.naming_values():
         try:
@@ -179,20 +174,26 @@ def _build(
     return backbone
 
 
-def _tokenizer(preset: Preset, required: bool) -> Tokenizer | None:
-    """The preset's tokenizer, if it has one; one on the hub that is out of reach if it must."""
+def _processor(preset: Preset, kind: type, required: bool):
+    """The preset's processor, if it has one; one on the hub that is out of reach if it must."""
+    if not kind.has_tokenizer and not kind.files:
+        return kind.from_files(preset.directory)
     try:
-        found = preset.tokenizer
+        found = preset.tokenizer if kind.has_tokenizer else preset.folder_of(kind.files)
     except OSError as error:
         if required:
             raise
         logging.getLogger("keras_transformer").warning(
-            "The tokenizer of %r is not on this machine, and the model takes ids only: %s",
+            "The %s of %r is not on this machine, and the model takes %s only: %s",
+            kind.kind,
             preset.name,
+            "ids" if kind.has_tokenizer else "arrays",
             error,
         )
         return None
-    return preset.load_tokenizer() if found else None
+    if found is None:
+        return None
+    return preset.load_tokenizer() if kind.has_tokenizer else kind.from_files(found.directory)
 
 
 def _saved_class(preset: Preset, wanted: type | None) -> type:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SCRIPTS = ("attention", "encoding", "experts", "generation", "loading", "training")
+SCRIPTS = ("attention", "encoding", "experts", "generation", "images", "loading", "training")
 
 pytestmark = pytest.mark.backend_independent
 

@@ -89,7 +89,7 @@ def test_without_network_and_weights_it_takes_ids(published, monkeypatch, caplog
         kt.MaskedLM.from_preset("roberta_small")
 
 
-def test_images(tmp_path, monkeypatch):
+def test_images(tmp_path, monkeypatch, caplog):
     """The processor and the names of the classes, which are many, come from the hub too."""
     task = images.classifier(images.patches())
     export_to_huggingface(task, tmp_path / "hub", family="vit")
@@ -113,3 +113,11 @@ def test_images(tmp_path, monkeypatch):
     pictures, _ = images.pictures(2)
     difference = loaded.predict(pictures, verbose=0) - task.predict(pictures, verbose=0)
     assert abs(difference).max() <= 1e-5
+
+    def offline(self, patterns):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(HubName, "download", offline)
+    fresh = kt.ImageClassifier.from_preset("vit_small", load_weights=False)
+    assert fresh.processor is None
+    assert "image processor of 'vit_small' is not on this machine, and the model" in caplog.text
