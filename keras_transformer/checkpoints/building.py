@@ -187,7 +187,7 @@ def _processor(preset: Preset, kind: type, required: bool):
             "The %s of %r is not on this machine, and the model takes %s only: %s",
             kind.kind,
             preset.name,
-            "ids" if kind.has_tokenizer else "arrays",
+            kind.made,
             error,
         )
         return None

@@ -64,6 +64,7 @@ class ImageProcessor(Processor):
     """
 
     kind = "image processor"
+    raw = "images"
     files = (FILE,)
 
     def __init__(

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_transformer.checking import check_path, describe
 from keras_transformer.files import read_file
+from keras_transformer.processors.packages import pillow
 
 MOST_BYTES = 2**28  # of a file
 MOST_PIXELS = 2**27  # of an image: 134 million, which are 400 MB once it is decoded
@@ -100,8 +101,6 @@ def image_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
 
 
 def _decoded(content: bytes, place: str) -> np.ndarray:
-    from keras_transformer.processors.packages import pillow
-
     image_module, image_ops = pillow()
     try:
         with warnings.catch_warnings():

@@ -56,6 +56,8 @@ class Processor(abc.ABC):
 
     options: ClassVar[tuple[str, ...]] = ()  # of `make_dataset`, which `fit` takes too
     kind: ClassVar[str] = "processor"  # what errors call it
+    raw: ClassVar[str] = "raw data"  # likewise what it reads, and what a model is given then
+    made: ClassVar[str] = "arrays"
     has_tokenizer: ClassVar[bool] = False
     # Its files in a preset; a task of a preset that has none of them takes arrays only.
     files: ClassVar[tuple[str, ...]] = ()

@@ -134,8 +134,8 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
         known = x is None or isinstance(x, (str, bytes, list, tuple, set, np.ndarray))
         if known or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__")):
             raise ValueError(
-                f"{type(task).__name__} takes strings, a dict of arrays or a dataset, received "
-                f"{describe(x)}."
+                f"{type(task).__name__} takes {task.processor_class.raw}, a dict of arrays or a "
+                f"dataset, received {describe(x)}."
             )
         return x, sample_weight
     x = task._named(x)
@@ -212,7 +212,9 @@ def split_rows(x, y, sample_weight, share: float) -> tuple[tuple, tuple]:
         )
 
     def part(rows, where: slice):
-        parts = [listed(column)[where] for column in (rows if isinstance(rows, tuple) else (rows,))]
+        columns = rows if isinstance(rows, tuple) else (rows,)
+        # Images in one array stay one.
+        parts = [(c if getattr(c, "ndim", 1) > 1 else listed(c))[where] for c in columns]
         return tuple(parts) if isinstance(rows, tuple) else parts[0]
 
     return tuple(

@@ -232,10 +232,11 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     def _require_processor(self) -> Processor:
         if self.processor is None:
+            kind = self.processor_class
+            of_ids = "" if kind.made == "arrays" else f" of {kind.made}"
             raise ValueError(
-                f"This {type(self).__name__} has no {self.processor_class.kind} and takes ids "
-                "only. Give strings to a task made with one, or a dict of arrays of ids to this "
-                "one."
+                f"This {type(self).__name__} has no {kind.kind} and takes {kind.made} only. Give "
+                f"{kind.raw} to a task made with one, or a dict of arrays{of_ids} to this one."
             )
         return self.processor
 

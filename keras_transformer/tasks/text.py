@@ -31,6 +31,8 @@ class TextProcessor(Processor):
 
     options = ("max_length", "pack_length")
     kind = "tokenizer"
+    raw = "strings"
+    made = "ids"
     has_tokenizer = True
 
     def __init__(self, tokenizer: Tokenizer):

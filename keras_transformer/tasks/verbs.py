@@ -83,7 +83,8 @@ class Verbs:
                 (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, share)
             drawn["seed"] = int(np.random.randint(2**31)) if seed is None else drawn["seed"]
         elif batch_tokens is not None:
-            raise ValueError("`batch_tokens` needs strings. Arrays and datasets have batches.")
+            raw = self.processor_class.raw
+            raise ValueError(f"`batch_tokens` needs {raw}. Arrays and datasets have batches.")
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size, processing)
@@ -143,7 +144,8 @@ class Verbs:
         x = self.processor_class.whole(self, x, options)
         if self._takes(x):
             if isinstance(x, str):
-                raise ValueError("Give a list of strings: predict([text]), not predict(text).")
+                raw = self.processor_class.raw
+                raise ValueError(f"Give a list of {raw}: predict([text]), not predict(text).")
             x = self.make_dataset(x, **{"sizes": self._sizes, **self.predict_options}, **sizes)
         if not isinstance(x, BucketedDataset):
             x, _ = check_arrays(self, x, learns=False)
@@ -166,7 +168,8 @@ class Verbs:
             return self.make_dataset(x, y, sample_weight, **options, **processing), None, None
         given = [name for name, value in processing.items() if value is not None]
         if given and not isinstance(x, TextBatches):
-            raise ValueError(f"`{given[0]}` needs strings. Arrays and datasets have batches.")
+            raw = self.processor_class.raw
+            raise ValueError(f"`{given[0]}` needs {raw}. Arrays and datasets have batches.")
         x, sample_weight = check_arrays(self, x, y, sample_weight)
         return x, y, sample_weight
 

@@ -81,6 +81,9 @@ def test_several_classes_and_numbers():
     assert number.predict(x, verbose=0).shape == (8, 1)
     soft = classifier()
     soft.fit(x, np.full((8, 2), 0.5), verbose=0)
+    same = np.zeros((8, 12, 16, 3), "uint8")
+    history = soft.fit(same, y, validation_split=0.5, verbose=0).history
+    assert history["loss"][0] > 0 and history["val_loss"][0] > 0
 
 
 def test_augmentation_changes_training_alone(tmp_path):
@@ -174,7 +177,10 @@ def test_wrong_input():
         classifier(pooling="first_and_mean", hidden_activation="tanh")
     with pytest.raises(ValueError, match="`pooling` must be one of"):
         classifier(pooling="last")
-    with pytest.raises(ValueError, match="has no image processor"):
+    with pytest.raises(ValueError, match="Give a list of images: predict"):
+        task.predict("photo.jpg", verbose=0)
+    message = "has no image processor and takes arrays only. Give images to a task made with one"
+    with pytest.raises(ValueError, match=message):
         kt.ImageClassifier(kt.models.Encoder(images.patches()), num_classes=2).predict(x)
 
 
