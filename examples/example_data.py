@@ -4,8 +4,6 @@ import gzip
 import hashlib
 import pathlib
 
-import keras_transformer as kt
-
 from absl import app, flags
 
 _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -137,7 +135,9 @@ def cifar10(split: str) -> tuple[list[bytes], list[str]]:
         images = [x["bytes"] if isinstance(x, dict) else x for x in columns["image"]]
         return images, [CIFAR10_LABELS[number] for number in columns["label"]]
     if (folder / split).is_dir():
-        paths, labels = kt.processors.image_folder(folder / split)
+        from keras_transformer.processors import image_folder
+
+        paths, labels = image_folder(folder / split)
         return [pathlib.Path(path).read_bytes() for path in paths], labels
     raise app.UsageError(
         f"There are no images in {folder}. Give --data_dir a folder with cifar10/{split}.parquet, "

@@ -59,6 +59,8 @@ def _suffix(name):
     """What the name of a family's class ends with: with a head, except for the embedder."""
     if FAMILIES[name].constants["kind"] != "encoder":
         return "LanguageModel"
+    if "ImageClassifier" in FAMILIES[name].heads:
+        return "ForImageClassification"
     return "Model" if name == "bert" else "ForSequenceClassification"
 
 
