@@ -70,13 +70,22 @@ class Memory:
 
 
 def predicted_tokens(config: TransformerConfig, length: int) -> int:
-    """Tokens of a row that a loss is taken of: all that a decoder gives out, or the masked ones."""
+    """Tokens of a row that a loss is taken of: all that a decoder gives out, or the masked ones.
+
+    None of a model without tokens.
+    """
+    if not config.sides[-1].vocabulary_size:
+        return 0
     return max(round(0.15 * length), 1) if config.kind == "encoder" else length
 
 
 def training_memory(config: TransformerConfig, rows: Rows, dtype: str, optimizer: str) -> Memory:
-    """Of a step of training. An encoder is trained with the head of a masked language model."""
-    head = of(MASKED_LM_HEAD, config) if config.kind == "encoder" else []
+    """Of a step of training. An encoder is trained with the head of a masked language model.
+
+    One without tokens has no head: that of classes is small beside it.
+    """
+    masks = config.kind == "encoder" and config.vocabulary_size
+    head = of(MASKED_LM_HEAD, config) if masks else []
     weights, copies = _weights(backbone(config) + head, dtype, rows.model_parallel)
     embedding = config.vocabulary_size * config.embedding_dim // rows.model_parallel
     return Memory(

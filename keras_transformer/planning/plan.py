@@ -107,8 +107,9 @@ def make_plan(
 ) -> Plan:
     """Plans the training or the generation of a model, from its config alone; nothing is built.
 
-    An encoder is planned as a masked language model that predicts 15 % of the tokens. The model
-    axis is the shortest that fits; activations that do not fit are rematerialized.
+    An encoder is planned as a masked language model that predicts 15 % of the tokens, one of images
+    without a head, `length` being its states. The model axis is the shortest that fits;
+    activations that do not fit are rematerialized.
 
     Args:
         config: `TransformerConfig`.

@@ -10,6 +10,7 @@ from keras_transformer import tasks
 from keras_transformer.checkpoints import preset, presets
 from keras_transformer.checkpoints.heads import TASKS
 from tests.checkpoints.conftest import small_backbone
+from tests.tasks import images
 
 pytestmark = pytest.mark.backend_independent
 PACKAGE = Path(kt.__file__).parent
@@ -51,6 +52,7 @@ def test_a_task_finds_its_preset_once_and_reads_its_config_once(
 OPTIONS = {
     "TextClassifier": [{"num_classes": 3}, {"num_classes": 2, "hidden_activation": "tanh"}],
     "TokenClassifier": [{"num_classes": 4}],
+    "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
 }
 
 
@@ -64,7 +66,8 @@ def test_a_task_class_states_the_shapes_of_its_head(name):
     task_class = TASKS[name]
     assert task_class is getattr(tasks, name) and task_class.alias
     for kind in task_class.backbone_kinds:
-        backbone = small_backbone(kind)
+        of_images = name == "ImageClassifier"
+        backbone = kt.models.Encoder(images.patches()) if of_images else small_backbone(kind)
         for options in OPTIONS.get(name, [{}]):
             made = task_class(backbone, **options)
             shapes = {path: tuple(variable.shape) for path, variable in made.head.items()}
