@@ -108,13 +108,12 @@ def make_plan(
     """Plans the training or the generation of a model, from its config alone; nothing is built.
 
     An encoder is planned as a masked language model that predicts 15 % of the tokens, one of images
-    without a head, `length` being its states. The model axis is the shortest that fits;
-    activations that do not fit are rematerialized.
+    without a head. The model axis is the shortest that fits; what does not fit is rematerialized.
 
     Args:
         config: `TransformerConfig`.
         batch_size: int, rows of all devices together.
-        length: int, tokens of a row; of the source for an encoder-decoder.
+        length: int, tokens, or states, of a row; of the source for an encoder-decoder.
         target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
         devices: int.
         dtype: `"float32"`, `"mixed_bfloat16"`, `"mixed_float16"`, `"bfloat16"` or `"float16"`.

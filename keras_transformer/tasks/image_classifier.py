@@ -118,8 +118,12 @@ class ImageClassifier(RowClassifier):
         values = self.head_values(backbone.config, {"pooling": pooling, "distilled": distilled})
         self.pooling = check_choice("pooling", values["pooling"], IMAGE_POOLINGS)
         self.distilled = values["distilled"]
-        if self.distilled and not getattr(backbone.config.stem, "distillation_token", False):
-            raise ValueError("`distilled` needs a backbone whose stem has a `distillation_token`.")
+        has_token = getattr(backbone.config.stem, "distillation_token", False)
+        if self.distilled and not (has_token and self.pooling == "first"):
+            raise ValueError(
+                "`distilled` needs a backbone whose stem has a `distillation_token`, and "
+                f"pooling='first', received {self.pooling!r}."
+            )
         self.first_only = self.pooling == "first" and not self.distilled
         if self.hidden_dense is not None and (self.distilled or self.pooling == "first_and_mean"):
             raise ValueError("A hidden layer is of one state: it needs another `pooling`.")
@@ -142,6 +146,10 @@ class ImageClassifier(RowClassifier):
                 was; `[]` for none.
             **kwargs: as in `keras.Model.compile`.
         """
+        if kwargs.get("adversarial_norm"):
+            raise ValueError(
+                "`adversarial_norm` moves the embeddings of tokens, which images do not have."
+            )
         if augmentation is not None:
             wrong = [x for x in augmentation if not isinstance(x, keras.layers.Layer)]
             if wrong:

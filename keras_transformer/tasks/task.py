@@ -233,10 +233,9 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     def _require_processor(self) -> Processor:
         if self.processor is None:
             kind = self.processor_class
-            of_ids = "" if kind.made == "arrays" else f" of {kind.made}"
             raise ValueError(
                 f"This {type(self).__name__} has no {kind.kind} and takes {kind.made} only. Give "
-                f"{kind.raw} to a task made with one, or a dict of arrays{of_ids} to this one."
+                f"{kind.raw} to a task made with one, or a dict of arrays to this one."
             )
         return self.processor
 
@@ -245,9 +244,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
 
     # Parts that several tasks have.
 
-    def _dense(
-        self, units: int, name: str, use_bias: bool = True, width: int | None = None
-    ) -> keras.layers.Dense:
+    def _dense(self, units: int, name: str, use_bias: bool = True, width: int | None = None):
         """A linear layer of the head, built, for states of `width`, usually the backbone's."""
         config = self.backbone.config
         with one_piece():

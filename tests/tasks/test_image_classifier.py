@@ -173,6 +173,10 @@ def test_wrong_input():
         kt.ImageClassifier(kt.models.Encoder(words), num_classes=2)
     with pytest.raises(ValueError, match="`distilled` needs a backbone"):
         classifier(distilled=True)
+    with pytest.raises(ValueError, match="and pooling='first', received 'mean'"):
+        classifier(images.patches(distillation_token=True), distilled=True, pooling="mean")
+    with pytest.raises(ValueError, match="embeddings of tokens, which images do not have"):
+        task.compile(adversarial_norm=0.1)
     with pytest.raises(ValueError, match="A hidden layer is of one state"):
         classifier(pooling="first_and_mean", hidden_activation="tanh")
     with pytest.raises(ValueError, match="`pooling` must be one of"):
