@@ -88,7 +88,7 @@ class Vocabulary:
         from keras_transformer.tokenizers import Tokenizer
 
         bases = Tokenizer.of_symbols("ACGT", template="none")
-        assert bases.tokens(bases.encode("GATTACA")) == list("GATTACA")
+        assert bases.decode(bases.encode("GATTACA")) == "GATTACA"
         notes = Tokenizer.of_symbols(range(36, 82))
         assert notes.decode(notes.encode("60 64 67")) == "60 64 67"
         ```

@@ -7,6 +7,7 @@ import pytest
 import keras_transformer as kt
 
 ROWS = ["".join(np.random.default_rng(i).choice(list("ACGT"), size=12)) for i in range(16)]
+STRONG, WEAK = str.maketrans("AT", "CG"), str.maketrans("CG", "AT")  # pairs of three bonds, of two
 
 
 def backbone(tokenizer, kind="encoder", dtype=None):
@@ -32,18 +33,20 @@ def reloaded(task, folder):
 
 @pytest.mark.parametrize("dtype", [None, "mixed_bfloat16"])
 def test_a_class_of_each_row(dtype, tmp_path):
-    labels = ["first A or C" if row[0] in "AC" else "first G or T" for row in ROWS]
+    rows = [row.translate(WEAK if i % 2 else STRONG) for i, row in enumerate(ROWS)]
+    labels = ["strong", "weak"] * 8
     tokenizer = kt.Tokenizer.of_symbols("ACGT")
-    task = kt.TextClassifier(
-        backbone(tokenizer, dtype=dtype), tokenizer, labels=["first A or C", "first G or T"]
-    )
+    encoder = backbone(tokenizer, dtype=dtype)
+    task = kt.TextClassifier(encoder, tokenizer, labels=["strong", "weak"])
     task.compile(keras.optimizers.Adam(2e-2))
-    task.fit(ROWS, labels, epochs=40, batch_size=8, verbose=0)
-    assert task.evaluate(ROWS, labels, verbose=0, return_dict=True)["accuracy"] == 1
-    assert [label for label, _ in task.classify(ROWS)] == labels
-    expected = task.predict(ROWS, verbose=0)
+    task.fit(rows, labels, epochs=15, batch_size=8, verbose=0)
+    assert task.evaluate(rows, labels, verbose=0, return_dict=True)["accuracy"] == 1
+    assert [label for label, _ in task.classify(rows)] == labels
+    expected = task.predict(rows, verbose=0)
     for again in reloaded(task, tmp_path):
-        np.testing.assert_allclose(again.predict(ROWS, verbose=0), expected, atol=2e-2)
+        np.testing.assert_allclose(
+            again.predict(rows, verbose=0), expected, atol=5e-2 if dtype else 1e-5
+        )
     with pytest.raises(ValueError, match="row 1 has 'N' at 3"):
         task.classify(["ACGT", "ACGN"])
 
@@ -67,13 +70,13 @@ def test_a_label_of_each_symbol(tmp_path):
     task = kt.TokenClassifier(backbone(tokenizer), tokenizer, labels=["O", "B-strong", "I-strong"])
     task.compile(keras.optimizers.Adam(2e-2), task.loss, weighted_metrics=["accuracy"])
     task.fit([list(row) for row in ROWS], labels, epochs=12, batch_size=4, verbose=0)
-    logits = task.predict(ROWS, verbose=0)
+    logits = task.predict(ROWS, verbose=0)[:, :12]  # of 16, where rows are padded
     assert logits.shape == (16, 12, 3)
     assert [[task.labels[i] for i in row] for row in logits.argmax(-1)] == labels
     found = task.recognize("ATGAC")
     assert [(x.text, x.start, x.label) for x in found] == [("G", 2, "strong"), ("C", 4, "strong")]
     for again in reloaded(task, tmp_path):
-        np.testing.assert_allclose(again.predict(ROWS, verbose=0), logits, atol=1e-5)
+        np.testing.assert_allclose(again.predict(ROWS, verbose=0)[:, :12], logits, atol=1e-5)
 
 
 def test_the_next_symbol():
