@@ -15,6 +15,7 @@ from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
 from keras_transformer.tokenizers.chat import render_chat
 from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
+from keras_transformer.tokenizers.symbols import known
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
@@ -275,7 +276,7 @@ class Tokenizer(ForeignNames, Vocabulary):
         """
         rows = self._rows(texts, pairs)
         with self._refusing("encode"):
-            return self._backend.encode_batch(rows)
+            return known(self._backend, rows, self._backend.encode_batch(rows))
 
     def _rows(self, texts, pairs) -> list:
         rows = check_texts(texts, "texts")
@@ -304,9 +305,10 @@ class Tokenizer(ForeignNames, Vocabulary):
             backend = copy_backend(backend)
             backend.enable_truncation(int(max_length), strategy="longest_first")
         with self._refusing("encode"):
-            return backend.encode_batch_fast(
+            encodings = backend.encode_batch_fast(
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
+            return known(backend, rows, encodings)
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of the targets of a sequence-to-sequence model, without special tokens.

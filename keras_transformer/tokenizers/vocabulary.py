@@ -1,6 +1,6 @@
 """The vocabulary of a tokenizer: its tokens, their roles and ids, and the text of ids."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.notebook import html_table
 from keras_transformer.tokenizers.backend import copy_backend, refusing
 from keras_transformer.tokenizers.bounds import segment_count
+from keras_transformer.tokenizers.symbols import of_symbols
 
 
 def _role(role: str, what: str) -> Any:
@@ -54,6 +55,46 @@ class Vocabulary:
                 raise ValueError(
                     f"The vocabulary has no token {token!r}, which was given as `{role}`."
                 )
+
+    @classmethod
+    def of_symbols(
+        cls,
+        symbols: str | Iterable[str | int],
+        template: str = "start_end",
+        unknown: bool = False,
+    ):
+        """A token for each symbol: bases of DNA, notes of a tune, values of a series.
+
+        If all symbols are single characters, each character of a text is one, `"ACGT"`, and white
+        space is nothing; otherwise symbols stand apart, `"60 64 67"`. Numbers are symbols by their
+        digits. Tasks on texts do all they do: `TokenClassifier` labels each symbol of a list.
+
+        Args:
+            symbols: the alphabet, in the order of the ids: a string, or a list of strings or
+                numbers. Their ids are 5 and more, behind those of special tokens.
+            template: what encoding adds to a text, see `train`.
+            unknown: bool, whether a symbol that is not of the alphabet is the token `<unk>`.
+
+        Returns:
+            A `Tokenizer`. Without `unknown` it refuses a text with another symbol, by a ValueError
+            with the row and the place.
+
+        Raises:
+            ValueError: for no symbols, one that is there twice, is empty, has white space, or is
+                called as a special token, and for an unknown template.
+
+        Example:
+        ```python
+        from keras_transformer.tokenizers import Tokenizer
+
+        bases = Tokenizer.of_symbols("ACGT", template="none")
+        assert bases.decode(bases.encode("GATTACA")) == "GATTACA"
+        notes = Tokenizer.of_symbols(range(36, 82))
+        assert notes.decode(notes.encode("60 64 67")) == "60 64 67"
+        ```
+        """
+        backend, roles = of_symbols(symbols, template, unknown)
+        return cls(backend, **roles)
 
     def _refusing(self, what: str):
         """Failures of the library, also of its Rust code, become errors that name the tokenizer."""
