@@ -290,15 +290,14 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 stacklevel=3,
             )
 
-    def _bucketed(
-        self, columns: dict[str, Any], make_batch: Callable, **options
-    ) -> BucketedDataset:
+    def _bucketed(self, columns: dict[str, Any], make_batch, **options) -> BucketedDataset:
         """Batches no longer than the model allows; in training, of as few lengths as pay off."""
         config = self.intake.config
         if config.position == "learned" or config.score == "location":
             options = {"max_length": config.max_sequence_length, **options}
         if options.get("shuffle") and options.get("max_buckets") is None:
-            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, 32))
+            length = min(32, config.max_sequence_length)
+            saving = int(_FLOPS_OF_A_SHAPE / flops_per_token(self.backbone.config, length))
             options = {"least_saving": saving, **options}
         return BucketedDataset(columns, make_batch, **options)
 

@@ -26,6 +26,13 @@ def task():
     return classifier(num_classes=2)
 
 
+def test_a_model_of_few_positions():
+    """Fewer than the tokens by which the buckets are chosen."""
+    words = tokenizer(lowercase=True)
+    few = config("encoder", words, position="learned", max_sequence_length=6)
+    kt.TextClassifier(kt.models.Encoder(few), words, num_classes=2).fit(TEXTS, LABELS, verbose=0)
+
+
 @pytest.mark.each_backend
 def test_predict_keeps_the_order(task):
     """Batches are sorted by length: the outputs are not."""
