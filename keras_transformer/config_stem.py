@@ -208,6 +208,10 @@ STEMS: dict[str, type[StemConfig]] = {
 }
 
 
+# A stem of each kind that has all the weights that one of the kind may have.
+WHOLE = (PatchStemConfig(distillation_token=True), ConvolutionStemConfig(use_bias=True))
+
+
 def stem_config(values: Mapping[str, Any] | StemConfig) -> StemConfig:
     """The stem of values by name. ValueError for an unknown kind, or names that it has not."""
     if isinstance(values, StemConfig):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config_stem import WHOLE
 from keras_transformer.weight import (
     NORMALIZATIONS,
     PARALLEL,
@@ -192,7 +193,8 @@ CLASSIFIER_HEAD = (
 TOKEN_HEAD = dense_of("output", "hidden_dim", "num_classes")
 
 _BLOCKS = (*BLOCK, *CROSS_BLOCK)
-_ALL = (*TOKENS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
+_INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
+_ALL = (*TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
 # Weights that devices share, by the end of their path.

@@ -137,10 +137,10 @@ def test_the_description_is_that_of_the_model(config):
     }
     assert {v.dtype for v in real.values()} == {backbone.variable_dtype}
     assert backbone.count_params() == count_parameters(config)
-    # What adapters stand beside: of the kernels those that are not of scores.
+    # What adapters stand beside: of the kernels those that are not of scores or convolutions.
     dense = (x for x in backbone._flatten_layers() if isinstance(x, keras.layers.Dense))
     kernels = {layer.kernel.path.removeprefix(f"{backbone.path}/") for layer in dense}
-    others = ("/score/", "/expert_")
+    others = ("/score/", "/expert_", "/input_")
     assert kernels == {
         path
         for path in described

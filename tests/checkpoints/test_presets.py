@@ -1,5 +1,6 @@
 """Finding presets by name and by path."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -68,6 +69,9 @@ def test_every_bundled_preset_builds_without_weights(name):
     sizes |= {"num_key_value_heads": 2, "rotary_dim": None}
     layers = {"num_layers": 1, "max_sequence_length": 8}
     config, _, _ = load_config(name, load_weights=False)
+    if config.stem is not None:  # of images
+        sizes["vocabulary_size"] = 0
+        layers["stem"] = dataclasses.replace(config.stem, image_size=(32, 32))
     if config.layer_pattern:
         layers["layer_pattern"] = config.layer_pattern[:1]
     if "layer_pattern" in (config.decoder or {}):  # as T5Gemma, whose windows differ
