@@ -18,9 +18,11 @@ What there is:
 
     TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
-    ImageClassifier     likewise, on images
+    ImageClassifier, AudioClassifier
+                        likewise, on images and on sound
     Tokenizer           text to ids and back
-    ImageProcessor      images to arrays; processors has what reads a folder of them
+    ImageProcessor, AudioProcessor
+                        images and recordings to arrays; processors has what reads their files
     TransformerConfig   the values that make a model; models.Encoder(config) builds it
     layers, models      the parts, for a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
@@ -63,8 +65,9 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
-from keras_transformer.processors import ImageProcessor  # noqa: E402
+from keras_transformer.processors import AudioProcessor, ImageProcessor  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
+    AudioClassifier,
     CausalLM,
     ImageClassifier,
     MaskedLM,
@@ -79,6 +82,7 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 
 # Presets name them, and so does the command.
 register_tasks(
+    AudioClassifier,
     CausalLM,
     ImageClassifier,
     MaskedLM,
@@ -90,6 +94,8 @@ register_tasks(
 )
 
 __all__ = [
+    "AudioClassifier",
+    "AudioProcessor",
     "Backbone",
     "CausalLM",
     "ImageClassifier",

@@ -25,6 +25,11 @@ class StemConfig:
         check_fields(self)
 
     @property
+    def reads(self) -> str:
+        """What it reads, in a few words."""
+        return self.kind
+
+    @property
     def num_states(self) -> int | None:
         """How many states one input of the usual size has. None if that is for the input to say."""
         return None
@@ -64,6 +69,11 @@ class ImageStemConfig(StemConfig):
                 "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
                 f"received {describe(sizes)}."
             )
+
+    @property
+    def reads(self):
+        height, width = self.image_size
+        return f"images of {height} x {width}, by {self.kind}"
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of states that an image has."""
@@ -202,14 +212,88 @@ class ConvolutionStemConfig(ImageStemConfig):
         return places
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrameStemConfig(StemConfig):
+    """`layers.stems.FrameStem`: convolutions over frames, such as those of sound."""
+
+    kind: str = option("which stem.", "frames", choices=("frames",))
+    num_bins: int = option("numbers of a frame, such as bands of frequencies.", 80, least=1)
+    num_frames: int = option(
+        "the most frames of an input, which positions are for.", 3000, least=1, most=2**24
+    )
+    kernel_size: int = option("frames that a convolution sees.", 3, least=1, most=1024)
+    strides: tuple | list = option("frames that each convolution goes on.", (1, 2))
+    activation: str = option("behind each convolution.", "gelu", choices=ACTIVATIONS)
+    use_bias: bool = option("a bias of each convolution.", True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        fits = all(type(n) is int and 1 <= n <= 2**15 for n in self.strides)
+        if not fits or not 1 <= len(self.strides) <= 16:
+            raise ValueError(
+                "`strides` of the stem must be 1 to 16 integers of at least 1, one a convolution, "
+                f"received {shorten(self.strides)}."
+            )
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"`kernel_size` of frames must be odd, so that a frame is in the middle, received "
+                f"{self.kernel_size}."
+            )
+
+    @property
+    def reads(self):
+        return f"{self.num_frames} frames of {self.num_bins} numbers"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many places each convolution has of an input of the most frames."""
+        found = [self.num_frames]
+        for step in self.strides:
+            found.append(-(-found[-1] // step))
+        return tuple(found[1:])
+
+    @property
+    def num_states(self):
+        return self.lengths[-1]
+
+    @property
+    def weights(self):
+        inputs = ("num_bins", *["embedding_dim"] * (len(self.strides) - 1))
+        return tuple(
+            weight
+            for i, axis in enumerate(inputs)
+            for weight in (
+                *weight_of(f"input_convolution_{i}/kernel", "kernel_size", axis, "embedding_dim"),
+                *(
+                    weight_of(f"input_convolution_{i}/bias", "embedding_dim")
+                    if self.use_bias
+                    else ()
+                ),
+            )
+        )
+
+    @property
+    def sizes(self):
+        return {"kernel_size": self.kernel_size, "num_bins": self.num_bins}
+
+    @property
+    def products(self):
+        return {f"input_convolution_{i}/kernel": n for i, n in enumerate(self.lengths)}
+
+
 STEMS: dict[str, type[StemConfig]] = {
     "patches": PatchStemConfig,
     "convolutions": ConvolutionStemConfig,
+    "frames": FrameStemConfig,
 }
 
 
 # A stem of each kind that has all the weights that one of the kind may have.
-WHOLE = (PatchStemConfig(distillation_token=True), ConvolutionStemConfig(use_bias=True))
+WHOLE = (
+    PatchStemConfig(distillation_token=True),
+    ConvolutionStemConfig(use_bias=True),
+    FrameStemConfig(),
+)
 
 
 def stem_config(values: Mapping[str, Any] | StemConfig) -> StemConfig:

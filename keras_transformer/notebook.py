@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
+from keras_transformer.config_stem import stem_config
+
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
@@ -49,9 +51,10 @@ def model_rows(
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
     if stem := backbone.get("stem"):
-        height, width = stem["image_size"]
         del rows["longest sequence"], rows["vocabulary"]
-        rows["images"] = f"{height} x {width}, {stem['kind']}"
+    stem = stem or (backbone.get("encoder") or {}).get("stem")
+    if stem:
+        rows["reads"] = stem_config(stem).reads
     if task:
         rows |= {"task": task["name"]}
         rows |= {"labels": task["labels"]} if task.get("labels") else {}

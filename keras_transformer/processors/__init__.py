@@ -1,10 +1,19 @@
 """Processors: from what a user has, such as images, to arrays, and how it is saved."""
 
+from keras_transformer.processors.audio import AudioProcessor
+from keras_transformer.processors.audio_files import read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.processor import Processor
 
-__all__ = ["ImageProcessor", "Processor", "image_folder", "read_image"]
+__all__ = [
+    "AudioProcessor",
+    "ImageProcessor",
+    "Processor",
+    "image_folder",
+    "read_audio",
+    "read_image",
+]
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """Tasks: backbones with a head and a processor, which users load, fit and ask."""
 
 from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.audio_classifier import AudioClassifier
 from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.image_classifier import ImageClassifier
 from keras_transformer.tasks.masked_lm import MaskedLM
@@ -13,6 +14,7 @@ from keras_transformer.tasks.text_embedder import TextEmbedder
 from keras_transformer.tasks.token_classifier import TokenClassifier
 
 __all__ = [
+    "AudioClassifier",
     "CausalLM",
     "ImageClassifier",
     "MaskedLM",

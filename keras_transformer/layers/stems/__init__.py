@@ -1,11 +1,25 @@
 """Stems: they make the states that blocks take, of token ids or other inputs."""
 
+from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
 
 # By their kind in a config, `config_stem.STEMS`.
-STEMS: dict[str, type[PositionedStem]] = {"patches": PatchStem, "convolutions": ConvolutionStem}
+STEMS: dict[str, type[PositionedStem]] = {
+    "patches": PatchStem,
+    "convolutions": ConvolutionStem,
+    "frames": FrameStem,
+}
 
-__all__ = ["STEMS", "ConvolutionStem", "Embedded", "Input", "PatchStem", "Stem", "TokenStem"]
+__all__ = [
+    "STEMS",
+    "ConvolutionStem",
+    "Embedded",
+    "FrameStem",
+    "Input",
+    "PatchStem",
+    "Stem",
+    "TokenStem",
+]

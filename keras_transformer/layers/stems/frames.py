@@ -1,0 +1,69 @@
+"""The stem of frames, such as those of a spectrogram of sound."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.stem import Embedded, Input
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FrameStem(PositionedStem):
+    """Convolutions over frames, each with an activation; what the last one gives are the states.
+
+    Args:
+        config: `TransformerConfig` of a side whose `stem` is a `FrameStemConfig`.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: dict of `frames`, float `(batch, length, num_bins)`, at most `num_frames` of them if
+            the positions are learned.
+
+    Returns:
+        `Embedded`: as many states as frames, divided by each of the strides and rounded up.
+
+    Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision",
+    section 2.2.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(config, initializer, **kwargs)
+        stem = config.stem
+        self.activation = get_activation(stem.activation)
+        self.convolutions = [
+            keras.layers.Conv1D(
+                config.embedding_dim,
+                stem.kernel_size,
+                strides=step,
+                data_format="channels_last",
+                use_bias=stem.use_bias,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name=f"input_convolution_{i}",
+                dtype=self.dtype_policy,
+            )
+            for i, step in enumerate(stem.strides)
+        ]
+        self.make_rest(initializer)
+
+    @property
+    def inputs(self):
+        return (Input("frames", "float32", (None, self.config.stem.num_bins), required=True),)
+
+    def build(self, input_shape=None):
+        width = self.config.stem.num_bins
+        for layer in self.convolutions:
+            layer.build((None, None, width))
+            width = self.config.embedding_dim
+        super().build(input_shape)
+
+    def call(self, inputs, training=False):
+        x = ops.cast(inputs["frames"], self.compute_dtype)
+        # As many on both sides, whatever the stride: "same" would differ for an even length.
+        around = self.config.stem.kernel_size // 2
+        for layer in self.convolutions:
+            x = self.activation(layer(ops.pad(x, ((0, 0), (around, around), (0, 0)))))
+        return Embedded(self.positioned(x, training=training))

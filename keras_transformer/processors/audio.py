@@ -1,0 +1,292 @@
+"""`AudioProcessor`: recordings to frames or samples, as published models expect them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    describe,
+    shorten,
+)
+from keras_transformer.columns import is_column
+from keras_transformer.config import TransformerConfig
+from keras_transformer.files import read_file, write_text
+from keras_transformer.processors.audio_files import is_one_recording, read_audio
+from keras_transformer.processors.mel import filter_bank, log_mel
+from keras_transformer.processors.processor import Processor
+
+FILE = "preprocessor_config.json"
+_LIMIT = 2**24  # Of old, files of Whisper hold their filters.
+FEATURES = ("log_mel", "filter_bank", "waveform")
+_CLASSES = {
+    "WhisperFeatureExtractor": "log_mel",
+    "ASTFeatureExtractor": "filter_bank",
+    "Wav2Vec2FeatureExtractor": "waveform",
+}
+_AST = (-4.2677393, 4.5689974)
+# Of a waveform without a length: they are padded to multiples of it, so that few programs do.
+_PIECE = 16_000
+
+
+class AudioProcessor(Processor):
+    """Recordings to float32 arrays: of one rate and channel, as frames of frequencies or samples.
+
+    The values are those of `preprocessor_config.json`, by which published models say how their
+    inputs were made, and so is the file that it writes.
+
+    Args:
+        features: `"log_mel"`, frames as of Whisper; `"filter_bank"`, as of the Audio Spectrogram
+            Transformer; `"waveform"`, the samples, as for wav2vec 2.0.
+        sampling_rate: int, samples a second; what has another rate is resampled.
+        length: int, frames, or samples of a waveform, that a recording is padded or cut to. None
+            for the longest of a batch.
+        num_bins: int, bands of frequencies of a frame.
+        window_length, hop_length: int, samples of a frame, and from one frame to the next.
+        normalize: bool, for a waveform: each is given the mean 0 and the variance 1.
+        mean, std: floats, of a filter bank: the mean is subtracted, and twice `std` divided by.
+            None for neither.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    processor = kt.AudioProcessor(length=100, num_bins=40)
+    tone = np.sin(np.arange(8000) * 0.3)  # half a second
+    assert processor([tone, (tone, 8000)]).shape == (2, 100, 40)
+    ```
+
+    Source: `processors.mel` says whose features they are; the waveform: Baevski et al. 2020,
+    "wav2vec 2.0", section 2.
+    """
+
+    kind = "audio processor"
+    raw = "recordings"
+    files = (FILE,)
+
+    def __init__(
+        self,
+        features: str = "log_mel",
+        sampling_rate: int = 16_000,
+        length: int | None = None,
+        num_bins: int = 80,
+        window_length: int = 400,
+        hop_length: int = 160,
+        normalize: bool = True,
+        mean: float | None = None,
+        std: float | None = None,
+    ):
+        self.features = check_choice("features", features, FEATURES)
+        self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
+        self.length = check_int("length", length, 1, 2**28, none=True)
+        self.num_bins = check_int("num_bins", num_bins, 1, 1024)
+        self.window_length = check_int("window_length", window_length, 2, 2**20)
+        self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
+        self.normalize = check_bool("normalize", normalize)
+        if (mean is None) != (std is None):
+            raise ValueError("`mean` and `std` go together: give both, or None for both.")
+        self.mean = check_number("mean", mean, none=True)
+        self.std = check_number("std", std, above=0, none=True)
+
+    @classmethod
+    def takes(cls, x: Any) -> bool:
+        """Whether `x` is recordings: a list, an array, or a column of them; valid or not."""
+        if isinstance(x, np.ndarray):
+            return True
+        return isinstance(x, list) or is_column(x) or (is_one_recording(x) and not _of_arrays(x))
+
+    @staticmethod
+    def is_one(x: Any) -> bool:
+        """Whether `x` is a single recording."""
+        return is_one_recording(x)
+
+    def rows(self, x: Any) -> Sequence:
+        """Several recordings as a sequence. ValueError for one alone, or for none."""
+        if is_one_recording(x):
+            raise ValueError("Give a list of recordings: [recording], not one alone.")
+        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
+        if len(rows) == 0:
+            raise ValueError("`x` has no recordings.")
+        return rows
+
+    def read(self, recordings: Any, places: Sequence[int] | None = None) -> list[np.ndarray]:
+        """The samples of recordings, float32, at the processor's rate.
+
+        Args:
+            recordings: a list, an array or a column of what `processors.audio_files.read_audio`
+                takes; or one of them.
+            places: their numbers in what errors call `x`. Defaults to 0, 1, 2, ...
+        """
+        rows = [recordings] if is_one_recording(recordings) else self.rows(recordings)
+        places = range(len(rows)) if places is None else places
+        return [
+            read_audio(row, self.sampling_rate, f"x[{i}]")
+            for i, row in zip(places, rows, strict=True)
+        ]
+
+    def __call__(self, recordings: Any, places: Sequence[int] | None = None) -> np.ndarray:
+        """The features of recordings as one array.
+
+        Args:
+            recordings: as for `read`.
+            places: likewise.
+
+        Returns:
+            Float32 `(batch, frames, num_bins)`, or `(batch, samples)` for a waveform. What is
+            longer than `length` is cut.
+
+        Raises:
+            ValueError: for what is no recording, with its place.
+        """
+        return self.features_of(self.read(recordings, places))
+
+    def features_of(self, samples: Sequence[np.ndarray]) -> np.ndarray:
+        """The same, of samples as `read` gives them."""
+        longest = max(map(len, samples))
+        if self.features == "waveform":
+            made = [self._normalized(row[: self.length]) for row in samples]
+            return _padded(made, self.length or math.ceil(longest / _PIECE) * _PIECE)
+        options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
+        if self.features == "log_mel":
+            # Silence behind a recording counts for the loudest place, so all are padded before.
+            frames = self.length or math.ceil(longest / self.hop_length)
+            size = frames * self.hop_length
+            rows = (np.pad(row[:size], (0, max(size - len(row), 0))) for row in samples)
+            return np.stack([log_mel(row, *options) for row in rows])
+        array = _padded([filter_bank(row, *options)[: self.length] for row in samples], self.length)
+        return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
+
+    def _normalized(self, row: np.ndarray) -> np.ndarray:
+        if not self.normalize:
+            return row
+        return (row - row.mean()) / np.sqrt(row.var() + np.float32(1e-7))
+
+    @property
+    def most_samples(self) -> int | None:
+        """Samples that a row may have before it is cut, None for any number."""
+        if self.length is None or self.features == "waveform":
+            return self.length
+        return self.length * self.hop_length
+
+    def check(self, config: TransformerConfig) -> None:
+        stem = config.sides[0].stem
+        bins = getattr(stem, "num_bins", None)
+        size = getattr(stem, "image_size", None)  # of patches of a spectrogram
+        if bins is None and size is not None and stem.num_channels == 1:
+            bins = size[0]
+        of_samples = getattr(stem, "num_samples", None) is not None
+        if bins is None and not of_samples:
+            raise ValueError(
+                "An AudioProcessor belongs to a model whose config has a `stem` of sound."
+            )
+        if of_samples != (self.features == "waveform"):
+            raise ValueError(
+                f"The model reads {'samples' if of_samples else 'frames'}, and the processor gives "
+                f"features={self.features!r}."
+            )
+        if bins is not None and bins != self.num_bins:
+            raise ValueError(
+                f"The model reads frames of {bins} bands, the processor has {self.num_bins}."
+            )
+
+    def values(self) -> dict[str, Any]:
+        """The content of `preprocessor_config.json`."""
+        named = {ours: theirs for theirs, ours in _CLASSES.items()}
+        values: dict[str, Any] = {
+            "feature_extractor_type": named[self.features],
+            "sampling_rate": self.sampling_rate,
+            "padding_value": 0.0,
+            "return_attention_mask": False,
+        }
+        if self.features == "waveform":
+            length = {} if self.length is None else {"length": self.length}
+            return {**values, "feature_size": 1, "do_normalize": self.normalize, **length}
+        sizes = {"n_fft": self.window_length, "hop_length": self.hop_length}
+        if self.features == "log_mel":
+            length = {} if self.length is None else {"nb_max_frames": self.length}
+            seconds = (self.length or 3000) * self.hop_length / self.sampling_rate
+            seconds = int(seconds) if seconds == int(seconds) else seconds
+            return {
+                **values,
+                **sizes,
+                "feature_size": self.num_bins,
+                "chunk_length": seconds,
+                **length,
+            }
+        if sizes != {"n_fft": 400, "hop_length": 160}:
+            values |= sizes
+        values |= {"feature_size": 1, "num_mel_bins": self.num_bins, "max_length": self.length}
+        normalized = self.mean is not None
+        of_all = {"mean": self.mean, "std": self.std} if normalized else {}
+        return {**values, "do_normalize": normalized, **of_all}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "AudioProcessor":
+        """The processor of the content of a `preprocessor_config.json`.
+
+        Raises:
+            ValueError: for a class that is not known, or values out of range.
+        """
+        named = values.get("feature_extractor_type")
+        if named not in _CLASSES:
+            raise ValueError(
+                f"Sound for {shorten(named)} is not supported, only for "
+                f"{', '.join(map(repr, _CLASSES))}."
+            )
+        features = _CLASSES[named]
+        given: dict[str, Any] = {"sampling_rate": values.get("sampling_rate", 16_000)}
+        if features == "waveform":
+            length = values.get("length")
+            return cls(features, length=length, normalize=values.get("do_normalize", True), **given)
+        given["window_length"] = values.get("n_fft", 400)
+        given["hop_length"] = values.get("hop_length", 160)
+        if features == "log_mel":
+            seconds = check_number("chunk_length", values.get("chunk_length", 30), above=0)
+            rate, hop = given["sampling_rate"], given["hop_length"]
+            check_int("hop_length", hop, 1)
+            length = values.get("nb_max_frames", int(seconds * rate) // hop)
+            return cls(features, length=length, num_bins=values.get("feature_size", 80), **given)
+        mean, std = (values.get(n, usual) for n, usual in zip(("mean", "std"), _AST, strict=True))
+        normalized = check_bool("do_normalize", values.get("do_normalize", True))
+        of_all = {"mean": mean, "std": std} if normalized else {}
+        bins, length = values.get("num_mel_bins", 128), values.get("max_length", 1024)
+        return cls(features, length=length, num_bins=bins, **of_all, **given)
+
+    def save(self, directory: str) -> None:
+        write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
+
+    @classmethod
+    def from_files(cls, directory: str) -> "AudioProcessor":
+        path = Path(directory, FILE)
+        try:
+            values = json.loads(read_file(path, _LIMIT))
+            if not isinstance(values, dict):
+                raise ValueError(f"it holds {describe(values)} and no object.")
+            return cls.from_values(values)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _of_arrays(x: Any) -> bool:
+    """Whether it is the dict of arrays that a backbone takes, and no recording of `datasets`."""
+    return isinstance(x, Mapping) and not {"bytes", "path", "array"} & x.keys()
+
+
+def _padded(rows: list[np.ndarray], length: int | None) -> np.ndarray:
+    """One array of rows of several lengths, zeros behind them; of the longest's length for None."""
+    length = max(map(len, rows)) if length is None else length
+    array = np.zeros((len(rows), length, *rows[0].shape[1:]), "float32")
+    for place, row in enumerate(rows):
+        array[place, : len(row)] = row
+    return array

@@ -1,0 +1,138 @@
+"""Recordings of strangers, from files, bytes, arrays and other libraries' objects, to samples."""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.checking import check_path, describe, is_int
+from keras_transformer.files import read_file
+from keras_transformer.processors.packages import soundfile, soxr
+
+MOST_BYTES = 2**30  # of a file
+MOST_SAMPLES = 2**28  # of a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
+_MOST_CHANNELS = 64
+_RATES = (100, 1_000_000)
+SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
+
+
+def is_one_recording(x: Any) -> bool:
+    """Whether `x` is a single recording, and not several."""
+    if isinstance(x, (str, bytes, bytearray, os.PathLike, Mapping)) or _is_decoder(x):
+        return True
+    if isinstance(x, tuple) and len(x) == 2 and (is_int(x[1]) or isinstance(x[1], float)):
+        return True
+    return isinstance(x, np.ndarray) and x.dtype.kind in "uif" and x.ndim <= 1
+
+
+def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
+    """The samples of a recording, float32 `(samples,)`, mono, from -1 to 1.
+
+    Args:
+        given: a path, the bytes of a file, a dict with `"bytes"` or `"path"`, or with `"array"` and
+            `"sampling_rate"`, as `datasets` has them, an array and its rate as a tuple, or an array
+            alone, whose rate is then `sampling_rate`. Arrays are `(samples,)` or
+            `(samples, channels)`, floats or integers of 16 or 32 bits. Channels are averaged.
+        sampling_rate: int, samples a second of the result.
+        place: what errors call it.
+
+    Raises:
+        ValueError: for what is no recording, is damaged, empty or too long, or has samples that are
+            no numbers, with its place.
+        FileNotFoundError: for a path without a file.
+        ImportError: for a file without soundfile, or another rate without soxr.
+    """
+    samples, rate, shown = _opened(given, sampling_rate, place)
+    if samples.ndim == 2:
+        samples = samples.mean(axis=1)
+    if not samples.size:
+        raise ValueError(f"`{shown}` has no samples: it is empty.")
+    if not np.isfinite(samples).all():
+        raise ValueError(f"`{shown}` has samples that are NaN or infinite.")
+    if rate != sampling_rate:
+        samples = soxr().resample(samples, rate, sampling_rate)
+        if not samples.size:
+            raise ValueError(f"`{shown}` is too short: it has no sample at {sampling_rate} Hz.")
+    return np.ascontiguousarray(samples, "float32")
+
+
+def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, str]:
+    """Samples, float32 with channels behind if any, their rate, and what errors call them."""
+    if isinstance(given, Mapping):
+        content = next(
+            (given[n] for n in ("array", "bytes", "path") if given.get(n) is not None), None
+        )
+        rate = given.get("sampling_rate")
+        given = content if given.get("array") is None or rate is None else (content, rate)
+    if _is_decoder(given):
+        decoded = given.get_all_samples()
+        given = (np.moveaxis(np.asarray(decoded.data), 0, -1), decoded.sample_rate)
+    rate = usual_rate
+    if isinstance(given, tuple) and len(given) == 2:
+        given, rate = given
+        if not (is_int(rate) or isinstance(rate, float)) or not _RATES[0] <= rate <= _RATES[1]:
+            raise ValueError(
+                f"`{place}` must have a rate of {_RATES[0]} to {_RATES[1]:,} samples a second, "
+                f"received {describe(rate)}."
+            )
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(check_path(place, given)).expanduser()
+        try:
+            given = read_file(path, MOST_BYTES)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
+        place = f"{place}`, the file `{path}"
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return *_decoded(bytes(given), place), place
+    if isinstance(given, np.ndarray) or hasattr(given, "__array__"):
+        return _of_array(np.asarray(given), place), rate, place
+    if isinstance(given, list) and given and all(isinstance(n, (int, float)) for n in given):
+        return _of_array(np.asarray(given, "float64"), place), rate, place
+    raise ValueError(
+        f"`{place}` must be a recording: a path, bytes, an array (samples,), or an array and its "
+        f"rate, received {describe(given)}."
+    )
+
+
+def _decoded(content: bytes, place: str) -> tuple[np.ndarray, int]:
+    module = soundfile()
+    try:
+        with module.SoundFile(io.BytesIO(content)) as file:
+            # Of a file that is cut off the header may promise any number.
+            if file.frames * file.channels > MOST_SAMPLES:
+                raise ValueError(
+                    f"`{place}` has {file.frames:,} samples of {file.channels} channels; a "
+                    f"recording may have {MOST_SAMPLES:,}. Cut it into pieces."
+                )
+            return file.read(dtype="float32"), file.samplerate
+    except module.LibsndfileError as error:
+        raise ValueError(f"`{place}` cannot be read as sound: {error} Is the file whole?") from None
+
+
+def _of_array(array: np.ndarray, place: str) -> np.ndarray:
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > _MOST_CHANNELS):
+        hint = ""
+        if array.ndim == 2 and 1 <= array.shape[0] <= _MOST_CHANNELS:
+            hint = " Its channels are in front: give `recording.T`."
+        raise ValueError(
+            f"`{place}` must be of shape (samples,) or (samples, channels), received "
+            f"{array.shape}.{hint}"
+        )
+    if array.size > MOST_SAMPLES:
+        raise ValueError(f"`{place}` has {array.size:,} samples; it may have {MOST_SAMPLES:,}.")
+    if array.dtype.kind == "f":
+        return array.astype("float32")
+    if array.dtype.kind == "i" and array.dtype.itemsize in (2, 4):
+        return array.astype("float32") / -float(np.iinfo(array.dtype).min)
+    raise ValueError(
+        f"`{place}` must hold floats from -1 to 1, or integers of 16 or 32 bits, received "
+        f"{array.dtype}."
+    )
+
+
+def _is_decoder(x: Any) -> bool:
+    """Whether it is what `datasets` makes of sound where torchcodec is installed."""
+    return hasattr(x, "get_all_samples")

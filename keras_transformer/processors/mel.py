@@ -1,0 +1,108 @@
+"""Samples to frames of how loud each band of frequencies is, as published models have them."""
+
+import functools
+
+import numpy as np
+
+# As Kaldi's default: the smallest step of float32, so that a logarithm has a value.
+_LEAST_POWER = 1.192092955078125e-07
+
+
+def log_mel(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """The log-mel spectrogram of Whisper.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples a second.
+        num_bins: int, bands of frequencies, from 0 Hz to half of the rate.
+        window_length: int, samples of a frame.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(samples // hop_length or 1, num_bins)`, the decadic logarithm of the power, at
+        most 8 below the loudest, plus 4, divided by 4.
+
+    Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision",
+    section 2.2.
+    """
+    half = window_length // 2
+    count = max(len(samples) // hop_length, 1)
+    if len(samples) <= half:
+        samples = np.pad(samples, (0, half + 1 - len(samples)))
+    padded = np.pad(samples, half, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[::hop_length]
+    frames = frames[:count]
+    window = np.hanning(window_length + 1)[:-1].astype("float32")
+    spectrum = np.fft.rfft(frames * window)
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    filters = mel_filters(sampling_rate, num_bins, window_length, "slaney")
+    levels = np.log10(np.maximum(power @ filters.astype(power.dtype), 1e-10))
+    return ((np.maximum(levels, levels.max() - 8) + 4) / 4).astype("float32")
+
+
+def filter_bank(
+    samples: np.ndarray, sampling_rate: int, num_bins: int, window_length: int, hop_length: int
+) -> np.ndarray:
+    """The filter bank of Kaldi, as the Audio Spectrogram Transformer is given it.
+
+    Args:
+        samples: float32 `(samples,)`.
+        sampling_rate: int, samples a second.
+        num_bins: int, bands of frequencies, from 20 Hz to half of the rate.
+        window_length: int, samples of a frame.
+        hop_length: int, samples from one frame to the next.
+
+    Returns:
+        Float32 `(1 + (samples - window_length) // hop_length, num_bins)`, natural logarithms.
+
+    Source: Gong et al. 2021, "AST: Audio Spectrogram Transformer", section 2.1; Povey et al. 2011,
+    "The Kaldi Speech Recognition Toolkit", section III.
+    """
+    if len(samples) < window_length:
+        samples = np.pad(samples, (0, window_length - len(samples)))
+    frames = np.lib.stride_tricks.sliding_window_view(samples, window_length)[::hop_length]
+    frames = frames.astype("float64")
+    frames -= frames.mean(axis=1, keepdims=True)
+    frames = np.concatenate(
+        [frames[:, :1] * (1 - 0.97), frames[:, 1:] - 0.97 * frames[:, :-1]], axis=1
+    )
+    size = 1 << (window_length - 1).bit_length()
+    power = np.abs(np.fft.rfft(frames * np.hanning(window_length), n=size)) ** 2
+    levels = power @ mel_filters(sampling_rate, num_bins, size, "kaldi")
+    return np.log(np.maximum(levels, _LEAST_POWER)).astype("float32")
+
+
+@functools.lru_cache(maxsize=8)
+def mel_filters(sampling_rate: int, num_bins: int, size: int, scale: str) -> np.ndarray:
+    """Triangles over the frequencies of a transform of `size` samples, each a band.
+
+    Args:
+        sampling_rate: int, samples a second.
+        num_bins: int, how many bands.
+        size: int, samples that are transformed.
+        scale: `"slaney"`, linear below 1 kHz, each triangle of the same area, from 0 Hz; or
+            `"kaldi"`, triangles of the height 1 in the mel scale, from 20 Hz.
+
+    Returns:
+        Float64 `(size // 2 + 1, num_bins)`.
+
+    Source: Slaney 1998, "Auditory Toolbox", function mfcc; O'Shaughnessy 1987 for the mel scale of
+    Kaldi.
+    """
+    frequencies = np.arange(size // 2 + 1) * (sampling_rate / size)
+    if scale == "kaldi":
+        low, high = (1127 * np.log1p(hertz / 700) for hertz in (20, sampling_rate // 2))
+        places, edges = 1127 * np.log1p(frequencies / 700), np.linspace(low, high, num_bins + 2)
+    else:
+        step, above = 200 / 3, np.log(6.4) / 27
+        top = sampling_rate / 2
+        last = top / step if top < 1000 else 15 + np.log(top / 1000) / above
+        mels = np.linspace(0, last, num_bins + 2)
+        edges = np.where(mels < 15, mels * step, 1000 * np.exp(above * (mels - 15)))
+        places = frequencies
+    widths = np.diff(edges)
+    slopes = edges[None] - places[:, None]
+    triangles = np.maximum(0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
+    return triangles if scale == "kaldi" else triangles * (2 / (edges[2:] - edges[:-2]))

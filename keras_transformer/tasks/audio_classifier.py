@@ -1,0 +1,154 @@
+"""Classification of sound."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.checking import check_bool
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.processors import AudioProcessor
+from keras_transformer.structure import norm_of, shapes_of
+from keras_transformer.tasks.input_classifier import InputClassifier
+
+
+def arrays_of_sound(backbone: Backbone, features: np.ndarray) -> dict:
+    """The features of recordings as the arrays of a backbone: a spectrogram may be an image."""
+    name = backbone.id_inputs[0].removeprefix("encoder_")
+    if name == "images":  # Patches of it: frequencies are the rows, frames the columns.
+        features = np.moveaxis(features, 1, 2)[..., None]
+    return {backbone.id_inputs[0]: np.ascontiguousarray(features)}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class AudioClassifier(InputClassifier):
+    """A backbone of sound with a linear layer on one state of a recording. Returns logits.
+
+    With `pooling="mean"` that is the mean over the states of the recording, and of the silence
+    behind it up to the processor's length; with `"attention"` a mean whose weights are a softmax
+    over a linear layer of the states. For patches of a spectrogram also `"first"`, the state of the
+    class token, `"tokens"`, the mean of class and distillation token, and `"first_and_mean"`.
+
+    Recordings are paths, bytes, arrays of samples, `(array, rate)`, or what else
+    `processors.AudioProcessor` takes, of any lengths and rates. They are read when a batch is made;
+    what is longer than the processor's length is cut.
+
+    Labels are as for `TextClassifier`: names or numbers of classes, or a row for each recording
+    with the probability of each class; with `multi_label` several; with `num_classes=1` numbers.
+
+    Compiled with AdamW (5e-5), cross-entropy and accuracy; `compile` changes that, and takes an
+    `augmentation`.
+
+    Args:
+        backbone: an `Encoder` whose config has a `stem` of sound.
+        processor: `processors.AudioProcessor`; None for a task that takes arrays only.
+        num_classes: int, 1 for a regression. Defaults to the number of `labels`.
+        labels: list of class names, in the order of the class numbers.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
+        pooling: str, see above. Defaults to `"first"` for a backbone with a class token and to
+            `"mean"` for others.
+        name: str.
+        multi_label: bool, whether several classes of a recording may be right.
+        distilled: bool, as for `ImageClassifier`.
+        hidden_activation, hidden_bias, block_norm: a hidden layer, as for `TextClassifier`.
+        output_norm: bool, a normalization of that state before the linear layer.
+
+    Call arguments:
+        inputs: dict of the array of the stem, such as `frames`, float `(batch, length, num_bins)`,
+            as the processor makes it.
+
+    Returns:
+        Float `(batch, num_classes)`.
+
+    Raises:
+        ValueError: for a backbone without sound, no classes, labels that disagree with
+            `num_classes`, or an unknown pooling.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=32, num_layers=2, num_heads=4,
+        intermediate_dim=64, position="sinusoidal", normalize_first=True,
+        stem={"kind": "frames", "num_bins": 40, "num_frames": 50},
+    )
+    processor = kt.AudioProcessor(num_bins=40, length=50)  # half a second
+    classifier = kt.AudioClassifier(kt.models.Encoder(config), processor, labels=["low", "high"])
+    tones = [np.sin(np.arange(8000) * pitch) for pitch in (0.1, 0.8)]
+    classifier.fit(tones, ["low", "high"], epochs=1, verbose=0)
+    label, probability = classifier.classify((tones[0], 16_000))
+    assert label in ("low", "high") and 0.5 <= probability <= 1
+    ```
+
+    Source: Gong et al. 2021, "AST: Audio Spectrogram Transformer", section 2.1.
+    """
+
+    processor_class = AudioProcessor
+    alias = "audio_classification"
+    published_as = ("ForAudioClassification",)
+    row_unit = "recording"
+    reads_arrays = ("frames", "images", "waveform")
+    stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
+    task_options = (*InputClassifier.task_options, "output_norm")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: AudioProcessor | None = None,
+        num_classes: int | None = None,
+        labels: list[str] | None = None,
+        dropout: float | None = None,
+        pooling: str | None = None,
+        name: str | None = None,
+        multi_label: bool = False,
+        distilled: bool = False,
+        hidden_activation: str | None = None,
+        hidden_bias: bool = True,
+        block_norm: bool = False,
+        output_norm: bool = False,
+    ):
+        hidden = (hidden_activation, hidden_bias, block_norm)
+        head = (num_classes, labels, dropout, pooling, name, multi_label, distilled)
+        super().__init__(backbone, processor, *head, *hidden)
+        self.output_norm = check_bool("output_norm", output_norm)
+        self.output_normalization = None
+        if self.output_norm:
+            if self.pooling == "first_and_mean":
+                raise ValueError("`output_norm` is of one state: it needs another `pooling`.")
+            config = backbone.config
+            self.output_normalization = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="output_norm",
+                dtype=self.dtype_policy,
+            )
+            self.output_normalization.build((None, config.hidden_dim))
+
+    def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
+        features = self._require_processor()(given, places=places)
+        return arrays_of_sound(self.backbone, features)
+
+    def pooled(self, states):
+        state = super().pooled(states)
+        return state if self.output_normalization is None else self.output_normalization(state)
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **super().head_values(config, values),
+            "output_norm": bool(values.get("output_norm")),
+        }
+
+    @classmethod
+    def head_shapes(
+        cls, config: TransformerConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        shapes = super().head_shapes(config, values)
+        if values.get("output_norm"):
+            shapes |= shapes_of(norm_of("output_norm"), config)
+        return shapes

@@ -1,0 +1,183 @@
+"""The processor of sound: its features against Transformers' classes, and what is no recording."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+import keras_transformer as kt
+from keras_transformer.processors.audio_files import read_audio
+
+pytestmark = pytest.mark.backend_independent
+
+PUBLISHED = {
+    "whisper": ("WhisperFeatureExtractor", {}),
+    "whisper-128": ("WhisperFeatureExtractor", {"feature_size": 128, "chunk_length": 5}),
+    "ast": ("ASTFeatureExtractor", {}),
+    "ast-commands": ("ASTFeatureExtractor", {"max_length": 128, "mean": -6.8, "std": 5.5}),
+    "ast-plain": ("ASTFeatureExtractor", {"do_normalize": False, "num_mel_bins": 40}),
+    "wav2vec2": ("Wav2Vec2FeatureExtractor", {}),
+    "wav2vec2-plain": ("Wav2Vec2FeatureExtractor", {"do_normalize": False}),
+}
+
+
+def sound(seconds=1.0, rate=16_000, seed=0):
+    random, time = np.random.default_rng(seed), np.arange(int(seconds * rate)) / rate
+    tone = 0.3 * np.sin(2 * np.pi * 440 * time) * np.exp(-time)
+    return (tone + 0.01 * random.normal(size=time.size)).astype("float32")
+
+
+def encoded(samples, rate=16_000, format="WAV", **options):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=format, **options)
+    return file.getvalue()
+
+
+def features(reference, samples):
+    """Theirs by NumPy, which counts in float64; by PyTorch they are off by more than we are."""
+    if hasattr(reference, "_np_extract_fbank_features"):
+        size = reference.n_samples
+        padded = np.pad(samples[:size], (0, max(size - len(samples), 0)))
+        return reference._np_extract_fbank_features([padded], "cpu")[0].T
+    return np.asarray(reference(samples, sampling_rate=16_000)["input_values"][0])
+
+
+@pytest.mark.parametrize("case", PUBLISHED.values(), ids=PUBLISHED)
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_features_are_those_of_transformers(case, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    reference = getattr(transformers, case[0])(**case[1])
+    reference.save_pretrained(tmp_path / "theirs")
+    processor = kt.AudioProcessor.from_files(tmp_path / "theirs")
+    for seconds in (0.5, 1.7, 6):
+        samples = sound(seconds)
+        expected = features(reference, samples)
+        found = processor([samples])[0]
+        assert found.dtype == np.float32
+        assert np.abs(found[: len(expected)] - expected).max() <= 1e-5
+        assert not found[len(expected) :].any()
+
+    (tmp_path / "ours").mkdir()
+    processor.save(tmp_path / "ours")
+    again = transformers.AutoFeatureExtractor.from_pretrained(tmp_path / "ours")
+    assert type(again) is type(reference)
+    assert np.abs(features(again, samples) - expected).max() <= 1e-6
+    assert kt.AudioProcessor.from_files(tmp_path / "ours").values() == processor.values()
+    assert kt.AudioProcessor.unpacked(processor.packed()).values() == processor.values()
+
+
+def test_what_a_recording_may_be(tmp_path):
+    samples = sound(0.2)
+    whole = np.round(samples * 32768) / 32768
+    soundfile.write(tmp_path / "a.wav", whole, 16_000)
+    content = encoded(whole)
+    stereo = np.stack([whole, whole], axis=1)
+    given = [
+        whole, (whole, 16_000), (whole * 32768).astype("int16"), whole.tolist(), stereo, content,
+        {"bytes": content}, {"bytes": None, "path": str(tmp_path / "a.wav")}, tmp_path / "a.wav",
+        {"array": whole, "sampling_rate": 16_000}, encoded(stereo), encoded(whole, format="FLAC"),
+        (whole * 2**31).astype("int32"), whole.astype("float64"),
+    ]  # fmt: skip
+    for each in given:
+        assert np.abs(read_audio(each, 16_000) - whole).max() <= 1e-6
+    processor = kt.AudioProcessor(length=20)
+    made = processor(given)
+    assert made.shape == (len(given), 20, 80) and np.abs(made - made[:1]).max() <= 1e-5
+    assert (processor(whole) == made[:1]).all()
+    assert (processor(np.stack([whole, whole])) == made[:2]).all()
+
+
+def test_other_rates():
+    """A tone is the same tone at another rate."""
+    time = np.arange(8000) / 8000
+    found = read_audio((np.sin(2 * np.pi * 300 * time), 8000), 16_000)
+    assert found.shape == (16_000,) and found.dtype == np.float32
+    expected = np.sin(2 * np.pi * 300 * np.arange(16_000) / 16_000)
+    assert np.abs(found - expected)[500:-500].max() <= 1e-3
+    high = read_audio((np.sin(2 * np.pi * 7000 * np.arange(48_000) / 48_000), 48_000), 8000)
+    assert np.abs(high[500:-500]).max() <= 1e-2  # what the rate cannot hold is not folded over
+
+
+def test_lengths():
+    processor = kt.AudioProcessor(num_bins=8)
+    assert processor([sound(0.5), sound(0.2)]).shape == (2, 50, 8)
+    assert processor([np.zeros(3, "float32")]).shape == (1, 1, 8)
+    cut = kt.AudioProcessor(num_bins=8, length=30)
+    assert (cut([sound(2)]) == cut([sound(2)[: cut.most_samples]])).all()
+    bank = kt.AudioProcessor("filter_bank", num_bins=8)
+    assert bank([sound(0.5), np.zeros(9)]).shape == (2, 48, 8)
+    assert kt.AudioProcessor("waveform")([sound(0.5), sound(1.2)]).shape == (2, 32_000)
+    assert kt.AudioProcessor("waveform", length=9)([sound(0.5)]).shape == (1, 9)
+
+
+@pytest.mark.parametrize(
+    ("recording", "message"),
+    [
+        (b"", "`x.1.` cannot be read as sound: "),
+        (b"a text, and no sound", "cannot be read as sound: .*Is the file whole"),
+        (encoded(sound())[:20], "`x.1.` cannot be read as sound"),
+        (np.zeros(0), "`x.1.` has no samples: it is empty"),
+        (encoded(np.zeros(0)), "`x.1.` has no samples"),
+        (np.array([0.0, np.nan]), "`x.1.` has samples that are NaN or infinite"),
+        (np.array([0.0, np.inf]), "NaN or infinite"),
+        (np.zeros((2, 900)), "Its channels are in front: give `recording.T`"),
+        (np.zeros((2, 3, 4)), "must be of shape .samples,. or .samples, channels."),
+        (np.zeros(5, "uint8"), "integers of 16 or 32 bits, received uint8"),
+        ((np.zeros(5), 3), "must have a rate of 100 to 1,000,000"),
+        ((np.zeros(5), "fast"), "must have a rate"),
+        (None, "`x.1.` must be a recording: a path"),
+        ("missing.wav", "there is no file missing.wav"),
+    ],
+)
+def test_no_recording(recording, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        kt.AudioProcessor(length=9)([sound(0.1), recording])
+
+
+def test_a_header_that_promises_much():
+    content = bytearray(encoded(sound(0.1), format="FLAC"))
+    content[21:26] = bytes([content[21] | 0x0F, 0xFF, 0xFF, 0xFF, 0xFF])  # 68,719 million samples
+    with pytest.raises(ValueError, match=r"(has 68,719,476,735 samples|cannot be read as sound)"):
+        read_audio(bytes(content), 16_000)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"features": "melody"}, "`features` must be one of"),
+        ({"length": 0}, "`length`"),
+        ({"sampling_rate": 3}, "`sampling_rate`"),
+        ({"mean": 1.0}, "`mean` and `std` go together"),
+        ({"mean": 1.0, "std": 0.0}, "`std`"),
+        ({"hop_length": 0}, "`hop_length`"),
+    ],
+)
+def test_wrong_values(values, message):
+    with pytest.raises(ValueError, match=message):
+        kt.AudioProcessor(**values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "holds .* and no object"),
+        ("{}", "Sound for None is not supported, only for 'WhisperFeatureExtractor'"),
+        ('{"feature_extractor_type": "ViTFeatureExtractor"}', "'ViTFeatureExtractor' is not"),
+        ('{"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 0}', "chunk_leng"),
+        ('{"feature_extractor_type": "WhisperFeatureExtractor", "hop_length": 0}', "hop_length"),
+        ('{"feature_extractor_type": "ASTFeatureExtractor", "std": "x"}', "`std`"),
+        ('{"feature_extractor_type": "ASTFeatureExtractor", "do_normalize": 3}', "do_normalize"),
+    ],
+)
+def test_wrong_files(content, message, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        kt.AudioProcessor.from_files(tmp_path)
+
+
+def test_values_are_plain_json(tmp_path):
+    processor = kt.AudioProcessor("filter_bank", length=7, mean=1.0, std=2.0)
+    processor.save(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == processor.values()

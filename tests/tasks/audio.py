@@ -1,0 +1,61 @@
+"""Small models of sound, and recordings of two classes that tell them apart."""
+
+import numpy as np
+
+import keras_transformer as kt
+
+LABELS = ["low", "high"]
+RATE = 8000
+
+
+def config(stem, **values):
+    return kt.TransformerConfig(
+        **{
+            "kind": "encoder",
+            "vocabulary_size": 0,
+            "hidden_dim": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_dim": 24,
+            "position": "learned",
+            "normalize_first": True,
+            "stem": stem,
+            **values,
+        }
+    )
+
+
+def frames(**values):
+    return config({"kind": "frames", "num_bins": 12, "num_frames": 26, **values})
+
+
+def spectrogram(**values):
+    """Patches of a spectrogram, as of the Audio Spectrogram Transformer."""
+    stem = {"kind": "patches", "image_size": (12, 26), "patch_size": 4, "stride": 3}
+    return config({**stem, "num_channels": 1, "distillation_token": True, **values})
+
+
+def processor(**values):
+    return kt.AudioProcessor(
+        **{"sampling_rate": RATE, "length": 26, "num_bins": 12, "window_length": 200}
+        | {"hop_length": 80}
+        | values
+    )
+
+
+def classifier(backbone_config=None, dtype=None, **options):
+    backbone = kt.models.Encoder(backbone_config or frames(), dtype=dtype)
+    if "num_classes" not in options:
+        options.setdefault("labels", LABELS)
+    return kt.AudioClassifier(backbone, processor(), **options)
+
+
+def recordings(count=16, seed=0):
+    """Tones of several lengths, low and high by turns, and their labels."""
+    random = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        samples = np.arange(1500 + 100 * (i % 5))
+        pitch = random.uniform(0.1, 0.2) + 1.5 * (i % 2)
+        made.append((0.5 * np.sin(pitch * samples)).astype("float32"))
+    return made, [LABELS[i % 2] for i in range(count)]
