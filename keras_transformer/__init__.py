@@ -20,6 +20,8 @@ What there is:
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
     ImageClassifier, AudioClassifier
                         likewise, on images and on sound
+    ImageToText, SpeechToText
+                        captions and answers to questions about an image; what was said
     Tokenizer           text to ids and back
     ImageProcessor, AudioProcessor
                         images and recordings to arrays; processors has what reads their files
@@ -70,9 +72,11 @@ from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,
     ImageClassifier,
+    ImageToText,
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SpeechToText,
     Task,
     TextClassifier,
     TextEmbedder,
@@ -85,9 +89,11 @@ register_tasks(
     AudioClassifier,
     CausalLM,
     ImageClassifier,
+    ImageToText,
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SpeechToText,
     TextClassifier,
     TextEmbedder,
     TokenClassifier,
@@ -100,9 +106,11 @@ __all__ = [
     "CausalLM",
     "ImageClassifier",
     "ImageProcessor",
+    "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SpeechToText",
     "Task",
     "TextClassifier",
     "TextEmbedder",

@@ -133,6 +133,11 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     attention_bias: bool | None = option(
         "biases of query, key and value. Defaults to `use_bias`.", None
     )
+    key_bias: bool | None = option(
+        "bias of the key, without which no weight differs (Whisper has none). Defaults to "
+        "`attention_bias`.",
+        None,
+    )
     attention_output_bias: bool | None = option(
         "bias of the attention's output. Defaults to `attention_bias`.", None
     )

@@ -68,6 +68,7 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         return own.get("vocabulary_size", config.vocabulary_size), width
 
     scale = math.sqrt(config.embedding_dim or config.hidden_dim)
+    attention_bias = config.use_bias if config.attention_bias is None else config.attention_bias
     return {
         "head_dim": (
             None if config.hidden_dim % config.num_heads else config.hidden_dim // config.num_heads
@@ -81,9 +82,8 @@ def derived_values(config: "TransformerConfig") -> dict[str, Any]:
         ),
         "share_embeddings": embedding(encoder) == embedding(decoder) if seq2seq else None,
         "attention_bias": config.use_bias,
-        "attention_output_bias": (
-            config.use_bias if config.attention_bias is None else config.attention_bias
-        ),
+        "key_bias": attention_bias,
+        "attention_output_bias": attention_bias,
         "embedding_scale": scale if config.scale_embedding else 1.0,
         "logit_scale": config.hidden_dim**-0.5 if config.scale_logits else 1.0,
         "expert_dim": config.intermediate_dim,

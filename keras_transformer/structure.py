@@ -44,7 +44,7 @@ def _attention(name: str, source: str) -> tuple[Weight, ...]:
     positions = {"disentangled": "own"}
     return (
         *dense_of(f"{name}/query", "hidden_dim", "query_heads", "attention_bias"),
-        *dense_of(f"{name}/key", source, "key_heads", "attention_bias"),
+        *dense_of(f"{name}/key", source, "key_heads", "key_bias"),
         *dense_of(f"{name}/value", source, "key_heads", "attention_bias"),
         *dense_of(f"{name}/output", "query_heads", "hidden_dim", "attention_output_bias"),
         *(_GLOBAL if name == "self_attention" else ()),

@@ -74,6 +74,7 @@ def random_config(seed):
         "use_bias": one_of(True, False),
         "attention_bias": one_of(True, False, None),
         "attention_output_bias": one_of(True, False, None),
+        "key_bias": one_of(True, False, None),
         "query_key_norm": one_of(True, False),
         "normalization": one_of(*NORMALIZATIONS),
         "normalize_first": one_of(True, False),

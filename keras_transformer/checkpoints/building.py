@@ -179,7 +179,7 @@ def _processor(preset: Preset, kind: type, required: bool):
     if not kind.has_tokenizer and not kind.files:
         return kind.from_files(preset.directory)
     try:
-        found = preset.tokenizer if kind.has_tokenizer else preset.folder_of(kind.files)
+        found = preset.folder_of(kind.files) if kind.files else preset.tokenizer
     except OSError as error:
         if required:
             raise
@@ -193,7 +193,7 @@ def _processor(preset: Preset, kind: type, required: bool):
         return None
     if found is None:
         return None
-    return preset.load_tokenizer() if kind.has_tokenizer else kind.from_files(found.directory)
+    return kind.from_files(found.directory) if kind.files else preset.load_tokenizer()
 
 
 def _saved_class(preset: Preset, wanted: type | None) -> type:

@@ -39,7 +39,7 @@ _NOT_DONE = {
     "penalty_alpha": (0,),
     **dict.fromkeys(
         (
-            "begin_suppress_tokens", "constraints", "dola_layers", "force_words_ids", "max_time",
+            "constraints", "dola_layers", "force_words_ids", "max_time",
             "exponential_decay_length_penalty", "remove_invalid_values", "sequence_bias",
             "stop_strings", "token_healing", "top_h", "watermarking_config",
         ),
@@ -67,6 +67,7 @@ def rules_of(values: Values | None, continues: bool) -> Rules:
         given = _given(values, _OF_RULES)
         bad_words = [*(values.get("bad_words_ids") or ())]
         bad_words += [[token] for token in values.get("suppress_tokens") or ()]
+        given["bad_first"] = values.get("begin_suppress_tokens") or ()
         if not continues:
             # There the token that the decoder starts from counts too.
             least = (values.get("min_length") or 0) - 1
@@ -79,8 +80,8 @@ def rules_of(values: Values | None, continues: bool) -> Rules:
 
 
 _RULED = (
-    *_OF_RULES, "bad_words_ids", "suppress_tokens", "min_length", "forced_bos_token_id",
-    "forced_eos_token_id",
+    *_OF_RULES, "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "min_length",
+    "forced_bos_token_id", "forced_eos_token_id",
 )  # fmt: skip
 
 

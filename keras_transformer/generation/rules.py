@@ -57,6 +57,7 @@ class Rules:
         no_repeat_ngram_size: int, no sequence of so many tokens comes twice, those of the prompt
             of a decoder included. 0 for no such rule.
         bad_words: sequences of ids that are not to be completed. An end id alone does not count.
+        bad_first: ids that the first new token is not, end ids too.
         min_new_tokens: int, no end before so many tokens.
         forced_prefix: ids, the first new tokens. They score 0.
         function: called as `function(logits, tokens, counts)`, with logits float32 `(rows,
@@ -97,6 +98,7 @@ class Rules:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     bad_words: Sequence[Sequence[int]] = ()
+    bad_first: Sequence[int] = ()
     min_new_tokens: int = 0
     forced_prefix: Sequence[int] = ()
     function: Callable | None = None
@@ -115,7 +117,7 @@ class Rules:
             )
         check_fields(self, check_int, "no_repeat_ngram_size", at_least=0, at_most=MOST_TRACED)
         check_fields(self, check_int, "min_new_tokens", at_least=0, at_most=MOST_TOKENS)
-        check_fields(self, check_ids, "forced_prefix")
+        check_fields(self, check_ids, "forced_prefix", "bad_first")
         check_fields(self, check_words, "bad_words")
         if self.forced_end is not None:
             check_fields(self, check_int, "forced_end", at_least=0)
@@ -144,6 +146,7 @@ class Rules:
         """ValueError if the rules name tokens that a model does not have."""
         for name, ids in (
             ("forced_prefix", self.forced_prefix),
+            ("bad_first", self.bad_first),
             ("bad_words", [token for word in self.bad_words for token in word]),
             ("forced_end", () if self.forced_end is None else (self.forced_end,)),
         ):
@@ -268,6 +271,9 @@ class Rules:
         single = [word[0] for word in words if len(word) == 1]
         if single:
             bans.append(banning.mask_of(single, size))
+        if self.bad_first:
+            at_first = (state.count == 0)[:, None, None]
+            bans.append(ops.logical_and(at_first, banning.mask_of(self.bad_first, size)))
         if self.min_new_tokens and limits.end_ids:
             early = (state.count < self.min_new_tokens)[:, None, None]
             bans.append(ops.logical_and(early, banning.mask_of(limits.end_ids, size)))

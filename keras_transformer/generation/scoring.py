@@ -20,12 +20,13 @@ def score_continuations(
     pairs: Sequence[tuple[list[int], list[int]]],
     pad_id: int,
     further: Mapping[str, np.ndarray],
+    owners: Sequence[int] | None = None,
 ) -> list[np.ndarray]:
     """The log-probability that the model gives each token of each continuation, float32.
 
     `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
     backbone's inputs, padded, and the places of the outputs that predict the first tokens.
-    `further` are inputs beside them, of a row for each pair.
+    `further` are inputs beside them, of a row for each pair, or of the rows `owners` for the pairs.
     """
     compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
     results: list = [np.zeros((0,), "float32")] * len(pairs)
@@ -35,7 +36,8 @@ def score_continuations(
         chosen, order = order[-count:], order[:-count]
         filled = chosen + chosen[:1] * (min(round_up(len(chosen)), count) - len(chosen))
         inputs, first = make_inputs(*zip(*(pairs[i] for i in filled), strict=True))
-        inputs |= {name: array[filled] for name, array in further.items()}
+        chosen_rows = filled if owners is None else [owners[i] for i in filled]
+        inputs |= {name: array[chosen_rows] for name, array in further.items()}
         width = next(x.shape[1] for name, x in inputs.items() if name.endswith("token_ids"))
         if "decoder_token_ids" in inputs:
             width = inputs["decoder_token_ids"].shape[1]

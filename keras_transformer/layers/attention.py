@@ -72,6 +72,7 @@ class MultiHeadAttention(
             defaults. Defaults to no rotation.
         max_sequence_length: int, number of slots of `"location"`.
         use_bias: bool, biases of query, key and value.
+        key_bias: bool, bias of the key, which changes no weight. Defaults to `use_bias`.
         output_bias: bool, bias of the output. Defaults to `use_bias`.
         query_key_norm: a name in `config.NORMALIZATIONS`, of each head's queries and keys. Defaults
             to no normalization.
@@ -149,6 +150,7 @@ class MultiHeadAttention(
         rotary: dict | None = None,
         max_sequence_length: int | None = None,
         use_bias: bool = True,
+        key_bias: bool | None = None,
         output_bias: bool | None = None,
         query_key_norm: str | None = None,
         query_key_norm_across_heads: bool = False,
@@ -183,14 +185,14 @@ class MultiHeadAttention(
         self.rotary = rotary
         self.max_sequence_length = max_sequence_length
         self.use_bias = use_bias
+        self.key_bias = use_bias if key_bias is None else key_bias
         self.output_bias = use_bias if output_bias is None else output_bias
         self.query_key_norm = query_key_norm
         self.query_key_norm_across_heads = query_key_norm_across_heads
         self.query_key_norm_per_head = query_key_norm_per_head
         self.disentangled = disentangled
         self.normalization_epsilon = normalization_epsilon
-        self.attention_soft_cap = attention_soft_cap
-        self.attention_sinks = attention_sinks
+        self.attention_soft_cap, self.attention_sinks = attention_soft_cap, attention_sinks
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -221,7 +223,7 @@ class MultiHeadAttention(
     def _make_projections(self, use_bias: bool):
         self.query_dense = self._projection(self.num_heads * self.head_dim, "query", use_bias)
         shared_dim = self.num_key_value_heads * self.head_dim
-        self.key_dense = self._projection(shared_dim, "key", use_bias)
+        self.key_dense = self._projection(shared_dim, "key", self.key_bias)
         self.value_dense = self._projection(shared_dim, "value", use_bias)
         self.global_denses = [
             self._projection(dense.units, f"{dense.name}_global", use_bias)

@@ -71,6 +71,11 @@ class Processor(abc.ABC):
             )
         return given
 
+    @property
+    def argument(self) -> Any:
+        """What a task is given to have this processor."""
+        return self
+
     @classmethod
     @abc.abstractmethod
     def takes(cls, x: Any) -> bool:

@@ -4,9 +4,11 @@ from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.audio_classifier import AudioClassifier
 from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.image_classifier import ImageClassifier
+from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
+from keras_transformer.tasks.speech_to_text import SpeechToText
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.text_classifier import TextClassifier
@@ -17,10 +19,12 @@ __all__ = [
     "AudioClassifier",
     "CausalLM",
     "ImageClassifier",
+    "ImageToText",
     "MaskedLM",
     "Processor",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SpeechToText",
     "Task",
     "TextClassifier",
     "TextEmbedder",

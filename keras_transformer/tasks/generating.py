@@ -40,11 +40,14 @@ class Completion(NamedTuple):
 
 
 class GenerationCall:
-    """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as in `generate`."""
+    """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as in `generate`.
+
+    `further` are inputs of the backbone by name, of a row for each prompt.
+    """
 
     def __init__(
         self, task, prompts: list[list[int]], *, max_new_tokens, sampler, batch_size, max_length,
-        stop, rules, constraint, num_samples, seed, cache_dtype, global_positions, verbose,
+        stop, rules, constraint, num_samples, seed, cache_dtype, verbose, further,
     ):  # fmt: skip
         self.task = task
         self.prompts = prompts
@@ -54,7 +57,8 @@ class GenerationCall:
         batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
         self.num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
         max_length = check_int("max_length", max_length, 1, MOST_TOKENS, none=True)
-        said = ""
+        # What nobody asked for is no more than the model can.
+        said, capped = "", max_new_tokens is None and not task.continues_prompts
         if max_new_tokens is None:
             max_new_tokens, longest = task.published_limits(max_length)
             if max_length is None and longest is not None:
@@ -64,7 +68,7 @@ class GenerationCall:
             if not row:
                 raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
             task.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
-        self.further = task.global_inputs(global_positions, prompts)
+        self.further = further
         self._check_sampler()
         check_cache_dtype(cache_dtype)
         if seed is not None:
@@ -77,7 +81,7 @@ class GenerationCall:
         if stop_ids:
             task.backbone.check_ids(stop=np.asarray(stop_ids))
         self.end_ids = (*task.end_ids, *stop_ids)
-        self.limits = self._limits(max_new_tokens, max_length, said)
+        self.limits = self._limits(max_new_tokens, max_length, said, capped)
         if constraint is not None and min(self.limits) < rules.automaton.shortest:
             raise ValueError(
                 f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
@@ -117,16 +121,19 @@ class GenerationCall:
                 f"num_samples={number} needs at least as many beams, received {sampler}."
             )
 
-    def _limits(self, max_new_tokens: int, max_length: int | None, said: str) -> list[int]:
+    def _limits(
+        self, max_new_tokens: int, max_length: int | None, said: str, capped: bool
+    ) -> list[int]:
         """The most new tokens of each prompt."""
         # Of the side that writes: those of a seq2seq may differ.
         config, continues = self.task.backbone.config.sides[-1], self.task.continues_prompts
         room = config.max_sequence_length if config.position == "learned" else float("inf")
         limits = []
         for place, row in enumerate(self.prompts):
-            before, limit = len(row) if continues else 0, max_new_tokens
+            before, limit = self.task.positions_before(row), max_new_tokens
             if max_length is not None:
                 limit = min(limit, max_length - before)
+            limit = min(limit, room - before) if capped and room > before else limit
             if limit < 1:
                 raise ValueError(
                     f"`prompts[{place}]` has {len(row)} tokens: max_length="
@@ -134,6 +141,7 @@ class GenerationCall:
                 )
             if before + limit > room:
                 if not continues:
+                    limit += before
                     raise ValueError(
                         f"max_new_tokens={limit} needs more positions than the model has, {room}."
                     )
@@ -161,8 +169,8 @@ class GenerationCall:
             for completion in several
         ]
         counts = [len(several) for several in completions]
-        further = {name: np.repeat(x, counts, axis=0) for name, x in self.further.items()}
-        scores = iter(self.task._log_probabilities(pairs, further))
+        owners = np.repeat(np.arange(len(counts)), counts)
+        scores = iter(self.task._log_probabilities(pairs, self.further, owners))
         return [[c._replace(log_probabilities=next(scores)) for c in cs] for cs in completions]
 
     def pieces(self) -> Iterator[tuple[int, str]]:

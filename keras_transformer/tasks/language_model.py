@@ -162,17 +162,21 @@ class LanguageModel(TokenPredictor):
             "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
             "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
             "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
-            "global_positions": global_positions, "verbose": verbose,
+            "verbose": verbose,
         }  # fmt: skip
-        return self._generated(prompts, options, return_prompt, stream, return_details)
+        rows, as_text, single = self._prompt_ids(prompts)
+        further = self.global_inputs(global_positions, rows)
+        how = (as_text, single, return_prompt, stream, return_details)
+        return self._completed(rows, options, further, *how)
 
-    def _generated(self, prompts, options: dict, return_prompt, stream, return_details):
-        """What `generate` returns; `options` are those of a `GenerationCall`."""
+    def _completed(
+        self, rows, options: dict, further, as_text, single, return_prompt, stream, return_details
+    ):
+        """What `generate` returns for ids; `options` are those of a `GenerationCall`."""
         stream = check_flag("stream", stream)
         return_details = check_flag("return_details", return_details)
         return_prompt = check_flag("return_prompt", return_prompt)
-        rows, as_text, single = self._prompt_ids(prompts)
-        call = GenerationCall(self, rows, **options)
+        call = GenerationCall(self, rows, further=further, **options)
         whole = call.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(
@@ -258,11 +262,18 @@ class LanguageModel(TokenPredictor):
         return scores[0] if single else scores
 
     def _log_probabilities(
-        self, pairs: list[tuple[list[int], list[int]]], further=None
+        self, pairs: list[tuple[list[int], list[int]]], further=None, owners=None
     ) -> list[np.ndarray]:
-        """Of every token of each continuation its log-probability behind the prompt."""
+        """Of every token of each continuation its log-probability behind the prompt.
+
+        `owners` are the rows of `further` that the pairs belong to, if not one each.
+        """
         make = self._scoring_inputs
-        return score_continuations(self.engine, make, pairs, self.pad_id, further or {})
+        return score_continuations(self.engine, make, pairs, self.pad_id, further or {}, owners)
+
+    def positions_before(self, prompt: list[int]) -> int:
+        """How many positions of the decoder a prompt takes from what is generated."""
+        return len(prompt) if self.continues_prompts else 0
 
     @property
     def sampler(self) -> Sampler:

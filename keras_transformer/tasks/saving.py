@@ -51,7 +51,7 @@ class Serializable:
         )
         files = values.pop("tokenizer")
         processor = None if files is None else cls.processor_class.unpacked(files)
-        task = cls(backbone, getattr(processor, "tokenizer", processor), **values)
+        task = cls(backbone, None if processor is None else processor.argument, **values)
         for variable in task.weights:
             if variable.path in frozen:
                 variable.trainable = False

@@ -48,6 +48,10 @@ class TextProcessor(Processor):
             )
         return cls(given)
 
+    @property
+    def argument(self) -> Tokenizer:
+        return self.tokenizer
+
     @classmethod
     def takes(cls, x: Any) -> bool:
         """Whether `x` is raw text, valid or not: a list, or a tuple of lists, is."""

@@ -48,6 +48,7 @@ from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
 FAMILIES = {
@@ -105,6 +106,7 @@ FAMILIES = {
         VIT,
         DEIT,
         DINOV2,
+        WHISPER,
     )
 }
 

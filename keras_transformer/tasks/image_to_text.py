@@ -1,0 +1,94 @@
+"""Text of images: captions, answers to questions, lines that are read."""
+
+import keras
+
+from keras_transformer.models.turns import reads
+from keras_transformer.tasks.source_to_text import SourceToText
+from keras_transformer.tasks.sources import PictureProcessor
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ImageToText(SourceToText):
+    """An encoder-decoder that reads an image and writes text: a caption, or an answer.
+
+    Trains on images and texts, `fit(images, captions)`, or on images, questions and answers,
+    `fit((images, questions), answers)`. Compiled with Adam (1e-4), token cross-entropy, perplexity
+    and accuracy; `compile` changes that, and takes the default `sampler`.
+
+    Args:
+        backbone: a `Seq2Seq` whose encoder has a `stem` of images.
+        processor: `processors.ImageProcessor`; None for a task that takes arrays and ids.
+        tokenizer: `Tokenizer`, likewise.
+        start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
+            without one its padding.
+        end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `encoder_images` float `(batch, height, width, channels)`,
+            `decoder_token_ids` and `decoder_padding_mask`, as for `Seq2Seq`.
+
+    Returns:
+        Logits, float `(batch, target_length, vocabulary_size)`.
+
+    Raises:
+        ValueError: for a backbone whose encoder reads no images.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    tokenizer = kt.Tokenizer.train(["a dark square", "a bright square"] * 4, vocabulary_size=300)
+    config = kt.TransformerConfig(
+        kind="seq2seq", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=2,
+        num_heads=2, intermediate_dim=64, position="learned", max_sequence_length=32,
+        encoder={
+            "vocabulary_size": 0,
+            "stem": {"kind": "patches", "image_size": [16, 16], "patch_size": 4},
+        },
+    )
+    captioner = kt.ImageToText(
+        kt.models.Seq2Seq(config), kt.ImageProcessor(size=16), tokenizer
+    )
+    images = [np.full((16, 16, 3), value, "uint8") for value in (10, 240)]
+    captioner.fit(images, ["a dark square", "a bright square"], epochs=1, verbose=0)
+    assert isinstance(captioner.caption(images[0], max_new_tokens=5), str)
+    ```
+
+    Source: Vinyals et al. 2015, "Show and Tell", section 3, with the encoder of Dosovitskiy et al.
+    2020 and the decoder of Vaswani et al. 2017.
+    """
+
+    alias = "image_to_text"
+    processor_class = PictureProcessor
+    reads_arrays = ("encoder_images",)
+    stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
+    source_unit = "image"
+
+    @reads
+    def caption(self, images, **options):
+        """A caption of each image.
+
+        Args:
+            images: a list of what `ImageProcessor` takes, or one image.
+            **options: of `generate`.
+
+        Returns:
+            A string for each image; for one image a string.
+        """
+        return self.generate(images, **options)
+
+    @reads
+    def answer(self, images, questions, **options):
+        """An answer to a question about each image.
+
+        Args:
+            images: a list of what `ImageProcessor` takes, or one image.
+            questions: a string for each image, or one for all.
+            **options: of `generate`.
+
+        Returns:
+            A string for each image; for one image a string.
+        """
+        return self.generate(images, questions, **options)

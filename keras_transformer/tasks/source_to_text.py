@@ -1,0 +1,240 @@
+"""The base of tasks that write text of what is none: images, sound."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keras_transformer.checking import check_int, check_text
+from keras_transformer.checkpoints.heads import END_IDS, START_ID
+from keras_transformer.data import BucketedDataset
+from keras_transformer.generation.scoring import pad_for
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
+from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.language_model import LanguageModel
+from keras_transformer.tasks.sources import SourceProcessor, SourceRows
+from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, with_end
+from keras_transformer.tokenizers import Tokenizer
+
+
+class SourceToText(LanguageModel):
+    """An encoder-decoder whose encoder reads images or sound, and whose decoder writes text.
+
+    A subclass names its processor, what it may read (`reads_arrays`), and how arrays are made of
+    what the processor gives (`arrays_of`), if it is more than the first input of the backbone.
+
+    What the decoder is given before it writes is a prompt of ids, `prompt_rows`: the start, and
+    what a user adds to it, such as a question.
+    """
+
+    backbone_kinds = ("seq2seq",)
+    published_options = (END_IDS, START_ID)
+    continues_prompts = False
+    processor_class: ClassVar[type[SourceProcessor]]
+    reads_arrays: ClassVar[tuple[str, ...]]
+    stem_example: ClassVar[str]
+    source_unit: ClassVar[str]  # what errors call a source
+    task_options = ("end_ids", "start_id")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: Processor | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_id: int | None = None,
+        end_ids: list[int] | None = None,
+        name: str | None = None,
+    ):
+        joined = self.processor_class.joined(processor, tokenizer)
+        super().__init__(backbone, joined, end_ids, name=name)
+        if backbone.id_inputs[0] not in self.reads_arrays:
+            raise ValueError(
+                f"{type(self).__name__} needs a backbone whose encoder reads {self.source_unit}s: "
+                f"give the config encoder={{'vocabulary_size': 0, 'stem': {self.stem_example}}}."
+            )
+        if start_id is None and self.tokenizer is not None:
+            start_id = self.tokenizer.start_id
+        self.start_id = self.pad_id if start_id is None else start_id
+        most = backbone.config.sides[-1].vocabulary_size - 1
+        self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
+
+    def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
+        """The arrays of the encoder, of sources as the processor takes them."""
+        return {self.backbone.id_inputs[0]: self._require_processor().source(sources, places)}
+
+    def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
+        """What the decoder begins with, ids for each of `count` sources; of texts, one for each."""
+        if prompts is None:
+            return [[self.start_id]] * count
+        texts = [prompts] * count if isinstance(prompts, str) else text_rows(prompts, "prompts")
+        if len(texts) != count:
+            raise ValueError(
+                f"Received {count} {self.source_unit}s and {len(texts)} prompts: give one prompt "
+                f"for each {self.source_unit}, or one for all."
+            )
+        for place, text in enumerate(texts):
+            check_text(f"prompts[{place}]", text)
+        encoded = self.tokenizer.encode_batch(texts, special_tokens=False)
+        return [[self.start_id, *row] for row in encoded]
+
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
+        """Sources and their texts as batches, the decoder's input shifted by one.
+
+        Args:
+            x: sources, or a tuple of sources and prompts, such as questions.
+            y: the texts to be written, one for each source.
+            sample_weight: None, since every token of a text counts alike.
+            **options: those of the processor, and as for `Task.make_dataset`.
+        """
+        processor = self._require_processor()
+        sources, prompts = processor.parts(x)
+        if sample_weight is not None:
+            raise ValueError(f"{type(self).__name__} weighs every token alike: no `sample_weight`.")
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} learns from texts: give `y`, one for each "
+                f"{self.source_unit}. What it writes is `generate`."
+            )
+        texts = text_rows(y, "y")
+        check_equal(sources, texts, (f"{self.source_unit}s", "texts"))
+        max_length = take_max_length(self, options, at_least=2)
+        own = {name: options.pop(name) for name in processor.options if name in options}
+        starts = self.prompt_rows(prompts, len(sources), **own)
+        room = max_length + 1 - max(map(len, starts))
+        if room < 2:
+            raise ValueError(f"`max_length`={max_length} leaves no room behind the prompts.")
+        encoded = processor.tokenizer.encode_targets(texts)
+        ends = with_end([row[: room - 1] for row in encoded], processor.tokenizer.end_id)
+        rows = [[*start, *end] for start, end in zip(starts, ends, strict=True)]
+        names = {"skipped": np.array([len(start) - 1 for start in starts], "int32")}
+
+        def make_batch(arrays, masks):
+            inputs = self.arrays_of([sources[i] for i in arrays["row"]], arrays["row"])
+            inputs["decoder_token_ids"] = arrays["inputs"]
+            inputs["decoder_padding_mask"] = masks["inputs"]
+            places = np.arange(arrays["inputs"].shape[1])
+            learned = masks["inputs"] & (places >= arrays["skipped"][:, None])
+            return inputs, arrays["targets"], learned.astype("float32")
+
+        columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
+        pad_values = dict.fromkeys(columns, self.pad_id)
+        return self._bucketed(columns, make_batch, values=names, pad_values=pad_values, **options)
+
+    @reads
+    def generate(
+        self,
+        sources,
+        prompts=None,
+        max_new_tokens: int | None = None,
+        sampler=None,
+        batch_size: int = 8,
+        *,
+        max_length: int | None = None,
+        stop=None,
+        rules=None,
+        constraint=None,
+        num_samples: int = 1,
+        seed: int | None = None,
+        stream: bool = False,
+        return_details: bool = False,
+        cache_dtype: str | None = None,
+        verbose: bool = False,
+        **options,
+    ):
+        """Texts of sources.
+
+        Any number of sources go in one call; each gives what it gives alone.
+
+        Args:
+            sources: a list of what the processor takes, or one of them.
+            prompts: what the decoder goes on with, such as questions: a list of strings, one for
+                each source, or one string for all. Defaults to none.
+            max_new_tokens: int, the most tokens of a text. Defaults to what the checkpoint says,
+                else to 64 or the positions of the decoder.
+            sampler: as of `CausalLM.generate`, and so is all below but `batch_size`.
+            batch_size: int, sources that are read and decoded together.
+            max_length: int.
+            stop: strings and token ids.
+            rules: `Rules`.
+            constraint: a JSON Schema, or what `constraint` returns.
+            num_samples: int.
+            seed: int.
+            stream: bool.
+            return_details: bool.
+            cache_dtype: str.
+            verbose: bool.
+            **options: of the prompt, such as the `language` of speech.
+
+        Returns:
+            A string for one source; for a list a list of them; as `CausalLM.generate` with
+            `num_samples`, `stream` or `return_details`.
+
+        Raises:
+            ValueError: for sources that cannot be read, with their place, or options that the model
+                cannot take.
+        """
+        processor = self._require_processor()
+        alone = processor.source.is_one(sources)
+        sources = [sources] if alone else processor.source.rows(sources)
+        rows = self.prompt_rows(prompts, len(sources), **options)
+        given = {
+            "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
+            "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
+            "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
+            "verbose": verbose,
+        }  # fmt: skip
+        return self.written(sources, rows, given, alone, stream, return_details)
+
+    def written(
+        self, sources, rows: list[list[int]], options: dict, alone=False, stream=False,
+        return_details=False,
+    ):  # fmt: skip
+        """What `generate` returns, for prompts of ids."""
+        name = self.backbone.id_inputs[0]
+        further = {name: SourceRows(self, name, sources)}
+        return self._completed(rows, options, further, True, alone, False, stream, return_details)
+
+    @reads
+    def score(self, sources, targets, prompts=None, per_token: bool = False, **options):
+        """The log-probability of texts, their end included, given their sources.
+
+        Args:
+            sources: as of `generate`.
+            targets: a string for each source; a string for one source alone.
+            prompts: as of `generate`.
+            per_token: bool, return the log-probability of each token of the text.
+            **options: of the prompt, as of `generate`.
+
+        Returns:
+            As `Seq2SeqLM.score`.
+
+        Raises:
+            ValueError: for sources and targets of different numbers.
+        """
+        processor = self._require_processor()
+        alone = processor.source.is_one(sources)
+        sources = [sources] if alone else processor.source.rows(sources)
+        texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")
+        check_equal(sources, texts, (f"{self.source_unit}s", "targets"))
+        starts = self.prompt_rows(prompts, len(sources), **options)
+        end = self.end_ids[0] if self.end_ids else None
+        rows = with_end(processor.tokenizer.encode_targets(texts), end)
+        name = self.backbone.id_inputs[0]
+        further = {name: SourceRows(self, name, sources)}
+        return self._scores(list(zip(starts, rows, strict=True)), per_token, alone, further)
+
+    def positions_before(self, prompt: list[int]) -> int:
+        return len(prompt) - 1  # The start takes the place of the last token, which is not read.
+
+    def _to_texts(self, prompts, continuations):
+        return self.tokenizer.decode_batch(continuations)
+
+    def _engine_inputs(self, ids, mask):
+        return {"decoder_token_ids": ids, "decoder_padding_mask": mask}
+
+    def _scoring_inputs(self, prompts, continuations):
+        rows = [[*p, *c[:-1]] for p, c in zip(prompts, continuations, strict=True)]
+        ids, mask = pad_for(self.backbone.config.sides[-1], rows, self.pad_id)
+        first = np.array([len(prompt) - 1 for prompt in prompts], "int64")
+        return self._engine_inputs(ids, mask), first

@@ -1,0 +1,106 @@
+"""The processor of sources that are no texts, beside the tokenizer of what is written of them."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keras_transformer.checking import describe
+from keras_transformer.config import TransformerConfig
+from keras_transformer.processors import AudioProcessor, ImageProcessor
+from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.text import TextProcessor
+from keras_transformer.tokenizers import Tokenizer
+
+
+class SourceProcessor(Processor):
+    """A processor of images or sound, and a tokenizer.
+
+    Args:
+        source: of `source_class`.
+        tokenizer: `Tokenizer`.
+    """
+
+    source_class: ClassVar[type[Processor]]
+    options = ("max_length",)
+    made = "arrays and ids"
+    has_tokenizer = True
+
+    def __init__(self, source: Processor, tokenizer: Tokenizer):
+        if not isinstance(source, self.source_class):
+            raise ValueError(
+                f"`processor` must be of {self.source_class.__name__}, received {describe(source)}."
+            )
+        if not isinstance(tokenizer, Tokenizer):
+            raise ValueError(f"`tokenizer` must be a Tokenizer, received {describe(tokenizer)}.")
+        self.source, self.tokenizer = source, tokenizer
+
+    @classmethod
+    def joined(cls, processor: Any, tokenizer: Tokenizer | None) -> "SourceProcessor | None":
+        """The two that a task is given, or one that was joined before."""
+        if isinstance(processor, cls):
+            return processor
+        if processor is None and tokenizer is None:
+            return None
+        if processor is None or tokenizer is None:
+            missing = "`processor`" if processor is None else "`tokenizer`"
+            raise ValueError(
+                f"{missing} is missing: a task that reads {cls.source_class.raw} and writes text "
+                "needs both, or neither to take arrays and ids."
+            )
+        return cls(processor, tokenizer)
+
+    @classmethod
+    def takes(cls, x: Any) -> bool:
+        """Whether `x` is sources, or a tuple of sources and prompts; valid or not."""
+        if isinstance(x, tuple) and not cls.source_class.is_one(x):
+            return len(x) == 2 and cls.source_class.takes(x[0])
+        return cls.source_class.takes(x)
+
+    def parts(self, x: Any) -> tuple[Sequence, Any]:
+        """Sources as a sequence, and the prompts beside them, if any."""
+        if isinstance(x, tuple) and not self.source_class.is_one(x):
+            return self.source.rows(x[0]), x[1]
+        return self.source.rows(x), None
+
+    def save(self, directory: str) -> None:
+        self.source.save(directory)
+        self.tokenizer.save(directory)
+
+    @classmethod
+    def from_files(cls, directory: str) -> "SourceProcessor":
+        return cls(cls.source_class.from_files(directory), Tokenizer.from_files(directory))
+
+    def check(self, config: TransformerConfig) -> None:
+        self.source.check(config)
+        TextProcessor(self.tokenizer).check(config.sides[-1])
+
+
+class SpeechProcessor(SourceProcessor):
+    """An `AudioProcessor` and a tokenizer."""
+
+    source_class = AudioProcessor
+    options = ("max_length", "language")
+    kind = "audio processor and tokenizer"
+    raw = "recordings"
+    files = AudioProcessor.files
+
+
+class PictureProcessor(SourceProcessor):
+    """An `ImageProcessor` and a tokenizer."""
+
+    source_class = ImageProcessor
+    kind = "image processor and tokenizer"
+    raw = "images"
+    files = ImageProcessor.files
+
+
+class SourceRows:
+    """The arrays of sources, made when they are asked for: the rows of an input of a backbone."""
+
+    def __init__(self, task, name: str, sources: Sequence):
+        self.task, self.name, self.sources = task, name, sources
+
+    def __getitem__(self, places) -> np.ndarray:
+        places = [int(place) for place in places]
+        return self.task.arrays_of([self.sources[i] for i in places], places)[self.name]

@@ -1,0 +1,245 @@
+"""Speech to text: what was said in a recording."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from keras_transformer.checking import check_choice, check_flag, shorten
+from keras_transformer.models.turns import reads
+from keras_transformer.tasks.audio_classifier import arrays_of_sound
+from keras_transformer.tasks.source_to_text import SourceToText
+from keras_transformer.tasks.sources import SpeechProcessor
+from keras_transformer.tasks.speech_tokens import Segment, SpeechTokens, TimeRules, segments_of
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SpeechToText(SourceToText):
+    """An encoder-decoder that reads sound and writes what was said.
+
+    Trains on recordings and texts, `fit(recordings, texts)`. Compiled with Adam (1e-4), token
+    cross-entropy, perplexity and accuracy; `compile` changes that, and takes the default `sampler`.
+
+    With the tokens of Whisper, `<|startoftranscript|>` and others, in its vocabulary it is told the
+    language and the task, finds the language out where it is not told, and says when something was
+    said.
+
+    Args:
+        backbone: a `Seq2Seq` whose encoder has a `stem` of sound.
+        processor: `processors.AudioProcessor`; None for a task that takes arrays and ids.
+        tokenizer: `Tokenizer`, likewise.
+        start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
+            without one its padding.
+        end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
+        name: str.
+
+    Call arguments:
+        inputs: dict of the encoder's array, such as `encoder_frames` float `(batch, length,
+            num_bins)`, `decoder_token_ids` and `decoder_padding_mask`, as for `Seq2Seq`.
+
+    Returns:
+        Logits, float `(batch, target_length, vocabulary_size)`.
+
+    Raises:
+        ValueError: for a backbone whose encoder reads no sound.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    tokenizer = kt.Tokenizer.train(["low", "high"] * 4, vocabulary_size=270)
+    config = kt.TransformerConfig(
+        kind="seq2seq", vocabulary_size=tokenizer.vocabulary_size, hidden_dim=32, num_layers=2,
+        num_heads=2, intermediate_dim=64, position="learned", max_sequence_length=16,
+        encoder={"vocabulary_size": 0, "stem": {"kind": "frames", "num_frames": 50}},
+    )
+    task = kt.SpeechToText(kt.models.Seq2Seq(config), kt.AudioProcessor(length=50), tokenizer)
+    tones = [np.sin(np.arange(8000) * pitch) for pitch in (0.1, 0.8)]
+    task.fit(tones, ["low", "high"], epochs=1, verbose=0)
+    assert isinstance(task.transcribe(tones[0], max_new_tokens=5), str)
+    ```
+
+    Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
+    """
+
+    alias = "speech_to_text"
+    published_as = ("ForConditionalGeneration",)
+    processor_class = SpeechProcessor
+    reads_arrays = ("encoder_frames", "encoder_waveform", "encoder_images")
+    stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
+    source_unit = "recording"
+
+    @functools.cached_property
+    def speech_tokens(self) -> SpeechTokens | None:
+        """Whisper's tokens for languages, tasks and times, None for another vocabulary."""
+        return SpeechTokens.of(self.tokenizer)
+
+    def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
+        features = self._require_processor().source(sources, places)
+        return arrays_of_sound(self.backbone, features)
+
+    def prompt_rows(
+        self, prompts, count, language=None, task: str | None = None, timestamps: bool = False
+    ):
+        tokens = self.speech_tokens
+        if tokens is None:
+            if language is not None or task is not None or timestamps:
+                raise ValueError(
+                    "`language`, `task` and `timestamps` are for models with Whisper's tokens, and "
+                    f"the tokenizer has no {'<|startoftranscript|>'!r}."
+                )
+            return super().prompt_rows(prompts, count)
+        if prompts is not None:
+            raise ValueError("A model with Whisper's tokens takes no `prompts`: give a `language`.")
+        languages = [language] * count if isinstance(language, str | None) else list(language)
+        if len(languages) != count:
+            raise ValueError(f"Received {count} recordings and {len(languages)} languages.")
+        rows = []
+        for named in languages:
+            row = [self.start_id]
+            if self.is_multilingual:
+                check_choice("language", named, tokens.languages, none=True)
+                check_choice("task", task, tokens.tasks, none=True)
+                row.append(tokens.languages[named or "en"])
+                row.append(tokens.tasks[task or "transcribe"])
+            elif named not in (None, "en") or task not in (None, "transcribe"):
+                raise ValueError(
+                    f"This model transcribes English alone, received language={shorten(named)} and "
+                    f"task={shorten(task)}."
+                )
+            rows.append(row if timestamps else [*row, tokens.no_times])
+        return rows
+
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether it is told a language, as all of Whisper but those of English are."""
+        said = (self.backbone.generation_config or {}).get("is_multilingual")
+        if said is not None:
+            return bool(said)
+        # The vocabularies of English begin one id earlier: 50,256 is the end of GPT-2's.
+        tokens = self.speech_tokens
+        return tokens is not None and bool(tokens.languages) and tokens.end != 50_256
+
+    @reads
+    def transcribe(
+        self,
+        recordings,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        batch_size: int = 8,
+        **options,
+    ):
+        """What was said in recordings of any length.
+
+        A recording that is longer than what the model reads at once, 30 seconds for Whisper, is
+        read in windows. With Whisper's tokens each window begins where the last piece ended that
+        was heard whole; otherwise one behind the other.
+
+        Args:
+            recordings: a list of what `AudioProcessor` takes, or one recording.
+            language: str, the code of the language, such as `"en"`. Defaults to the likeliest at
+                the beginning of each recording.
+            task: `"transcribe"`, the default, or `"translate"`, into English.
+            timestamps: bool, give the pieces with their times.
+            batch_size: int, windows that are decoded together.
+            **options: of `generate`, such as `sampler` or `max_new_tokens`.
+
+        Returns:
+            For each recording a string, or with `timestamps` a list of `Segment`; for one recording
+            its result alone.
+
+        Raises:
+            ValueError: for what is no recording, with its place, and for a language or task that
+                the model does not know.
+        """
+        timestamps = check_flag("timestamps", timestamps)
+        source = self._require_processor().source
+        alone = source.is_one(recordings)
+        samples = source.read([recordings] if alone else recordings)
+        window = source.most_samples
+        long = window is not None and any(len(row) > window for row in samples)
+        tokens = self.speech_tokens
+        options = {**options, "batch_size": batch_size}
+        if tokens is None:
+            self.prompt_rows(None, 1, language, task, timestamps)  # refuses what it cannot
+            texts = self._piece_by_piece(samples, window if long else None, options)
+            return texts[0] if alone else texts
+        languages = [language] * len(samples)
+        if language is None and self.is_multilingual:
+            languages = self.detect_language([row[:window] for row in samples], batch_size)
+        if not (timestamps or long):
+            rows = self.prompt_rows(None, len(samples), languages, task)
+            texts = [text.strip() for text in self.written(samples, rows, options)]
+            return texts[0] if alone else texts
+        found = self._in_windows(samples, languages, task, window, options)
+        if not timestamps:
+            found = [" ".join(segment.text for segment in segments) for segments in found]
+        return found[0] if alone else found
+
+    @reads
+    def detect_language(self, recordings, batch_size: int = 8) -> list[str] | str:
+        """The likeliest language of each recording, by its first window.
+
+        Args:
+            recordings: as of `transcribe`.
+            batch_size: int.
+
+        Returns:
+            The code of a language for each recording; for one recording alone a string.
+
+        Raises:
+            ValueError: for a model of one language.
+        """
+        tokens, source = self.speech_tokens, self._require_processor().source
+        if tokens is None or not self.is_multilingual:
+            raise ValueError("This model knows one language alone.")
+        alone = source.is_one(recordings)
+        samples = source.read([recordings] if alone else recordings)
+        codes, ids = list(tokens.languages), list(tokens.languages.values())
+        found = []
+        for first in range(0, len(samples), batch_size):
+            rows = samples[first : first + batch_size]
+            inputs = self.arrays_of(rows)
+            inputs["decoder_token_ids"] = np.full((len(rows), 1), self.start_id, "int32")
+            logits = np.asarray(self.predict_on_batch(inputs))[:, -1]
+            found += [codes[i] for i in logits[:, ids].argmax(axis=-1)]
+        return found[0] if alone else found
+
+    def _piece_by_piece(self, samples, window: int | None, options: dict) -> list[str]:
+        """The texts of windows one behind the other, joined."""
+        pieces, owners = [], []
+        for owner, row in enumerate(samples):
+            size = window or len(row)
+            pieces += [row[start : start + size] for start in range(0, len(row), size)]
+            owners += [owner] * (len(pieces) - len(owners))
+        texts = self.written(pieces, self.prompt_rows(None, len(pieces)), options)
+        both = list(zip(owners, texts, strict=True))
+        return [" ".join(t for o, t in both if o == i and t) for i in range(len(samples))]
+
+    def _in_windows(self, samples, languages, task, window, options) -> list[list[Segment]]:
+        """The pieces of recordings, read in windows that follow what was heard."""
+        tokens, rate = self.speech_tokens, self.processor.source.sampling_rate
+        rules = options.pop("rules", None) or self.published_rules()
+        said = (self.backbone.generation_config or {}).get("max_initial_timestamp_index", 50)
+        times = TimeRules(tokens.no_times, tokens.end, said)
+        options = {**options, "rules": dataclasses.replace(rules, function=times)}
+        found: list[list[Segment]] = [[] for _ in samples]
+        places = dict.fromkeys(range(len(samples)), 0)
+        while places:
+            chosen = list(places)
+            pieces = [samples[i][places[i] :][:window] for i in chosen]
+            rows = self.prompt_rows(None, len(chosen), [languages[i] for i in chosen], task, True)
+            written = self.written(pieces, rows, options, return_details=True)
+            for i, piece, completion in zip(chosen, pieces, written, strict=True):
+                offset, seconds = places[i] / rate, len(piece) / rate
+                ids = completion.token_ids
+                new, done = segments_of(ids, tokens, self.tokenizer, offset, seconds)
+                found[i] += new
+                places[i] += max(round(done * rate), 1)
+                if places[i] >= len(samples[i]):
+                    del places[i]
+        return found

@@ -1,0 +1,163 @@
+"""The tokens by which Whisper is told what to do, and tells when something was said."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_transformer.generation.banning import BANNED
+from keras_transformer.tokenizers import Tokenizer
+
+START, TRANSCRIBE, TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
+NO_TIMES = "<|notimestamps|>"
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+# Seconds from one timestamp to the next.
+STEP = 0.02
+
+
+class Segment(NamedTuple):
+    """A piece of a transcript.
+
+    Fields:
+        start: float, seconds from the beginning of the recording.
+        end: float, likewise.
+        text: str.
+    """
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechTokens:
+    """The ids of such tokens in a vocabulary.
+
+    Fields:
+        start: int, `<|startoftranscript|>`.
+        languages: of each language, by its code, the id; empty for a model of one language.
+        tasks: of `"transcribe"` and `"translate"`, likewise.
+        no_times: int, `<|notimestamps|>`, behind which those of times follow.
+        end: int, the end of a text.
+
+    Source: Radford et al. 2022, section 2.3.
+    """
+
+    start: int
+    languages: dict[str, int]
+    tasks: dict[str, int]
+    no_times: int
+    end: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None) -> "SpeechTokens | None":
+        """Those of a tokenizer, None if it has none."""
+        vocabulary = {} if tokenizer is None else tokenizer.backend.get_vocab()
+        if not {START, NO_TIMES} <= vocabulary.keys() or tokenizer.end_id is None:
+            return None
+        start, no_times = vocabulary[START], vocabulary[NO_TIMES]
+        named = {_LANGUAGE.fullmatch(name): i for name, i in vocabulary.items() if i > start}
+        languages = {found[1]: i for found, i in named.items() if found and i < no_times}
+        tasks = {"transcribe": TRANSCRIBE, "translate": TRANSLATE}
+        tasks = {name: vocabulary[token] for name, token in tasks.items() if token in vocabulary}
+        return cls(start, dict(sorted(languages.items())), tasks, no_times, tokenizer.end_id)
+
+    @property
+    def first_time(self) -> int:
+        """The id of `<|0.00|>`."""
+        return self.no_times + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeRules:
+    """The `function` of `Rules` by which timestamps come in pairs and never go back.
+
+    Fields:
+        no_times: int, the id of `<|notimestamps|>`, which does not come; times are above it.
+        end: int, the id of the end of a text; words are below it.
+        latest_first: int, steps of time that a text may begin after. None for any.
+
+    Source: the code published with Radford et al. 2022, `ApplyTimestampRules`.
+    """
+
+    no_times: int
+    end: int
+    latest_first: int | None = 50
+
+    def __call__(self, logits, tokens, counts):
+        ids = ops.arange(logits.shape[-1], dtype="int32")[None, None]
+        first_time = self.no_times + 1
+        is_time = ids >= first_time
+        places = ops.arange(tokens.shape[-1], dtype="int32")[None, None]
+        counts = counts[:, None, None]
+        written = places < counts
+        times = ops.logical_and(written, tokens >= first_time)
+
+        def was_time(back: int):
+            return ops.any(ops.logical_and(times, places == counts - back), axis=-1)[..., None]
+
+        last, before = was_time(1), ops.logical_or(was_time(2), counts < 2)
+        paired, open_pair = ops.logical_and(last, before), ops.logical_and(last, ~before)
+        latest = ops.max(ops.where(times, tokens, -1), axis=-1, keepdims=True)
+        # One that opens a pair may be the one that closed the last; otherwise time goes on.
+        least = ops.where(open_pair, latest, latest + 1)
+        banned = ops.logical_or(ids == self.no_times, ops.logical_and(paired, is_time))
+        banned = ops.logical_or(banned, ops.logical_and(open_pair, ids < self.end))
+        banned = ops.logical_or(
+            banned, ops.logical_and(ops.logical_and(is_time, latest >= 0), ids < least)
+        )
+        at_first = counts == 0
+        banned = ops.logical_or(banned, ops.logical_and(at_first, ~is_time))
+        if self.latest_first is not None:
+            late = ids > first_time + self.latest_first
+            banned = ops.logical_or(banned, ops.logical_and(at_first, late))
+        logits = ops.where(banned, BANNED, logits)
+        # If some time is likelier than each word, it is a time.
+        likelihood = ops.log_softmax(logits, axis=-1)
+        of_times = ops.logsumexp(ops.where(is_time, likelihood, BANNED), axis=-1, keepdims=True)
+        of_words = ops.max(ops.where(is_time, BANNED, likelihood), axis=-1, keepdims=True)
+        only_times = ops.logical_and(of_times > of_words, ~is_time)
+        return ops.where(only_times, BANNED, logits)
+
+
+def segments_of(
+    ids: Sequence[int], tokens: SpeechTokens, tokenizer: Tokenizer, offset: float, seconds: float
+) -> tuple[list[Segment], float]:
+    """The pieces that ids of a window tell, and the seconds of it that they are of.
+
+    Args:
+        ids: those that were written, times among them.
+        tokens: which are times.
+        tokenizer: of the words.
+        offset: float, seconds of the recording before the window.
+        seconds: float, how long the window is.
+
+    Returns:
+        A list of `Segment`, and where the next window begins within this one.
+
+    Source: the code published with Radford et al. 2022, `transcribe`.
+    """
+    first = tokens.first_time
+    times = [i >= first for i in ids]
+    cuts = [i for i in range(1, len(ids)) if times[i] and times[i - 1]]
+    ends_open = times[-2:] == [False, True]
+    slices = [*cuts, len(ids)] if cuts and ends_open else cuts
+    if not cuts:
+        last = next((i - first for i in reversed(ids) if i > first), None)
+        end = seconds if last is None else min(last * STEP, seconds)
+        start = ids[0] - first if ids and times[0] else 0
+        pieces, done = [(start * STEP, end, ids)], seconds
+    else:
+        pairs = zip([0, *slices], slices, strict=False)
+        pieces = [
+            ((ids[a] - first) * STEP, (ids[b - 1] - first) * STEP, ids[a:b]) for a, b in pairs
+        ]
+        done = seconds if ends_open else (ids[slices[-1] - 1] - first) * STEP
+    found = []
+    for start, end, piece in pieces:
+        text = tokenizer.decode_batch([[i for i in piece if i < tokens.end]])[0].strip()
+        if text:
+            found.append(Segment(round(offset + start, 2), round(offset + end, 2), text))
+    return found, done if done > 0 else seconds
