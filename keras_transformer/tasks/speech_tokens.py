@@ -54,7 +54,7 @@ class SpeechTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> "SpeechTokens | None":
         """Those of a tokenizer, None if it has none."""
-        vocabulary = {} if tokenizer is None else tokenizer.backend.get_vocab()
+        vocabulary = {} if tokenizer is None else tokenizer.get_vocabulary()
         if not {START, NO_TIMES} <= vocabulary.keys() or tokenizer.end_id is None:
             return None
         start, no_times = vocabulary[START], vocabulary[NO_TIMES]
@@ -147,8 +147,7 @@ def segments_of(
     if not cuts:
         last = next((i - first for i in reversed(ids) if i > first), None)
         end = seconds if last is None else min(last * STEP, seconds)
-        start = ids[0] - first if ids and times[0] else 0
-        pieces, done = [(start * STEP, end, ids)], seconds
+        pieces, done = [(0.0, end, ids)], seconds
     else:
         pairs = zip([0, *slices], slices, strict=False)
         pieces = [

@@ -2,10 +2,16 @@
 
 import numpy as np
 
-from tests.checkpoints import family_decoders, family_encoders, family_images, family_seq2seqs
+from tests.checkpoints import (
+    family_decoders,
+    family_encoders,
+    family_images,
+    family_seq2seqs,
+    family_sound,
+)
 
 OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-CONFIGS = {**OF_TEXTS, **family_images.CONFIGS}
+CONFIGS = {**OF_TEXTS, **family_images.CONFIGS, **family_sound.CONFIGS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -19,6 +25,7 @@ LANGUAGE_MODELS = {
     "marian": "MarianMTModel",
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
 }
 
 

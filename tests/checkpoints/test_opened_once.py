@@ -10,7 +10,7 @@ from keras_transformer import tasks
 from keras_transformer.checkpoints import preset, presets
 from keras_transformer.checkpoints.heads import TASKS
 from tests.checkpoints.conftest import small_backbone
-from tests.tasks import images
+from tests.tasks import audio, images
 
 pytestmark = pytest.mark.backend_independent
 PACKAGE = Path(kt.__file__).parent
@@ -53,6 +53,14 @@ OPTIONS = {
     "TextClassifier": [{"num_classes": 3}, {"num_classes": 2, "hidden_activation": "tanh"}],
     "TokenClassifier": [{"num_classes": 4}],
     "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
+    "AudioClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
+}
+# Of tasks that read no tokens.
+BACKBONES = {
+    "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
+    "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
+    "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),
+    "SpeechToText": lambda: kt.models.Seq2Seq(audio.transcripts()),
 }
 
 
@@ -66,8 +74,7 @@ def test_a_task_class_states_the_shapes_of_its_head(name):
     task_class = TASKS[name]
     assert task_class is getattr(tasks, name) and task_class.alias
     for kind in task_class.backbone_kinds:
-        of_images = name == "ImageClassifier"
-        backbone = kt.models.Encoder(images.patches()) if of_images else small_backbone(kind)
+        backbone = BACKBONES.get(name, lambda kind=kind: small_backbone(kind))()
         for options in OPTIONS.get(name, [{}]):
             made = task_class(backbone, **options)
             shapes = {path: tuple(variable.shape) for path, variable in made.head.items()}

@@ -3,6 +3,7 @@
 import numpy as np
 
 import keras_transformer as kt
+from tests.tasks import images
 
 LABELS = ["low", "high"]
 RATE = 8000
@@ -27,6 +28,13 @@ def config(stem, **values):
 
 def frames(**values):
     return config({"kind": "frames", "num_bins": 12, "num_frames": 26, **values})
+
+
+def transcripts(**values):
+    """An encoder of frames and a decoder of text."""
+    stem = {"kind": "frames", "num_bins": 12, "num_frames": 26}
+    encoder = {"vocabulary_size": 0, "stem": stem}
+    return images.captions(**{"encoder": encoder, "max_sequence_length": 12} | values)
 
 
 def spectrogram(**values):

@@ -31,6 +31,17 @@ def convolutions(**values):
     return config({"kind": "convolutions", "image_size": (12, 16), "filters": (6,), **values})
 
 
+def captions(**values):
+    """An encoder of images and a decoder of text."""
+    stem = {"kind": "patches", "image_size": (12, 16), "patch_size": 4}
+    sizes = {"hidden_dim": 16, "num_layers": 2, "num_heads": 2, "intermediate_dim": 24}
+    sizes |= {"vocabulary_size": 290, "position": "learned", "max_sequence_length": 24}
+    encoder = {"vocabulary_size": 0, "stem": stem}
+    return kt.TransformerConfig(
+        **{"kind": "seq2seq", "normalize_first": True, "encoder": encoder} | sizes | values
+    )
+
+
 def classifier(backbone_config=None, dtype=None, **options):
     backbone = kt.models.Encoder(backbone_config or patches(), dtype=dtype)
     if "num_classes" not in options:

@@ -1,0 +1,99 @@
+"""Families of speech against the Transformers library: logits, states, gradients, both ways."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import backbone_variables, load_backbone
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from tests.checkpoints import families
+from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.family_sound import CONFIGS
+from tests.checkpoints.test_families import _gradients, saved
+
+torch = pytest.importorskip("torch")
+
+
+def make(number, suffix="ForConditionalGeneration"):
+    return families.make("whisper", number, suffix)
+
+
+def inputs(model, length=7):
+    """As ours takes them and as theirs."""
+    config = model.config
+    random = np.random.default_rng(3)
+    shape = (2, 2 * config.max_source_positions, config.num_mel_bins)
+    frames = random.normal(size=shape).astype("float32")
+    ids = random.integers(4, config.vocab_size, (2, length)).astype("int32")
+    ours = {"encoder_frames": frames, "decoder_token_ids": ids}
+    theirs = {
+        "input_features": torch.tensor(frames).mT,
+        "decoder_input_ids": torch.tensor(ids.astype("int64")),
+    }
+    return ours, theirs
+
+
+@pytest.fixture(scope="module", params=range(len(CONFIGS["whisper"][1])))
+def both(request, tmp_path_factory):
+    reference = make(request.param)
+    folder = saved(reference, tmp_path_factory.mktemp("theirs"))
+    return reference, kt.SpeechToText.from_preset(folder)
+
+
+def test_same_logits(both):
+    reference, task = both
+    ours, theirs = inputs(reference)
+    with torch.no_grad():
+        expected = reference(**theirs).logits.numpy()
+    assert np.abs(to_numpy(task(ours)) - expected).max() <= 2e-5
+    assert task.start_id == 3 and task.end_ids == (2,) and task.processor is None
+
+
+def test_same_gradients(tmp_path):
+    reference = make(0, "Model")
+    backbone = load_backbone(saved(reference, tmp_path / "theirs"))
+    ours, theirs = inputs(reference)
+    for parameter in reference.parameters():
+        parameter.requires_grad_(True)  # The encoder's positions are not trained there.
+    (reference(**theirs)[0] ** 2).mean().backward()
+    found = _gradients(backbone, lambda: keras.ops.mean(keras.ops.square(backbone(ours))))
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            grad = parameter.grad
+            parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
+    expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
+    for path, variable in expected.items():
+        value = to_numpy(variable)
+        bound = 1e-4 * np.abs(value).max() + 2e-6
+        assert np.abs(found[path] - value).max() <= bound, path
+
+
+@pytest.mark.one_backend
+def test_export_is_the_way_back(both, tmp_path):
+    reference, task = both
+    kt.export_to_huggingface(task, tmp_path)
+    again, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    _, theirs = inputs(reference)
+    with torch.no_grad():
+        assert (again.eval()(**theirs).logits - reference(**theirs).logits).abs().max() <= 1e-6
+    back = kt.SpeechToText.from_preset(tmp_path)
+    assert back.backbone.config == task.backbone.config
+    assert_same_values(back.backbone, task.backbone)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_mel_bins": 0}, "`num_bins` must be at least 1"),
+        ({"max_source_positions": "many"}, "max_source_positions must be a number"),
+        ({"max_source_positions": 10**9}, "num_frames"),
+        ({"activation_function": "loud"}, "activation_function='loud' is not supported"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["whisper"].config(values)
