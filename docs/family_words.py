@@ -213,10 +213,14 @@ def special(family: Family) -> list[str]:
         other = other if config.parallel_residual else ", if the config says so"
         other = "" if "parallel_residual" in family.constants else other
         parts.append(f"attention and feed-forward side by side{norm}{other}")
-    if config.stem is not None:
-        tokens = ["a class token"] * config.stem.class_token
-        tokens += ["one of distillation"] * config.stem.distillation_token
-        parts.append(f"patches of images, behind {' and '.join(tokens)}")
+    stem = config.sides[0].stem
+    if stem is not None and stem.kind == "patches":
+        tokens = ["a class token"] * stem.class_token
+        tokens += ["one of distillation"] * stem.distillation_token
+        what = "a spectrogram" if stem.num_channels == 1 else "images"
+        parts.append(f"patches of {what}, behind {' and '.join(tokens)}")
+    if stem is not None and stem.kind == "frames":
+        parts.append("an encoder of frames of sound, behind two convolutions; no bias of keys")
     if config.trained_residual_scale:
         parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:

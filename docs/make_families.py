@@ -25,6 +25,7 @@ TITLES = {
     "decoder": "Decoders",
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
+    "sound": "Sound and speech",
 }
 
 
@@ -45,6 +46,8 @@ class NotCovered:
 
 def group(family: Family) -> str:
     """The part of the page that a family is in."""
+    if {"AudioClassifier", "SpeechToText"} & family.heads.keys():
+        return "sound"
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 

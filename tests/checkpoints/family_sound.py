@@ -13,4 +13,16 @@ _WHISPER = [
      "max_source_positions": 9, "encoder_ffn_dim": 30, "init_std": 0.3},
 ]  # fmt: skip
 
-CONFIGS = {"whisper": ("Whisper", _WHISPER)}
+_AST = [
+    {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20,
+     "patch_size": 4, "frequency_stride": 3, "time_stride": 3, "max_length": 23,
+     "num_mel_bins": 10},
+    {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12,
+     "patch_size": 5, "frequency_stride": 5, "time_stride": 5, "max_length": 20,
+     "num_mel_bins": 15, "qkv_bias": False, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+]  # fmt: skip
+
+CONFIGS = {
+    "audio-spectrogram-transformer": ("AST", _AST),
+    "whisper": ("Whisper", _WHISPER),
+}

@@ -59,8 +59,9 @@ def _suffix(name):
     """What the name of a family's class ends with: with a head, except for the embedder."""
     if FAMILIES[name].constants["kind"] != "encoder":
         return "LanguageModel"
-    if "ImageClassifier" in FAMILIES[name].heads:
-        return "ForImageClassification"
+    for kind in ("Image", "Audio"):
+        if f"{kind}Classifier" in FAMILIES[name].heads:
+            return f"For{kind}Classification"
     return "Model" if name == "bert" else "ForSequenceClassification"
 
 

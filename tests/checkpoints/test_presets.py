@@ -37,7 +37,9 @@ def test_bundled_presets_are_listed_by_task():
     assert "minilm_l6_en" in list_presets("text_embedding")
     assert "minilm_l6_en" not in list_presets("text_classification")
     assert list_presets("seq2seq_lm") == list_presets("Seq2SeqLM")
-    with pytest.raises(ValueError, match="`task` must be one of 'causal_lm'.*received 'poetry'"):
+    with pytest.raises(
+        ValueError, match="`task` must be one of 'audio_classification'.*received 'poetry'"
+    ):
         list_presets("poetry")
 
 

@@ -84,6 +84,73 @@ def test_export_is_the_way_back(both, tmp_path):
     assert_same_values(back.backbone, task.backbone)
 
 
+AST = "audio-spectrogram-transformer"
+
+
+def spectrogram(model):
+    """A spectrogram, as ours takes it, an image of one channel, and as theirs."""
+    config = model.config
+    shape = (3, config.max_length, config.num_mel_bins)
+    frames = np.random.default_rng(3).normal(size=shape).astype("float32")
+    return {"images": np.moveaxis(frames, 1, 2)[..., None].copy()}, torch.tensor(frames)
+
+
+@pytest.mark.parametrize("number", range(len(CONFIGS[AST][1])))
+def test_spectrograms(number, tmp_path):
+    """States, and logits of classes, and the way back, of the processor too."""
+    reference = families.make(AST, number, "Model")
+    backbone = load_backbone(saved(reference, tmp_path / "bare"))
+    ours, theirs = spectrogram(reference)
+    with torch.no_grad():
+        expected = reference(theirs)[0].numpy()
+    assert np.abs(to_numpy(backbone(ours)) - expected).max() <= 2e-5
+
+    reference = families.make(AST, number, "ForAudioClassification", num_labels=4)
+    config = reference.config
+    bands = {"num_bins": config.num_mel_bins, "length": config.max_length}
+    kt.AudioProcessor("filter_bank", mean=1.0, std=2.0, **bands).save(tmp_path / "theirs")
+    classifier = kt.AudioClassifier.from_preset(saved(reference, tmp_path / "theirs"))
+    with torch.no_grad():
+        expected = reference(theirs).logits.numpy()
+    assert np.abs(to_numpy(classifier(ours)) - expected).max() <= 1e-4
+    assert classifier.num_classes == 4 and classifier.processor.mean == 1
+
+    kt.export_to_huggingface(classifier, tmp_path / "ours")
+    again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        assert np.abs(again.eval()(theirs).logits.numpy() - expected).max() <= 1e-6
+    back = kt.AudioClassifier.from_preset(tmp_path / "ours")
+    assert back.processor.values() == classifier.processor.values()
+    assert back.task_values() == classifier.task_values()
+
+
+@pytest.mark.one_backend
+def test_a_recording_goes_the_same_way(tmp_path):
+    """From samples to classes, as Transformers' extractor and model."""
+    import transformers
+
+    reference = families.make(AST, 0, "ForAudioClassification", num_labels=4)
+    config = reference.config
+    extract = transformers.ASTFeatureExtractor(
+        num_mel_bins=config.num_mel_bins, max_length=config.max_length
+    )
+    folder = saved(reference, tmp_path)
+    extract.save_pretrained(folder)
+    classifier = kt.AudioClassifier.from_preset(folder)
+    samples = 0.1 * np.sin(np.arange(3000) * 0.1).astype("float32")
+    given = extract(samples, sampling_rate=16_000, return_tensors="pt").input_values
+    with torch.no_grad():
+        expected = reference(given).logits.numpy()
+    assert np.abs(classifier.predict([samples], verbose=0) - expected).max() <= 1e-4
+
+
+@pytest.mark.backend_independent
+def test_strides_that_differ():
+    with pytest.raises(ValueError, match="frequency_stride and time_stride must be the same"):
+        FAMILIES[AST].config({"time_stride": 12})
+
+
 @pytest.mark.backend_independent
 @pytest.mark.parametrize(
     ("values", "message"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.albert import ALBERT
+from keras_transformer.checkpoints.families.ast import AST
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
@@ -106,6 +107,7 @@ FAMILIES = {
         VIT,
         DEIT,
         DINOV2,
+        AST,
         WHISPER,
     )
 }
