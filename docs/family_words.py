@@ -213,14 +213,16 @@ def special(family: Family) -> list[str]:
         other = other if config.parallel_residual else ", if the config says so"
         other = "" if "parallel_residual" in family.constants else other
         parts.append(f"attention and feed-forward side by side{norm}{other}")
-    stem = config.sides[0].stem
+    stem = config.stem or config.sides[0].stem
     if stem is not None and stem.kind == "patches":
         tokens = ["a class token"] * stem.class_token
         tokens += ["one of distillation"] * stem.distillation_token
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}, behind {' and '.join(tokens)}")
     if stem is not None and stem.kind == "frames":
-        parts.append("an encoder of frames of sound, behind two convolutions; no bias of keys")
+        parts.append("an encoder of frames of sound, behind two convolutions")
+    if config.attention_bias and not config.key_bias:
+        parts.append("no bias of keys")
     if config.trained_residual_scale:
         parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import pathlib
 
 from absl import app, flags
@@ -177,6 +178,33 @@ def spoken_digits() -> list[dict]:
             "Jakobovski/free-spoken-digit-dataset."
         )
     return rows
+
+
+def easy_vqa() -> tuple[dict[int, bytes], list[tuple[str, str, int]]]:
+    """4,000 images of a shape as PNG files, by number, and 38,575 rows about them.
+
+    A row is a question, its answer and the number of the image. From the folder `easy_vqa` of
+    `--data_dir`: `train_images.parquet` and `train_questions.parquet`; or the `data/train` of the
+    public repository vzhou842/easy-VQA (MIT): `images/0.png` and so on, and `questions.json`.
+    """
+    folder = pathlib.Path(DATA_DIR.value or ".", "easy_vqa")
+    if (folder / "train_images.parquet").is_file():
+        import pyarrow.parquet
+
+        images, questions = (
+            pyarrow.parquet.read_table(folder / f"train_{part}.parquet").to_pylist()
+            for part in ("images", "questions")
+        )
+        rows = [(row["question"], row["answer"], row["image_id"]) for row in questions]
+        return {row["image_id"]: _bytes(row["image"]) for row in images}, rows
+    if (folder / "questions.json").is_file():
+        questions = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
+        paths = (folder / "images").glob("*.png")
+        return {int(path.stem): path.read_bytes() for path in paths}, list(map(tuple, questions))
+    raise app.UsageError(
+        f"There are no images in {folder}. Give --data_dir a folder with easy_vqa/questions.json "
+        "and easy_vqa/images, such as data/train of the public repository vzhou842/easy-VQA."
+    )
 
 
 def _bytes(file: bytes | dict) -> bytes:
