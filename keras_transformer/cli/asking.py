@@ -17,11 +17,11 @@ def _top_k(default: int) -> Option:
 @asking(
     "classify",
     """\
-print the label of texts or images
+print the label of texts, images or recordings
 
 Prints the likeliest label of each text and its probability; as tsv or json all labels, the
-likeliest first. With a preset that classifies images each TEXT is the path of one. The preset must
-be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
+likeliest first. With a preset that classifies images or sound each TEXT is the path of one. The
+preset must be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
@@ -31,6 +31,7 @@ be a classifier that was trained and saved, as TextClassifier.save_to_preset doe
 examples:
   keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
   keras-transformer classify --preset vit_base_patch16_224 photo.jpg
+  keras-transformer classify --preset spoken_digits seven.wav
   keras-transformer classify --preset my_classifier < reviews.txt
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
@@ -38,7 +39,9 @@ examples:
     found="classes",
 )
 def _classify(options: argparse.Namespace) -> Asking:
-    task = load("TextClassifier", options.preset, trained=True, also=("ImageClassifier",))
+    task = load(
+        "TextClassifier", options.preset, trained=True, also=("ImageClassifier", "AudioClassifier")
+    )
     names = task.label_names
     width = max(map(len, names))
 
@@ -50,9 +53,9 @@ def _classify(options: argparse.Namespace) -> Asking:
     def show(text, rows):
         return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"
 
-    find.takes_files = isinstance(task, kt.ImageClassifier)
+    find.takes_files = not isinstance(task, kt.TextClassifier)
     if find.takes_files and options.pairs:
-        raise ValueError("--pairs is of texts, and the preset classifies images.")
+        raise ValueError(f"--pairs is of texts, and the preset classifies {task.row_unit}s.")
     return find, show
 
 

@@ -4,10 +4,16 @@ import argparse
 
 import keras_transformer as kt
 from keras_transformer.checking import nearest
-from keras_transformer.cli import asking, generating, plan, presets
+from keras_transformer.cli import asking, generating, plan, presets, sources
 from keras_transformer.cli.command import AS_WRITTEN
 
-COMMANDS = (*presets.COMMANDS, *plan.COMMANDS, *asking.COMMANDS, *generating.COMMANDS)
+COMMANDS = (
+    *presets.COMMANDS,
+    *plan.COMMANDS,
+    *asking.COMMANDS,
+    *generating.COMMANDS,
+    *sources.COMMANDS,
+)
 
 _DESCRIPTION = """\
 Transformers in Keras: list the presets, plan what a model takes, and ask a model, of texts on the

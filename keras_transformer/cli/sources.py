@@ -1,0 +1,92 @@
+"""The sub-commands that write text of files: caption, transcribe."""
+
+import argparse
+
+from keras_transformer.cli.command import option, positive
+from keras_transformer.cli.lines import Asking, asking, load, one_line, show_texts
+
+_MAX_NEW_TOKENS = option(
+    "--max-new-tokens",
+    "the most tokens of a text (default: what the checkpoint says, else 64)",
+    type=positive,
+    metavar="N",
+)
+
+
+@asking(
+    "caption",
+    """\
+write a caption of each image, or an answer to a question about it
+
+Prints what is on each image, whose path each TEXT is. With --question it prints the answer to that
+question, by a preset that was trained to answer.
+
+examples:
+  keras-transformer caption --preset captions_shapes shape.png
+  keras-transformer caption --preset vqa_shapes --question "What color is the circle?" shape.png
+  keras-transformer caption --preset captions_shapes --format json < paths.txt
+""",
+    option("--question", "what is asked about each image", metavar="TEXT"),
+    _MAX_NEW_TOKENS,
+)
+def _caption(options: argparse.Namespace) -> Asking:
+    task = load("ImageToText", options.preset, trained=True)
+
+    def find(paths):
+        found = task.generate(
+            paths, options.question, max_new_tokens=options.max_new_tokens,
+            batch_size=options.batch_size,
+        )  # fmt: skip
+        return [[{"text": text}] for text in found]
+
+    find.takes_files = True
+    return find, show_texts
+
+
+@asking(
+    "transcribe",
+    """\
+write what is said in recordings
+
+Prints what is said in each recording, whose path each TEXT is: WAV, FLAC, MP3 or Ogg, of any
+length. With --timestamps a line has the seconds of each piece before it; tsv and json have them in
+columns of their own.
+
+examples:
+  keras-transformer transcribe --preset speech_digits_to_text digits.wav
+  keras-transformer transcribe --preset whisper_tiny_multi --timestamps speech.wav
+  keras-transformer transcribe --preset whisper_small_multi --language de --translate rede.mp3
+""",
+    option("--timestamps", "the pieces with their times", action="store_true"),
+    option("--language", "the language of all, such as en (default: the likeliest of each)"),
+    option("--translate", "into English", action="store_true"),
+    _MAX_NEW_TOKENS,
+    found="segments",
+)
+def _transcribe(options: argparse.Namespace) -> Asking:
+    task = load("SpeechToText", options.preset, trained=True)
+
+    def find(paths):
+        found = task.transcribe(
+            paths,
+            language=options.language,
+            task="translate" if options.translate else None,
+            timestamps=options.timestamps,
+            batch_size=options.batch_size,
+            max_new_tokens=options.max_new_tokens,
+        )
+        if not options.timestamps:
+            return [[{"text": text}] for text in found]
+        return [[segment._asdict() for segment in segments] for segments in found]
+
+    def show(path, rows):
+        if not options.timestamps:
+            return show_texts(path, rows)
+        pieces = (f"[{r['start']:.2f}-{r['end']:.2f}] {one_line(r['text'])}" for r in rows)
+        return "\t".join(pieces)
+
+    find.takes_files = True
+    return find, show
+
+
+COMMANDS = (_caption, _transcribe)

@@ -1,0 +1,61 @@
+"""The sub-commands that write text of files."""
+
+import json
+
+import keras
+import pytest
+import soundfile
+from PIL import Image
+
+import keras_transformer as kt
+from tests.tasks import audio, images, whisper
+
+pytestmark = pytest.mark.one_backend
+
+
+def test_caption(run, tmp_path):
+    tokenizer = kt.Tokenizer.train(["dark", "bright", "what is it ?"] * 4, vocabulary_size=280)
+    task = kt.ImageToText(
+        kt.models.Seq2Seq(images.captions()), kt.ImageProcessor(size=(12, 16)), tokenizer
+    )
+    task.compile(keras.optimizers.Adam(1e-2))
+    x, y = images.pictures()
+    task.fit((x, ["what is it ?"] * 16), y, epochs=15, batch_size=8, seed=1, verbose=0)
+    task.save_to_preset(tmp_path / "preset")
+    paths = [str(tmp_path / f"{i}.png") for i in range(3)]
+    for path, picture in zip(paths, x, strict=False):
+        Image.fromarray(picture).save(path)
+    question = ("--question", "what is it ?")
+    code, out, error = run("caption", "--preset", str(tmp_path / "preset"), *question, *paths)
+    assert (code, out.split(), error) == (0, y[:3], "")
+    options = ("--preset", str(tmp_path / "preset"), *question, "--format", "json")
+    rows = [json.loads(line) for line in run("caption", *options, *paths)[1].splitlines()]
+    assert rows == [{"text": label} for label in y[:3]]
+    code, _, error = run("caption", "--preset", str(tmp_path / "preset"), "missing.png")
+    assert code == 2 and "there is no file missing.png" in error
+
+
+def test_transcribe_and_classify(run, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    folder = str(whisper.saved(whisper.model(0), tmp_path / "whisper"))
+    path = str(tmp_path / "a.wav")
+    soundfile.write(path, whisper.sound(1.5, 5), 16_000)
+    options = ("transcribe", "--preset", folder, "--language", "de", "--max-new-tokens", "20")
+    expected = kt.SpeechToText.from_preset(folder).transcribe(
+        path, language="de", timestamps=True, max_new_tokens=20
+    )
+    code, out, _ = run(*options, "--timestamps", path)
+    assert code == 0
+    assert out.startswith(f"[{expected[0].start:.2f}-{expected[0].end:.2f}] ")
+    found = json.loads(run(*options, "--timestamps", "--format", "json", path)[1])
+    assert found == {"text": path, "segments": [piece._asdict() for piece in expected]}
+    code, _, error = run("transcribe", "--preset", folder, "--language", "klingon", path)
+    assert code == 2 and "`language` must be one of" in error
+
+    task = audio.classifier()
+    task.save_to_preset(tmp_path / "classifier")
+    code, out, _ = run("classify", "--preset", str(tmp_path / "classifier"), path)
+    assert code == 0 and out.split()[0] in audio.LABELS
+    code, _, error = run("classify", "--preset", str(tmp_path / "classifier"), "--pairs", path)
+    assert code == 2 and "the preset classifies recordings" in error
