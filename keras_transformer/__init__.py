@@ -22,9 +22,11 @@ What there is:
                         likewise, on images and on sound
     ImageToText, SpeechToText
                         captions and answers to questions about an image; what was said
+    Forecaster          what follows on series of numbers
     Tokenizer           text to ids and back
     ImageProcessor, AudioProcessor
                         images and recordings to arrays; processors has what reads their files
+    SeriesProcessor     data frames of series to arrays
     TransformerConfig   the values that make a model; models.Encoder(config) builds it
     layers, models      the parts, for a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
@@ -67,10 +69,11 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
-from keras_transformer.processors import AudioProcessor, ImageProcessor  # noqa: E402
+from keras_transformer.processors import AudioProcessor, ImageProcessor, SeriesProcessor  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,
+    Forecaster,
     ImageClassifier,
     ImageToText,
     MaskedLM,
@@ -88,6 +91,7 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 register_tasks(
     AudioClassifier,
     CausalLM,
+    Forecaster,
     ImageClassifier,
     ImageToText,
     MaskedLM,
@@ -104,12 +108,14 @@ __all__ = [
     "AudioProcessor",
     "Backbone",
     "CausalLM",
+    "Forecaster",
     "ImageClassifier",
     "ImageProcessor",
     "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SeriesProcessor",
     "SpeechToText",
     "Task",
     "TextClassifier",

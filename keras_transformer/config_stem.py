@@ -281,10 +281,69 @@ class FrameStemConfig(StemConfig):
         return {f"input_convolution_{i}/kernel": n for i, n in enumerate(self.lengths)}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeriesStemConfig(StemConfig):
+    """`layers.stems.SeriesStem`: a series of numbers cut into pieces, each a state."""
+
+    kind: str = option("which stem.", "series", choices=("series",))
+    context_length: int = option(
+        "values of an input, which positions are for.", least=1, most=2**24
+    )
+    patch_length: int = option("values of a piece.", 16, least=1, most=2**15)
+    stride: int | None = option(
+        "values from one piece to the next. Defaults to `patch_length`: they do not overlap.",
+        None,
+        least=1,
+    )
+    repeat_last: bool = option(
+        "the last value is put behind the others, `stride` times, for one more piece (PatchTST).",
+        False,
+    )
+    use_bias: bool = option("a bias of the projection.", True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.patch_length)
+        if self.context_length < self.patch_length:
+            raise ValueError(
+                f"context_length={self.context_length} has no piece of patch_length="
+                f"{self.patch_length}."
+            )
+
+    def pieces(self, length: int) -> int:
+        """How many pieces so many values have."""
+        return (length + self.repeat_last * self.stride - self.patch_length) // self.stride + 1
+
+    @property
+    def reads(self):
+        return f"{self.context_length} values of a series"
+
+    @property
+    def num_states(self):
+        return self.pieces(self.context_length)
+
+    @property
+    def weights(self):
+        return (
+            *weight_of("input_patches/kernel", "patch_length", "embedding_dim"),
+            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+        )
+
+    @property
+    def sizes(self):
+        return {"patch_length": self.patch_length}
+
+    @property
+    def products(self):
+        return {"input_patches/kernel": self.num_states}
+
+
 STEMS: dict[str, type[StemConfig]] = {
     "patches": PatchStemConfig,
     "convolutions": ConvolutionStemConfig,
     "frames": FrameStemConfig,
+    "series": SeriesStemConfig,
 }
 
 
@@ -293,6 +352,7 @@ WHOLE = (
     PatchStemConfig(distillation_token=True),
     ConvolutionStemConfig(use_bias=True),
     FrameStemConfig(),
+    SeriesStemConfig(context_length=16),
 )
 
 

@@ -4,7 +4,7 @@ import argparse
 
 import keras_transformer as kt
 from keras_transformer.checking import nearest
-from keras_transformer.cli import asking, generating, plan, presets, sources
+from keras_transformer.cli import asking, forecasting, generating, plan, presets, sources
 from keras_transformer.cli.command import AS_WRITTEN
 
 COMMANDS = (

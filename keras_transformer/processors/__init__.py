@@ -5,11 +5,13 @@ from keras_transformer.processors.audio_files import read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.processor import Processor
+from keras_transformer.processors.series import SeriesProcessor
 
 __all__ = [
     "AudioProcessor",
     "ImageProcessor",
     "Processor",
+    "SeriesProcessor",
     "image_folder",
     "read_audio",
     "read_image",

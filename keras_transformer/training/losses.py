@@ -113,3 +113,39 @@ class ClassCrossEntropy(keras.losses.Loss):
             return token_cross_entropy(ops.squeeze(y_true, -1), y_pred)
         logits = ops.cast(y_pred, "float32")
         return -ops.sum(ops.cast(y_true, "float32") * ops.log_softmax(logits, axis=-1), axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class QuantileLoss(keras.losses.Loss):
+    """The pinball loss: least if so large a share of the truth is below each forecast.
+
+    Takes targets `(..., 1)` and forecasts `(..., quantiles)`; the loss of a target is the mean over
+    the quantiles. Computed in float32.
+
+    Args:
+        quantiles: list of floats between 0 and 1.
+        reduction, name: as in `keras.losses.Loss`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training.losses import QuantileLoss
+
+    loss = QuantileLoss([0.1, 0.9])(np.array([[1.0]]), np.array([[0.0, 3.0]]))
+    assert abs(float(loss) - (0.1 * 1 + 0.1 * 2) / 2) < 1e-6
+    ```
+
+    Source: Koenker & Bassett 1978, "Regression Quantiles", equation 2.1.
+    """
+
+    def __init__(self, quantiles, reduction="sum_over_batch_size", name: str = "quantile_loss"):
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+        self.quantiles = list(quantiles)
+
+    def call(self, y_true, y_pred):
+        missed = ops.cast(y_true, "float32") - ops.cast(y_pred, "float32")
+        share = ops.convert_to_tensor(self.quantiles, "float32")
+        return ops.mean(ops.maximum(share * missed, (share - 1) * missed), axis=-1)
+
+    def get_config(self):
+        return {**super().get_config(), "quantiles": self.quantiles}

@@ -10,7 +10,7 @@ from keras_transformer import tasks
 from keras_transformer.checkpoints import preset, presets
 from keras_transformer.checkpoints.heads import TASKS
 from tests.checkpoints.conftest import small_backbone
-from tests.tasks import audio, images
+from tests.tasks import audio, images, series
 
 pytestmark = pytest.mark.backend_independent
 PACKAGE = Path(kt.__file__).parent
@@ -54,11 +54,13 @@ OPTIONS = {
     "TokenClassifier": [{"num_classes": 4}],
     "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
     "AudioClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
+    "Forecaster": [{"horizon": 5}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
 }
 # Of tasks that read no tokens.
 BACKBONES = {
     "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
+    "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),
     "SpeechToText": lambda: kt.models.Seq2Seq(audio.transcripts()),
 }

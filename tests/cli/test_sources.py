@@ -8,7 +8,7 @@ import soundfile
 from PIL import Image
 
 import keras_transformer as kt
-from tests.tasks import audio, images, whisper
+from tests.tasks import audio, images, series, whisper
 
 pytestmark = pytest.mark.one_backend
 
@@ -33,6 +33,24 @@ def test_caption(run, tmp_path):
     assert rows == [{"text": label} for label in y[:3]]
     code, _, error = run("caption", "--preset", str(tmp_path / "preset"), "missing.png")
     assert code == 2 and "there is no file missing.png" in error
+
+
+def test_forecast(run, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    task = series.forecaster()
+    task.save_to_preset(tmp_path / "preset")
+    dates = pandas.date_range("2024-01-01", periods=60, freq="h")
+    frame = pandas.DataFrame(series.waves(60), columns=["a", "b"], index=dates)
+    frame.to_csv(tmp_path / "known.csv", index_label="date")
+    options = ("forecast", "--preset", str(tmp_path / "preset"), str(tmp_path / "known.csv"))
+    code, out, error = run(*options, "--horizon", "9", "--plot", str(tmp_path / "out.png"))
+    assert (code, error) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "date,a,b" and len(lines) == 10
+    assert lines[1].startswith("2024-01-03 12:00:00,")
+    assert Image.open(tmp_path / "out.png").size[0] > 500
+    code, _, error = run("forecast", "--preset", str(tmp_path / "preset"), "missing.csv")
+    assert code == 2 and "missing.csv" in error
 
 
 def test_transcribe_and_classify(run, tmp_path):

@@ -3,6 +3,7 @@
 from keras_transformer.layers.stems.frames import FrameStem
 from keras_transformer.layers.stems.images import ConvolutionStem, PatchStem
 from keras_transformer.layers.stems.positioned import PositionedStem
+from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
 
@@ -11,6 +12,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "patches": PatchStem,
     "convolutions": ConvolutionStem,
     "frames": FrameStem,
+    "series": SeriesStem,
 }
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "FrameStem",
     "Input",
     "PatchStem",
+    "SeriesStem",
     "Stem",
     "TokenStem",
 ]

@@ -1,0 +1,148 @@
+"""What comes next on several series: the loads of a transformer of electricity, hour by hour.
+
+python examples/forecasting.py --train --output runs/my_forecaster
+python examples/forecasting.py --preset runs/my_forecaster --file loads.csv --picture out.png
+
+With --train a model learns from the first 12 months of the file, the next 4 say which epoch is
+kept, and the 4 behind them are the score: the mean squared and absolute errors over all windows, of
+values that have the mean 0 and the deviation 1 in the first part (Zhou et al. 2021, Nie et al.
+2023). The picture has the forecast of a window of the last part over the truth.
+"""
+
+import pathlib
+
+from runs import start
+
+import keras_transformer as kt
+from example_data import DATA_DIR
+
+import keras
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("preset", None, "Forecaster to score and draw; --train makes one.")
+flags.DEFINE_string("file", None, "CSV with a column of dates. Defaults to ett/ETTh1.csv.")
+flags.DEFINE_boolean("train", False, "Train a model.")
+flags.DEFINE_string("output", "runs/forecaster", "Where the trained preset goes.")
+flags.DEFINE_string("picture", "forecast.png", "Where the picture goes.")
+flags.DEFINE_integer("context", 336, "Hours that the model reads.", lower_bound=24)
+flags.DEFINE_integer("horizon", 96, "Hours that it forecasts.", lower_bound=1)
+flags.DEFINE_integer("layers", 3, "Layers of the encoder.", lower_bound=1)
+flags.DEFINE_integer("width", 16, "Width of their states.", lower_bound=4)
+flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
+flags.DEFINE_float("dropout", 0.3, "Rate of dropout.")
+flags.DEFINE_integer("epochs", 20, "Passes over the windows.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 896, "Rows of a step, windows times channels.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 1e-3, "Falls by a tenth after each epoch from the third on.")
+flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
+
+# Rows of the three parts: 12, 4 and 4 months of 30 days.
+_MONTH = 30 * 24
+TRAIN, VALIDATION, TEST = (slice(a * _MONTH, b * _MONTH) for a, b in ((0, 12), (12, 16), (16, 20)))
+
+
+def read():
+    """The table, with its dates as index."""
+    import pandas
+
+    path = pathlib.Path(FLAGS.file or pathlib.Path(DATA_DIR.value or ".", "ett", "ETTh1.csv"))
+    if not path.is_file():
+        raise app.UsageError(
+            f"There is no file {path}. Give --file, or --data_dir a folder with ett/ETTh1.csv of "
+            "the public repository zhouhaoyi/ETDataset."
+        )
+    frame = pandas.read_csv(path)
+    return frame.set_index(pandas.to_datetime(frame.iloc[:, 0])).iloc[:, 1:]
+
+
+def make_forecaster() -> kt.Forecaster:
+    """A model of the sizes that the flags say, with fresh weights."""
+    config = kt.TransformerConfig(
+        kind="encoder",
+        vocabulary_size=0,
+        hidden_dim=FLAGS.width,
+        num_layers=FLAGS.layers,
+        num_heads=FLAGS.heads,
+        intermediate_dim=8 * FLAGS.width,
+        position="learned",
+        activation="gelu",
+        dropout=FLAGS.dropout,
+        stem={
+            "kind": "series",
+            "context_length": FLAGS.context,
+            "patch_length": 16,
+            "stride": 8,
+            "repeat_last": True,
+        },
+    )
+    return kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), FLAGS.horizon)
+
+
+def part(frame, rows: slice, context: int):
+    """The rows of a part, with the context of its first window before them."""
+    return frame.iloc[max(rows.start - context, 0) : rows.stop]
+
+
+def train(frame) -> kt.Forecaster:
+    """Trains a forecaster, keeps the weights of its best epoch, and saves it."""
+    keras.utils.set_random_seed(FLAGS.seed)
+    forecaster = make_forecaster()
+    forecaster.processor.adapt(frame.iloc[TRAIN])
+    forecaster.compile(keras.optimizers.Adam(FLAGS.learning_rate))
+    best = keras.callbacks.EarlyStopping("val_loss", patience=10, restore_best_weights=True)
+    slower = keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: FLAGS.learning_rate * 0.9 ** max(0, epoch - 2)
+    )
+    print(f"{forecaster.count_params():,} parameters", flush=True)
+    forecaster.fit(
+        frame.iloc[TRAIN], epochs=FLAGS.epochs, batch_size=FLAGS.batch_size, verbose=2,
+        validation_data=part(frame, VALIDATION, FLAGS.context), callbacks=[best, slower],
+        seed=FLAGS.seed,
+    )  # fmt: skip
+    forecaster.save_to_preset(FLAGS.output, dtype="float16")
+    print(f"The forecaster is in {FLAGS.output}.")
+    return forecaster
+
+
+def draw(forecaster: kt.Forecaster, frame) -> None:
+    """The forecast of a window of the last part, over the truth."""
+    from matplotlib import pyplot
+
+    context, horizon = forecaster.context_length, forecaster.horizon
+    begin = TEST.start + (TEST.stop - TEST.start) // 2
+    known, truth = frame.iloc[begin - context : begin], frame.iloc[begin : begin + horizon]
+    found = forecaster.forecast(known)
+    shown = known.iloc[-2 * horizon :]
+    figure, axes = pyplot.subplots(
+        len(frame.columns), 1, figsize=(9, 1.6 * len(frame.columns)), sharex=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, name in zip(axes[:, 0], frame.columns, strict=True):
+        axis.plot(shown.index, shown[name], color="#4477aa", label="known")
+        axis.plot(truth.index, truth[name], color="#bbbbbb", label="truth")
+        axis.plot(found.index, found[name], color="#ee6677", label="forecast")
+        axis.set_title(str(name), fontsize=9, loc="left")
+    axes[0, 0].legend(fontsize=8, frameon=False, ncols=3)
+    figure.savefig(FLAGS.picture, dpi=120)
+    pyplot.close(figure)
+
+
+def main(_):
+    frame = read()
+    if FLAGS.train:
+        forecaster = train(frame)
+    elif FLAGS.preset:
+        forecaster = kt.Forecaster.from_preset(FLAGS.preset)
+        forecaster.processor.adapt(frame.iloc[TRAIN])
+    else:
+        raise app.UsageError("Give --train, or --preset.")
+    rows = part(frame, TEST, forecaster.context_length)
+    squared, absolute = forecaster.evaluate(rows, batch_size=4096, verbose=0)[:2]
+    windows = len(rows) - forecaster.context_length - forecaster.horizon + 1
+    print(f"{windows:,} windows of the last part: MSE {squared:.3f}, MAE {absolute:.3f}")
+    draw(forecaster, frame)
+    print(f"The picture is in {FLAGS.picture}.")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,279 @@
+"""Forecasts of series of numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.checking import check_int, check_number, shorten
+from keras_transformer.config import TransformerConfig
+from keras_transformer.data import BucketedDataset
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.turns import reads
+from keras_transformer.processors.series import Series, SeriesProcessor, following_dates
+from keras_transformer.tasks.task import Task
+from keras_transformer.training.losses import QuantileLoss
+
+_MOST_HORIZON = 2**20
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Forecaster(Task):
+    """An encoder of series with a linear layer from all its states to the values that follow.
+
+    Each channel of a series is a row of its own, by the same weights. What a row has before is
+    brought to the mean 0 and the deviation 1, and the forecast back; so a model knows no levels. A
+    value that is missing, NaN, counts as the mean and plays no part in it.
+
+    `fit` and `evaluate` take series and make windows of them: so many values as the stem reads, and
+    the `horizon` that follow, one for each place. Their loss and scores are of the values as the
+    processor scales them, `processor.adapt(training_part)`.
+
+    Compiled with Adam (1e-3), the squared error and the absolute error; with quantiles with their
+    loss.
+
+    Args:
+        backbone: an `Encoder` whose config has a `stem` of kind `"series"`.
+        processor: `SeriesProcessor`; None for a task that takes arrays only.
+        horizon: int, values that are forecast at once.
+        quantiles: list of floats between 0 and 1, rising, such as `[0.1, 0.5, 0.9]`: the forecast
+            is the value below which the truth is with each probability. None for one forecast,
+            the mean by the squared error.
+        dropout: float, rate before the last layer. Defaults to the backbone's.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `values`, float `(batch, context_length)`, and optionally `observed`, bool
+            likewise, False for what is missing.
+
+    Returns:
+        Float `(batch, horizon, quantiles)`, of one without quantiles.
+
+    Raises:
+        ValueError: for a backbone that reads no series, or quantiles out of range.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="encoder", vocabulary_size=0, hidden_dim=16, num_layers=1, num_heads=2,
+        intermediate_dim=32, position="learned", normalize_first=True,
+        stem={"kind": "series", "context_length": 24, "patch_length": 6},
+    )
+    forecaster = kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), horizon=6)
+    series = np.sin(np.arange(120) * 0.5)
+    forecaster.fit(series, epochs=1, verbose=0)
+    assert forecaster.forecast(series, horizon=10).shape == (10,)
+    ```
+
+    Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; the scale of a window:
+    Kim et al. 2022, "Reversible Instance Normalization"; quantiles: Koenker & Bassett 1978.
+    """
+
+    backbone_kinds = ("encoder",)
+    processor_class = SeriesProcessor
+    alias = "forecasting"
+    takes_records = False
+    task_options = ("horizon", "quantiles", "dropout")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: SeriesProcessor | None = None,
+        horizon: int = 24,
+        quantiles: Sequence[float] | None = None,
+        dropout: float | None = None,
+        name: str | None = None,
+    ):
+        self.horizon = check_int("horizon", horizon, 1, _MOST_HORIZON)
+        self.quantiles = _checked(quantiles)
+        super().__init__(backbone, processor, name=name)
+        if backbone.id_inputs != ("values",) or backbone.config.stem is None:
+            raise ValueError(
+                "Forecaster needs a backbone that reads series: give the config a `stem`, such as "
+                "{'kind': 'series', 'context_length': 336, 'patch_length': 16}."
+            )
+        dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
+        self.dropout = backbone.config.dropout if dropout is None else dropout
+        self.dropout_layer = self._dropout(self.dropout)
+        (width, units) = self.head_shapes(backbone.config, self.task_values())["output/kernel"]
+        self.output_dense = self._dense(units, "output", width=width)
+        self.built = True
+        loss = keras.losses.MeanSquaredError()
+        metrics = [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
+        if self.quantiles is not None:
+            loss, metrics = QuantileLoss(self.quantiles), []
+        self.compile(keras.optimizers.Adam(1e-3), loss, weighted_metrics=metrics)
+
+    @property
+    def context_length(self) -> int:
+        """Values that a forecast is made of."""
+        return self.backbone.config.stem.context_length
+
+    def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        values = ops.cast(inputs["values"], "float32")
+        observed = inputs.get("observed")
+        known = ops.ones_like(values) if observed is None else ops.cast(observed, "float32")
+        count = ops.maximum(ops.sum(known, axis=1, keepdims=True), 1.0)
+        mean = ops.sum(values * known, axis=1, keepdims=True) / count
+        centered = (values - mean) * known
+        variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
+        scale = ops.sqrt(variance + 1e-5)
+        given = {**inputs, "values": ops.cast(centered / scale, self.compute_dtype)}
+        states, collected = self.backbone_states(given, collect, training)
+        outputs = ops.cast(self.head_outputs(states, inputs, training), "float32")
+        outputs = outputs * scale[..., None] + mean[..., None]
+        return (outputs, collected) if collect else outputs
+
+    def head_outputs(self, states, inputs, training: bool):
+        flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        outputs = self.output_dense(self.dropout_layer(flat, training=training))
+        return ops.reshape(outputs, (-1, self.horizon, len(self.quantiles or (0,))))
+
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
+        """Windows of series as batches: what is known, and what follows.
+
+        Args:
+            x: a series or a list of them, as `SeriesProcessor` takes them.
+            y: None: the targets are within the series. A missing target counts for nothing.
+            sample_weight: None.
+            **options: as for `Task.make_dataset`.
+        """
+        self._refuse_targets(y, sample_weight)
+        context, horizon = self.context_length, self.horizon
+        rows, windows = self._scaled(self._require_processor().rows(x)), []
+        for number, values in enumerate(rows):
+            count = len(values) - context - horizon + 1
+            if count < 1:
+                raise ValueError(
+                    f"Series {number} has {len(values)} values; a window takes {context} and "
+                    f"{horizon} that follow, {context + horizon} in all."
+                )
+            starts, channels = np.arange(count), np.arange(values.shape[1])
+            places = np.stack(np.meshgrid(starts, channels, indexing="ij"), -1).reshape(-1, 2)
+            windows.append(np.insert(places, 0, number, axis=1))
+        places = np.concatenate(windows).astype("int32")
+
+        def make_batch(arrays, masks):
+            chosen = places[arrays["row"]]
+            made = [rows[i][start : start + context + horizon, c] for i, start, c in chosen]
+            whole = np.stack(made)
+            inputs = known_values(whole[:, :context])
+            following = whole[:, context:, None]
+            weights = np.isfinite(following[..., 0]).astype("float32")
+            return inputs, np.nan_to_num(following), weights
+
+        columns = {"place": np.zeros((len(places), 1), "int32")}
+        return self._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
+
+    @reads
+    def forecast(self, x, horizon: int | None = None, batch_size: int = 256):
+        """What follows on series.
+
+        Args:
+            x: a series, or a list of them. One must have as many values as the model reads.
+            horizon: int, values to forecast. Defaults to those that the model forecasts at once;
+                more are made by taking forecasts for known, of quantiles the middle one.
+            batch_size: int, rows computed together.
+
+        Returns:
+            For a data frame one with the dates that follow, a column for each channel, or with
+            quantiles for each channel and quantile; for a column of a frame a column, or a frame of
+            the quantiles; for an array `(horizon,)` or `(horizon, channels)`, with quantiles one
+            axis more. For a list a list of these.
+
+        Raises:
+            ValueError: for a series that is too short, or has dates that leave some out.
+        """
+        processor = self._require_processor()
+        horizon = check_int("horizon", horizon, 1, _MOST_HORIZON, none=True) or self.horizon
+        series = processor.rows(x)
+        context = self.context_length
+        for number, each in enumerate(series):
+            if len(each.values) < context:
+                name = "x" if processor.is_one(x) else f"x[{number}]"
+                raise ValueError(
+                    f"`{name}` has {len(each.values)} values, and the model reads {context}."
+                )
+        last = [values[-context:].T for values in self._scaled(series)]
+        found = self._continued(np.concatenate(last), horizon, batch_size)
+        results, first = [], 0
+        for each in series:
+            count = each.values.shape[1]
+            made = np.moveaxis(found[first : first + count], 0, 1)
+            results.append(self._as_given(processor.unscaled(made), each))
+            first += count
+        one = processor.is_one(x)
+        if (one and isinstance(x, np.ndarray) and x.ndim == 1) or (one and isinstance(x, list)):
+            return results[0][:, 0]
+        return results[0] if one else results
+
+    def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
+        """Forecasts `(rows, horizon, quantiles)` of rows of known values."""
+        made: list[np.ndarray] = []
+        while sum(part.shape[1] for part in made) < horizon:
+            inputs = known_values(known[:, -self.context_length :])
+            made.append(self.predict(inputs, batch_size=batch_size, verbose=0))
+            middle = made[-1][..., made[-1].shape[-1] // 2]
+            known = np.concatenate([known, middle], axis=1)
+        return np.concatenate(made, axis=1)[:, :horizon]
+
+    def _as_given(self, values: np.ndarray, series: Series):
+        """Forecasts `(horizon, channels, quantiles)` as what the series was."""
+        if series.kind == "array":
+            return values if self.quantiles else values[..., 0]
+        import pandas
+
+        dates = following_dates(series.dates, len(values))
+        if self.quantiles is None:
+            frame = pandas.DataFrame(values[..., 0], index=dates, columns=series.names)
+        else:
+            names = pandas.MultiIndex.from_product([series.names, self.quantiles])
+            frame = pandas.DataFrame(values.reshape(len(values), -1), index=dates, columns=names)
+        return frame if series.kind == "frame" else frame[series.names[0]]
+
+    def _scaled(self, series: list[Series]) -> list[np.ndarray]:
+        one = len(series) == 1
+        return [
+            self.processor.scaled(each.values, "x" if one else f"x[{i}]")
+            for i, each in enumerate(series)
+        ]
+
+    @classmethod
+    def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "horizon": values.get("horizon", 24),
+            "quantiles": _checked(values.get("quantiles")),
+        }
+
+    @classmethod
+    def head_shapes(
+        cls, config: TransformerConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        head = cls.head_values(config, values)
+        horizon = check_int("horizon", head["horizon"], 1, _MOST_HORIZON)
+        units = horizon * len(head["quantiles"] or (0,))
+        width = config.num_positions * config.hidden_dim
+        return {"output/kernel": (width, units), "output/bias": (units,)}
+
+
+def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs of rows `(batch, length)`, NaN where a value is missing."""
+    observed = np.isfinite(rows)
+    return {"values": np.nan_to_num(rows).astype("float32"), "observed": observed}
+
+
+def _checked(quantiles: Any) -> list[float] | None:
+    if quantiles is None:
+        return None
+    several = isinstance(quantiles, (list, tuple)) and len(quantiles) > 0
+    found = [check_number("quantiles", q, above=0, below=1) for q in quantiles] if several else []
+    if not found or sorted(set(found)) != found:
+        raise ValueError(
+            f"`quantiles` must be rising numbers between 0 and 1, received {shorten(quantiles)}."
+        )
+    return found

@@ -1,0 +1,202 @@
+"""Forecasts: windows, levels, missing values, quantiles, dates, saving, wrong series."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.structure import is_before_blocks, variable_shapes
+from keras_transformer.training.losses import QuantileLoss
+from tests.tasks import images
+from tests.tasks.series import config, forecaster, waves
+
+
+@pytest.fixture(scope="module")
+def learned():
+    keras.utils.set_random_seed(0)
+    task = forecaster()
+    task.processor.adapt(waves())
+    task.compile(keras.optimizers.Adam(1e-2))
+    task.fit(waves(), epochs=6, batch_size=32, seed=1, verbose=0)
+    return task
+
+
+def test_learns_and_is_saved(learned, tmp_path):
+    known, truth = waves(300)[:280], waves(300)[280:]
+    found = learned.forecast(known, horizon=20)  # more than it gives at once
+    assert found.shape == (20, 2)
+    assert np.abs((found - truth) / [1, 20]).max() <= 0.5
+    scores = learned.evaluate(waves(300)[200:], verbose=0, return_dict=True)
+    assert scores["loss"] <= 0.05 and scores["mean_absolute_error"] <= 0.2
+    assert np.abs(learned.forecast(known, horizon=4) - found[:4]).max() <= 1e-5
+
+    learned.save_to_preset(tmp_path / "preset")
+    learned.save(tmp_path / "model.keras")
+    for again in (
+        kt.Task.from_preset(tmp_path / "preset"),
+        keras.models.load_model(tmp_path / "model.keras"),
+    ):
+        assert again.task_values() == learned.task_values()
+        assert again.processor.mean == learned.processor.mean
+        assert np.abs(again.forecast(known, horizon=20) - found).max() <= 1e-4
+
+
+def test_scores_are_those_of_all_windows(learned):
+    """The mean over all places, channels and steps, of the scaled values."""
+    series = waves(300)[200:]
+    scaled = learned.processor.scaled(series.astype("float32"))
+    windows = np.lib.stride_tricks.sliding_window_view(scaled, 30, axis=0)  # (71, 2, 30)
+    rows = windows.reshape(-1, 30)
+    found = learned.predict({"values": rows[:, :24]}, verbose=0)[..., 0]
+    expected = ((found - rows[:, 24:]) ** 2).mean(), np.abs(found - rows[:, 24:]).mean()
+    scores = learned.evaluate(series, verbose=0, batch_size=7)
+    assert np.abs(np.array(scores) - expected).max() <= 1e-5
+    assert learned.make_dataset(series).num_rows == 71 * 2
+
+
+def test_levels_and_scales_go_through(learned):
+    """Ten times a series and seven more is forecast as ten times and seven more."""
+    rows = waves(24).T.astype("float32")
+    one = learned.predict({"values": rows}, verbose=0)
+    other = learned.predict({"values": 10 * rows + 7}, verbose=0)
+    assert np.abs(other - (10 * one + 7)).max() <= 0.05 * np.abs(10 * one).max() / 100
+    constant = learned.predict({"values": np.full((1, 24), 5.0, "float32")}, verbose=0)
+    assert np.abs(constant - 5).max() <= 0.1
+
+
+def test_missing_values(learned):
+    series = waves()
+    series[100, 0] = np.nan
+    series[-3, 1] = np.nan
+    assert np.isfinite(learned.evaluate(series, verbose=0)[0])
+    found = learned.forecast(series)
+    assert np.isfinite(found).all()
+    # What stands in the place of a missing value changes nothing.
+    rows, known = waves(24).T.astype("float32"), np.ones((2, 24), "bool")
+    known[:, 5] = False
+    one = learned.predict({"values": rows, "observed": known}, verbose=0)
+    rows[:, 5] = 77
+    other = learned.predict({"values": rows, "observed": known}, verbose=0)
+    assert np.abs(one - other).max() <= 1e-4
+    assert np.abs(one - learned.predict({"values": rows}, verbose=0)).max() > 0.01
+    # A missing target counts for nothing.
+    inputs, targets, weights = learned.make_dataset(series[70:110])[0]
+    assert weights.min() == 0 and (targets[weights == 0] == 0).all()
+    assert np.isfinite(inputs["values"]).all() and not inputs["observed"].all()
+
+
+def test_quantiles():
+    keras.utils.set_random_seed(0)
+    task = forecaster(quantiles=[0.1, 0.5, 0.9], stride=3, repeat_last=True)
+    task.compile(keras.optimizers.Adam(1e-2))
+    random = np.random.default_rng(0)
+    noise = random.normal(size=800)
+    task.fit(noise, epochs=6, batch_size=64, seed=1, verbose=0)
+    rows = np.lib.stride_tricks.sliding_window_view(random.normal(size=500), 30)
+    found = task.predict({"values": rows[:, :24].astype("float32")}, verbose=0)
+    assert found.shape == (471, 6, 3)
+    below = (rows[:, 24:, None] < found).mean(axis=(0, 1))
+    assert np.abs(below - [0.1, 0.5, 0.9]).max() <= 0.12
+    assert task.forecast(noise, horizon=9).shape == (9, 3)
+    assert task.forecast([noise, waves()])[1].shape == (6, 2, 3)
+
+
+def test_adapters_and_mixed_precision():
+    task = forecaster(dtype="mixed_bfloat16")
+    task.enable_lora(rank=2)
+    before = [np.array(v) for v in task.backbone.non_trainable_weights]
+    task.fit(waves(80), verbose=0, validation_data=waves(60))
+    for old, new in zip(before, task.backbone.non_trainable_weights, strict=True):
+        assert (old == np.array(new)).all()
+    assert task.forecast(waves()).dtype == np.float32
+
+
+@pytest.mark.parametrize("values", [{}, {"stride": 4, "repeat_last": True, "use_bias": False}])
+def test_weights_and_pieces(values, tmp_path):
+    made = config(**values)
+    backbone = kt.models.Encoder(made)
+    found = {v.path.removeprefix("encoder/"): tuple(v.shape) for v in backbone.weights}
+    assert found == variable_shapes(made)
+    stems = [path for path in found if is_before_blocks(path)]
+    assert stems == [path for path in found if "layer_" not in path and "final_norm" not in path]
+    assert kt.TransformerConfig.from_json(made.to_json()) == made
+    plain = kt.models.Encoder(made.replace(position="none")).stem
+    kernel = np.random.default_rng(0).normal(size=(6, 16)).astype("float32")
+    plain.patches.kernel.assign(kernel)
+    for length in (24, 21):
+        rows = np.random.default_rng(1).normal(size=(3, length)).astype("float32")
+        whole = rows
+        step = values.get("stride", 6)
+        if values:
+            whole = np.concatenate([rows, np.repeat(rows[:, -1:], step, axis=1)], axis=1)
+        ends = range(whole.shape[1], 5, -step)
+        expected = np.stack([whole[:, end - 6 : end] @ kernel for end in ends][::-1], axis=1)
+        assert np.abs(to_numpy(plain({"values": rows}).states) - expected).max() <= 1e-5
+
+
+def test_loss_of_quantiles():
+    truth, found = np.array([[[2.0]], [[0.0]]]), np.array([[[1.0, 4.0]], [[1.0, -1.0]]])
+    expected = np.mean([0.2 * 1, 0.3 * 2, 0.8 * 1, 0.7 * 1])
+    assert abs(float(QuantileLoss([0.2, 0.7])(truth, found)) - expected) <= 1e-6
+
+
+@pytest.mark.one_backend
+def test_data_frames(learned):
+    pandas = pytest.importorskip("pandas")
+    dates = pandas.date_range("2024-01-31 20:00", periods=280, freq="h")
+    frame = pandas.DataFrame(waves(280), columns=["a", "b"], index=dates)
+    expected = learned.forecast(waves(280))
+    found = learned.forecast(frame)
+    assert list(found.columns) == ["a", "b"] and np.abs(found.to_numpy() - expected).max() <= 1e-5
+    following = pandas.date_range(dates[-1], periods=7, freq="h")[1:]
+    assert (found.index == following).all()
+    of_column = frame.reset_index().rename(columns={"index": "date"})
+    of_column["date"] = of_column["date"].astype(str)
+    assert (learned.forecast(of_column).index == following).all()
+    months = pandas.date_range("2000-01-31", periods=280, freq="ME")
+    found = learned.forecast(frame.set_index(months))
+    assert (found.index == pandas.date_range(months[-1], periods=7, freq="ME")[1:]).all()
+    bare = learned.forecast(frame.reset_index(drop=True))
+    assert list(bare.index) == list(range(6))
+    task = forecaster(quantiles=[0.1, 0.9])
+    assert list(task.forecast(frame).columns) == [("a", 0.1), ("a", 0.9), ("b", 0.1), ("b", 0.9)]
+    assert task.forecast(frame["a"]).shape == (6, 2)
+    alone = forecaster()
+    assert alone.forecast(frame["b"]).name == "b"
+
+
+@pytest.mark.one_backend
+def test_wrong_series(learned):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0)})
+    gap = frame.set_index(pandas.date_range("2024", periods=61, freq="h").delete(7))
+    infinite = frame.copy()
+    infinite.loc[5, "b"] = np.inf
+    text = frame.assign(b="x")
+    for series, message in (
+        (waves(20), "`x` has 20 values, and the model reads 24"),
+        ([waves(30), waves(9)], r"`x\[1\]` has 9 values"),
+        (np.zeros((40, 3)), "has 3 channels, and the processor was adapted to 2"),
+        (np.zeros((4, 4, 4)), "must be of shape .time,. or .time, channels."),
+        (np.zeros((0, 2)), "and not empty"),
+        (gap, "3,600 seconds apart, but rows 6 and 7, .*frame.asfreq"),
+        (infinite, "`x` is infinite in row 5 of 'b'"),
+        (text, "The column 'b' of `x` does not hold numbers"),
+        (text[["b", "a"]], "The first column of `x`, 'b', holds neither numbers nor dates"),
+        (["a", "b"], r"must be a series of numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            learned.forecast(series)
+    with pytest.raises(ValueError, match="Series 0 has 29 values; a window takes 24 and 6"):
+        learned.fit(waves(29), verbose=0)
+    with pytest.raises(ValueError, match="makes its targets"):
+        learned.fit(waves(), np.zeros(240), verbose=0)
+    with pytest.raises(ValueError, match="needs a backbone that reads series"):
+        kt.Forecaster(kt.models.Encoder(images.patches()))
+    with pytest.raises(ValueError, match="`quantiles` must be rising numbers"):
+        forecaster(quantiles=[0.9, 0.1])
+    with pytest.raises(ValueError, match="has no piece of patch_length=30"):
+        config(patch_length=30)
+    with pytest.raises(ValueError, match="`std` must be above 0"):
+        kt.SeriesProcessor([1.0], [0.0])
