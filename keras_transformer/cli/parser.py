@@ -7,13 +7,8 @@ from keras_transformer.checking import nearest
 from keras_transformer.cli import asking, forecasting, generating, plan, presets, sources
 from keras_transformer.cli.command import AS_WRITTEN
 
-COMMANDS = (
-    *presets.COMMANDS,
-    *plan.COMMANDS,
-    *asking.COMMANDS,
-    *generating.COMMANDS,
-    *sources.COMMANDS,
-)
+_PARTS = (presets, plan, asking, generating, sources, forecasting)
+COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\
 Transformers in Keras: list the presets, plan what a model takes, and ask a model, of texts on the
