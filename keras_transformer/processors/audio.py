@@ -1,9 +1,7 @@
 """`AudioProcessor`: recordings to frames or samples, as published models expect them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,13 @@ from keras_transformer.checking import (
     check_choice,
     check_int,
     check_number,
-    describe,
     shorten,
 )
-from keras_transformer.columns import is_column
 from keras_transformer.config import TransformerConfig
-from keras_transformer.files import read_file, write_text
 from keras_transformer.processors.audio_files import is_one_recording, read_audio
+from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.mel import filter_bank, log_mel
-from keras_transformer.processors.processor import Processor
 
-FILE = "preprocessor_config.json"
-_LIMIT = 2**24  # Of old, files of Whisper hold their filters.
 FEATURES = ("log_mel", "filter_bank", "waveform")
 _CLASSES = {
     "WhisperFeatureExtractor": "log_mel",
@@ -36,7 +29,7 @@ _AST = (-4.2677393, 4.5689974)
 _PIECE = 16_000
 
 
-class AudioProcessor(Processor):
+class AudioProcessor(MediaProcessor):
     """Recordings to float32 arrays: of one rate and channel, as frames of frequencies or samples.
 
     The values are those of `preprocessor_config.json`, by which published models say how their
@@ -73,7 +66,8 @@ class AudioProcessor(Processor):
 
     kind = "audio processor"
     raw = "recordings"
-    files = (FILE,)
+    unit = "recording"
+    keys = frozenset({"bytes", "path", "array"})
 
     def __init__(
         self,
@@ -99,26 +93,10 @@ class AudioProcessor(Processor):
         self.mean = check_number("mean", mean, none=True)
         self.std = check_number("std", std, above=0, none=True)
 
-    @classmethod
-    def takes(cls, x: Any) -> bool:
-        """Whether `x` is recordings: a list, an array, or a column of them; valid or not."""
-        if isinstance(x, np.ndarray):
-            return True
-        return isinstance(x, list) or is_column(x) or (is_one_recording(x) and not _of_arrays(x))
-
     @staticmethod
     def is_one(x: Any) -> bool:
         """Whether `x` is a single recording."""
         return is_one_recording(x)
-
-    def rows(self, x: Any) -> Sequence:
-        """Several recordings as a sequence. ValueError for one alone, or for none."""
-        if is_one_recording(x):
-            raise ValueError("Give a list of recordings: [recording], not one alone.")
-        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
-        if len(rows) == 0:
-            raise ValueError("`x` has no recordings.")
-        return rows
 
     def read(self, recordings: Any, places: Sequence[int] | None = None) -> list[np.ndarray]:
         """The samples of recordings, float32, at the processor's rate.
@@ -273,25 +251,6 @@ class AudioProcessor(Processor):
         of_all = {"mean": mean, "std": std} if normalized else {}
         bins, length = values.get("num_mel_bins", 128), values.get("max_length", 1024)
         return cls(features, length=length, num_bins=bins, **of_all, **given)
-
-    def save(self, directory: str) -> None:
-        write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
-
-    @classmethod
-    def from_files(cls, directory: str) -> "AudioProcessor":
-        path = Path(directory, FILE)
-        try:
-            values = json.loads(read_file(path, _LIMIT))
-            if not isinstance(values, dict):
-                raise ValueError(f"it holds {describe(values)} and no object.")
-            return cls.from_values(values)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-def _of_arrays(x: Any) -> bool:
-    """Whether it is the dict of arrays that a backbone takes, and no recording of `datasets`."""
-    return isinstance(x, Mapping) and not {"bytes", "path", "array"} & x.keys()
 
 
 def _padded(rows: list[np.ndarray], length: int | None) -> np.ndarray:

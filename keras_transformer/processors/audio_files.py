@@ -3,13 +3,12 @@
 import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_transformer.checking import check_path, describe, is_int
-from keras_transformer.files import read_file
+from keras_transformer.checking import describe, is_int
+from keras_transformer.processors.media import read_path
 from keras_transformer.processors.packages import soundfile, soxr
 
 MOST_BYTES = 2**30  # of a file
@@ -79,12 +78,7 @@ def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, s
                 f"received {describe(rate)}."
             )
     if isinstance(given, (str, os.PathLike)):
-        path = Path(check_path(place, given)).expanduser()
-        try:
-            given = read_file(path, MOST_BYTES)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
-        place = f"{place}`, the file `{path}"
+        given, place = read_path(given, place, MOST_BYTES)
     if isinstance(given, (bytes, bytearray, memoryview)):
         return *_decoded(bytes(given), place), place
     if isinstance(given, np.ndarray) or hasattr(given, "__array__"):

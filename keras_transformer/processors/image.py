@@ -1,22 +1,16 @@
 """`ImageProcessor`: images to arrays of one size, as published models expect them."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, describe, is_number, shorten
-from keras_transformer.columns import is_column
 from keras_transformer.config import TransformerConfig
-from keras_transformer.files import read_file, write_text
 from keras_transformer.processors.image_files import is_one_image, read_image
+from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.packages import pillow
-from keras_transformer.processors.processor import Processor
 
-FILE = "preprocessor_config.json"
-_LIMIT = 2**20
 _HALF, _IMAGENET = ((0.5,) * 3, (0.5,) * 3), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _NEAREST, _LANCZOS, _BILINEAR, _BICUBIC = range(4)
@@ -32,7 +26,7 @@ _DEFAULTS: dict[str, tuple] = {
 }
 
 
-class ImageProcessor(Processor):
+class ImageProcessor(MediaProcessor):
     """Images to float32 arrays: resized, cropped, scaled to 0 to 1 and normalized, each if wanted.
 
     The values are those of `preprocessor_config.json`, by which published models say how their
@@ -65,7 +59,7 @@ class ImageProcessor(Processor):
 
     kind = "image processor"
     raw = "images"
-    files = (FILE,)
+    unit = "image"
 
     def __init__(
         self,
@@ -92,26 +86,10 @@ class ImageProcessor(Processor):
             raise ValueError(f"`std` must be above 0, received {self.std}.")
         self.family = family
 
-    @classmethod
-    def takes(cls, x: Any) -> bool:
-        """Whether `x` is images: a list, an array, or a column of them; valid or not."""
-        if isinstance(x, np.ndarray):
-            return True
-        return isinstance(x, list) or is_column(x) or (is_one_image(x) and not _of_arrays(x))
-
     @staticmethod
     def is_one(x: Any) -> bool:
         """Whether `x` is a single image."""
         return is_one_image(x)
-
-    def rows(self, x: Any) -> Sequence:
-        """Several images as a sequence. ValueError for one alone, or for none."""
-        if is_one_image(x):
-            raise ValueError("Give a list of images: [image], not one image alone.")
-        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
-        if len(rows) == 0:
-            raise ValueError("`x` has no images.")
-        return rows
 
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
         """The images as one array.
@@ -219,25 +197,6 @@ class ImageProcessor(Processor):
             std=values.get("image_std", std) if has["normalize"] else None,
             family=family,
         )
-
-    def save(self, directory: str) -> None:
-        write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
-
-    @classmethod
-    def from_files(cls, directory: str) -> "ImageProcessor":
-        path = Path(directory, FILE)
-        try:
-            values = json.loads(read_file(path, _LIMIT))
-            if not isinstance(values, dict):
-                raise ValueError(f"it holds {describe(values)} and no object.")
-            return cls.from_values(values)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-def _of_arrays(x: Any) -> bool:
-    """Whether it is the dict of arrays that a backbone takes, and no image of `datasets`."""
-    return isinstance(x, Mapping) and not {"bytes", "path"} & x.keys()
 
 
 def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import check_path, describe
-from keras_transformer.files import read_file
+from keras_transformer.processors.media import read_path
 from keras_transformer.processors.packages import pillow
 
 MOST_BYTES = 2**28  # of a file
@@ -44,12 +44,7 @@ def read_image(given: Any, place: str = "x") -> np.ndarray:
     if hasattr(given, "getbands"):
         return _pixels(given, place)
     if isinstance(given, (str, os.PathLike)):
-        path = Path(check_path(place, given)).expanduser()
-        try:
-            given = read_file(path, MOST_BYTES)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
-        place = f"{place}`, the file `{path}"
+        given, place = read_path(given, place, MOST_BYTES)
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _decoded(bytes(given), place)
     if isinstance(given, np.ndarray) or hasattr(given, "__array__"):

@@ -142,9 +142,10 @@ class GenerationCall:
                 )
             if before + limit > room:
                 if not continues:
-                    limit += before
+                    behind = f" behind a prompt of {before}" if before else ""
                     raise ValueError(
-                        f"max_new_tokens={limit} needs more positions than the model has, {room}."
+                        f"max_new_tokens={limit}{behind} needs more positions than the model has, "
+                        f"{room}."
                     )
                 raise ValueError(
                     f"`prompts[{place}]` has {before} tokens, and with {limit} new ones needs "

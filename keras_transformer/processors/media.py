@@ -1,0 +1,84 @@
+"""What the processors of images and of sound share: which inputs they take, and their file."""
+
+import abc
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from keras_transformer.checking import check_path, describe
+from keras_transformer.columns import is_column
+from keras_transformer.files import read_file, write_text
+from keras_transformer.processors.processor import Processor
+
+FILE = "preprocessor_config.json"
+_LIMIT = 2**24  # Of old, files of Whisper hold their filters.
+
+
+class MediaProcessor(Processor):
+    """A processor of inputs that are files, bytes or arrays each, by `preprocessor_config.json`."""
+
+    files = (FILE,)
+    unit: ClassVar[str]  # what errors call one input
+    # The keys of a dict that is one input, and not the arrays of a backbone.
+    keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
+
+    @staticmethod
+    @abc.abstractmethod
+    def is_one(x: Any) -> bool:
+        """Whether `x` is a single input, and not several."""
+
+    @abc.abstractmethod
+    def values(self) -> dict[str, Any]:
+        """The content of `preprocessor_config.json`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """The processor of the content of a `preprocessor_config.json`."""
+
+    @classmethod
+    def takes(cls, x: Any) -> bool:
+        """Whether `x` is such inputs: a list, an array, or a column of them; valid or not."""
+        if isinstance(x, (np.ndarray, list)) or is_column(x):
+            return True
+        of_arrays = isinstance(x, Mapping) and not cls.keys & x.keys()
+        return cls.is_one(x) and not of_arrays
+
+    def rows(self, x: Any) -> Sequence:
+        """Several inputs as a sequence. ValueError for one alone, or for none."""
+        if self.is_one(x):
+            raise ValueError(
+                f"Give a list of {self.unit}s: [{self.unit}], not one {self.unit} alone."
+            )
+        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
+        if len(rows) == 0:
+            raise ValueError(f"`x` has no {self.unit}s.")
+        return rows
+
+    def save(self, directory: str) -> None:
+        write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
+
+    @classmethod
+    def from_files(cls, directory: str) -> Self:
+        path = Path(directory, FILE)
+        try:
+            values = json.loads(read_file(path, _LIMIT))
+            if not isinstance(values, dict):
+                raise ValueError(f"it holds {describe(values)} and no object.")
+            return cls.from_values(values)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:
+    """The bytes of a file that a user names, and what errors call it from then on."""
+    path = Path(check_path(place, given)).expanduser()
+    try:
+        content = read_file(path, most_bytes)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
+    return content, f"{place}`, the file `{path}"
