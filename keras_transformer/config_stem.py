@@ -25,11 +25,6 @@ class StemConfig:
         check_fields(self)
 
     @property
-    def reads(self) -> str:
-        """What it reads, in a few words."""
-        return self.kind
-
-    @property
     def num_states(self) -> int | None:
         """How many states one input of the usual size has. None if that is for the input to say."""
         return None
@@ -69,11 +64,6 @@ class ImageStemConfig(StemConfig):
                 "`image_size` of a stem must be two integers from 1 to 32,768, height and width, "
                 f"received {describe(sizes)}."
             )
-
-    @property
-    def reads(self):
-        height, width = self.image_size
-        return f"images of {height} x {width}, by {self.kind}"
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of states that an image has."""
@@ -241,10 +231,6 @@ class FrameStemConfig(StemConfig):
             )
 
     @property
-    def reads(self):
-        return f"{self.num_frames} frames of {self.num_bins} numbers"
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """How many places each convolution has of an input of the most frames."""
         found = [self.num_frames]
@@ -314,10 +300,6 @@ class SeriesStemConfig(StemConfig):
     def pieces(self, length: int) -> int:
         """How many pieces so many values have."""
         return (length + self.repeat_last * self.stride - self.patch_length) // self.stride + 1
-
-    @property
-    def reads(self):
-        return f"{self.context_length} values of a series"
 
     @property
     def num_states(self):

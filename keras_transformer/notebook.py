@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from keras_transformer.config_stem import stem_config
-
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
@@ -26,6 +24,10 @@ _ROWS = {
     "max_sequence_length": "longest sequence",
     "vocabulary_size": "vocabulary",
 }
+# Of what makes the states of other inputs than tokens.
+_OF_STEM = (
+    "image_size", "patch_size", "num_frames", "num_bins", "context_length", "patch_length",
+)  # fmt: skip
 
 
 def html_table(title: str, rows: Mapping[str, object]) -> str:
@@ -54,7 +56,9 @@ def model_rows(
         del rows["longest sequence"], rows["vocabulary"]
     stem = stem or (backbone.get("encoder") or {}).get("stem")
     if stem:
-        rows["reads"] = stem_config(stem).reads
+        known = [name for name in _OF_STEM if name in stem]
+        words = (f"{name.replace('_', ' ')} {_product(stem[name])}" for name in known)
+        rows["reads"] = f"{stem['kind']}, {', '.join(words)}"
     if task:
         rows |= {"task": task["name"]}
         rows |= {"labels": task["labels"]} if task.get("labels") else {}
@@ -80,6 +84,10 @@ def as_text(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return str(value)
+
+
+def _product(value: object) -> str:
+    return " x ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _table(title: str, lines: list[list[tuple[str, str]]]) -> str:
