@@ -17,6 +17,7 @@ import keras_transformer as kt
 from example_data import easy_vqa
 
 import keras
+import numpy as np
 from absl import flags
 
 FLAGS = flags.FLAGS
@@ -36,6 +37,7 @@ flags.DEFINE_integer("width", 64, "Width of their states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 15, "Passes over the texts.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 64, "Texts of a step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 2e-3, "Its peak, after 5 % of the steps; then down to 0.")
+flags.DEFINE_boolean("flips", True, "Learn from each image turned over in both ways, too.")
 flags.DEFINE_integer("held_out", 400, "Images to be scored on, the last ones.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
 flags.DEFINE_string("work_dir", "runs/captions", "Where a run that is killed goes on from.")
@@ -43,7 +45,9 @@ flags.DEFINE_string("work_dir", "runs/captions", "Where a run that is killed goe
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "shapes"
-_RECIPE = "train layers width epochs batch_size learning_rate held_out seed"
+# Of an image there is one caption, and ten questions.
+_COPIES = {"captions": 6, "answers": 1}
+_RECIPE = "train layers width epochs batch_size learning_rate flips held_out seed"
 
 
 def captions_of(images: dict, questions: list) -> dict[int, str]:
@@ -65,6 +69,11 @@ def captions_of(images: dict, questions: list) -> dict[int, str]:
         for image, parts in told.items()
         if len(parts) == 2
     }
+
+
+def _turned(pixels, vertically: int, horizontally: int):
+    """An image turned over, or not, in both ways."""
+    return pixels[:: 1 - 2 * vertically, :: 1 - 2 * horizontally]
 
 
 def make_task(texts: list[str]) -> kt.ImageToText:
@@ -94,6 +103,7 @@ def train() -> None:
     check_recipe(pathlib.Path(FLAGS.work_dir), values(_RECIPE))
     keras.utils.set_random_seed(FLAGS.seed)
     images, questions = easy_vqa()
+    random = np.random.default_rng(FLAGS.seed)
     pixels = {i: kt.processors.read_image(image) for i, image in images.items()}
     if FLAGS.train == "captions":
         rows = [(image, None, text) for image, text in captions_of(images, questions).items()]
@@ -102,17 +112,20 @@ def train() -> None:
     unseen = set(sorted(images)[-FLAGS.held_out :])
     known, new = ([r for r in rows if (r[0] in unseen) == wanted] for wanted in (False, True))
 
-    def given(rows):
+    def given(rows, turned=False):
         pictures = [pixels[image] for image, _, _ in rows]
+        if turned:  # a shape is the same shape, of the same color, whichever way up
+            pictures = [_turned(x, *random.integers(2, size=2)) for x in pictures]
         if FLAGS.train == "captions":
             return pictures
         return pictures, [question for _, question, _ in rows]
 
     texts = [text for row in known for text in row[1:] if text]
     task = make_task(texts)
+    known *= _COPIES[FLAGS.train] if FLAGS.flips else 1
     dataset = task.make_dataset(
-        given(known), [text for _, _, text in known], batch_size=FLAGS.batch_size, shuffle=True,
-        seed=FLAGS.seed,
+        given(known, FLAGS.flips), [text for _, _, text in known], batch_size=FLAGS.batch_size,
+        shuffle=True, seed=FLAGS.seed,
     )  # fmt: skip
     steps = len(dataset) * FLAGS.epochs
     schedule = keras.optimizers.schedules.CosineDecay(
