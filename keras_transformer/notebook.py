@@ -8,7 +8,12 @@ from typing import Any
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
-KINDS = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+KINDS = {
+    "encoder": "encoder-only",
+    "decoder": "decoder-only",
+    "seq2seq": "encoder-decoder",
+    "dual": "dual encoder",
+}
 _ROWS = {
     "num_layers": "layers",
     "num_decoder_layers": "decoder layers",
@@ -48,9 +53,15 @@ def model_rows(
     for key, label in _ROWS.items():
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
-    if stem := backbone.get("stem"):
+    of_images = backbone["kind"] == "dual" and (backbone["encoder"] or {})
+    for key in of_images or ():
+        if key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position"):
+            rows[f"{_ROWS[key]}, of images"] = of_images[key]
+    stem = of_images["stem"] if of_images else backbone.get("stem")
+    if stem:
         height, width = stem["image_size"]
-        del rows["longest sequence"], rows["vocabulary"]
+        if not of_images:
+            del rows["longest sequence"], rows["vocabulary"]
         rows["images"] = f"{height} x {width}, {stem['kind']}"
     if task:
         rows |= {"task": task["name"]}

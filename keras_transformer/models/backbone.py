@@ -16,7 +16,7 @@ from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.block_run import OpaqueCache
-from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
+from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs, published_name
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
 from keras_transformer.models.turns import ThreadSafe, Turns, reads
@@ -28,7 +28,7 @@ _COLLECTED = {"states", "attention"}
 
 
 class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
-    """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
+    """Token ids to hidden states. `Encoder`, `Decoder`, `Seq2Seq` and `DualEncoder` are the kinds.
 
     All weights exist after construction. `Backbone.from_preset` picks the kind by the config.
 
@@ -64,6 +64,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             raise ValueError(
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
+            )
+        if config.kind != "dual" and (config.vector_pooling or config.bidirectional):
+            raise ValueError(
+                "`vector_pooling` and `bidirectional` are of the sides of kind='dual', received "
+                f"kind={config.kind!r}."
             )
         check_config(config)
         tune_once()  # Before the first array: JAX asks no later.
@@ -189,15 +194,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         """The stacks of blocks, in the order of the forward pass."""
         return [stack for _, stack in self.sides.values()]
 
-    def _inputs_of_sides(self) -> dict[str, tuple[tuple[Input, ...], TransformerConfig]]:
-        return {prefix: (stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()}
+    def _inputs_of_sides(self) -> list[tuple[str, tuple[Input, ...], TransformerConfig]]:
+        return [(prefix, stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
         """The arrays that the model takes: names, dtypes and shapes, as its stems say."""
         return tuple(
             each._replace(name=prefix + each.name)
-            for prefix, (arrays, _) in self._inputs_of_sides().items()
+            for prefix, arrays, _ in self._inputs_of_sides()
             for each in arrays
         )
 
@@ -274,6 +279,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         continues: bool = False,
         further: tuple[str, ...] = (),
         taker: str | None = None,
+        any_side: bool = False,
     ) -> dict[str, Any]:
         """A dict of arrays by their names here, see `models.inputs`.
 
@@ -282,6 +288,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             continues: bool, whether there is a cache: then an encoder's tokens may be missing.
             further: names that a task takes beside the backbone's.
             taker: str, the class that errors name. Defaults to the backbone's.
+            any_side: bool, whether the arrays of one side are enough.
 
         Raises:
             ValueError: for unknown or missing names, shapes that do not agree, and values of NumPy
@@ -290,8 +297,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         names = (*(each.name for each in self.input_arrays), *further)
         encoded = isinstance(inputs, Mapping) and inputs.get("encoder_states") is not None
         needed = self.id_inputs[-1:] if continues or encoded else self.id_inputs
+        if any_side and isinstance(inputs, Mapping):
+            given = {published_name(name) for name, each in inputs.items() if each is not None}
+            needed = tuple(name for name in needed if name in given) or needed
         inputs = named_inputs(inputs, names, needed, taker or type(self).__name__)
-        for prefix, (arrays, config) in self._inputs_of_sides().items():
+        for prefix, arrays, config in self._inputs_of_sides():
             check_inputs(inputs, arrays, prefix, config)
         return inputs
 
@@ -320,7 +330,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 `initializer_range` and, except for learned positions, `max_sequence_length`.
 
         Returns:
-            `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.
+            `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`, as the preset's config says.
 
         Raises:
             ValueError: for an unknown preset (nearest names are suggested), a config or weights
