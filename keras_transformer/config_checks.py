@@ -229,8 +229,8 @@ def check_overrides(config: "TransformerConfig") -> None:
         if own is not None:
             if config.kind not in ("seq2seq", "dual"):
                 raise ValueError(
-                    f"`{name}` needs kind='seq2seq' or 'dual', received kind={config.kind!r}. Give the "
-                    "values themselves."
+                    f"`{name}` needs kind='seq2seq' or 'dual', received kind={config.kind!r}. "
+                    "Give the values themselves."
                 )
             allowed = [n for n, of in fields.items() if of in ("side", "layer")]
             _check_names(name, own, (*allowed, "layer_pattern"))
@@ -322,8 +322,8 @@ def check_agreement(config: "TransformerConfig") -> None:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
     if config.stem is not None and (config.kind != "encoder" or config.vocabulary_size):
         raise ValueError(
-            "`stem` is of an encoder with vocabulary_size=0, or of that of kind='seq2seq' or 'dual' "
-            f"by `encoder={{'stem': ...}}`; received kind={config.kind!r} and vocabulary_size="
+            "`stem` is of an encoder with vocabulary_size=0, or of that of kind='seq2seq' or "
+            f"'dual' by `encoder={{'stem': ...}}`; received kind={config.kind!r} and vocabulary_size="
             f"{config.vocabulary_size}."
         )
     projected = config.embedding_projection or config.token_projection

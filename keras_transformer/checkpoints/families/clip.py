@@ -5,7 +5,7 @@ An encoder of images and a causal one of texts, each with a config of its own.
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.images import patches
 from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.families.towers import STACKS, towers
@@ -80,6 +80,5 @@ CLIP = Family(
         }),
         Weight("similarity_scale", "logit_scale"),
     ),
-    heads={"ImageTextEmbedder": Head(architectures=("CLIPModel",))},
     names=Names(ignored=("*.position_ids",)),
 )  # fmt: skip

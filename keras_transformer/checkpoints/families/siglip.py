@@ -6,7 +6,7 @@ and a bias of the similarities.
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.images import patches
 from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.families.towers import STACKS, towers
@@ -78,6 +78,5 @@ SIGLIP = Family(
         Weight("similarity_scale", "logit_scale", row=1),
         Weight("similarity_bias", "logit_bias", row=1),
     ),
-    heads={"ImageTextEmbedder": Head(architectures=("SiglipModel",))},
     names=Names(ignored=("*.position_ids",)),
 )  # fmt: skip

@@ -81,9 +81,7 @@ _LAYER = {
 STACKS = (
     *layers(_LAYER, "encoder/layer_{i}/", "vision_model.encoder.layers.{i}."),
     *layers(_LAYER, "decoder/layer_{i}/", "text_model.encoder.layers.{i}."),
-    *layers(
-        {"encoder/input_patches": "vision_model.embeddings.patch_embedding"}, convolution=True
-    ),
+    *layers({"encoder/input_patches": "vision_model.embeddings.patch_embedding"}, convolution=True),
     *layers(
         {
             "encoder/position_embedding": "vision_model.embeddings.position_embedding",
