@@ -323,8 +323,8 @@ def check_agreement(config: "TransformerConfig") -> None:
     if config.stem is not None and (config.kind != "encoder" or config.vocabulary_size):
         raise ValueError(
             "`stem` is of an encoder with vocabulary_size=0, or of that of kind='seq2seq' or "
-            f"'dual' by `encoder={{'stem': ...}}`; received kind={config.kind!r} and vocabulary_size="
-            f"{config.vocabulary_size}."
+            f"'dual' by `encoder={{'stem': ...}}`; received kind={config.kind!r} and "
+            f"vocabulary_size={config.vocabulary_size}."
         )
     projected = config.embedding_projection or config.token_projection
     if config.embedding_dim != config.hidden_dim and not projected:
