@@ -25,6 +25,7 @@ TITLES = {
     "decoder": "Decoders",
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
+    "dual": "Encoders of images and texts",
 }
 
 

@@ -53,8 +53,6 @@ class VectorOptions:
 def check_vectors(config: "TransformerConfig") -> None:
     """ValueError for a `"dual"` whose sides have no vectors of one width."""
     if config.kind != "dual":
-        if config.similarity_bias:
-            raise ValueError(f"`similarity_bias` needs kind='dual', received kind={config.kind!r}.")
         return
     for name in ("encoder", "decoder"):
         if config.side(name).vector_pooling is None:

@@ -65,11 +65,10 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
-        if config.kind != "dual" and (config.vector_pooling or config.bidirectional):
-            raise ValueError(
-                "`vector_pooling` and `bidirectional` are of the sides of kind='dual', received "
-                f"kind={config.kind!r}."
-            )
+        of_dual = ("vector_pooling", "bidirectional", "similarity_bias")
+        given = [name for name in of_dual if getattr(config, name)]
+        if config.kind != "dual" and given:
+            raise ValueError(f"`{given[0]}` needs kind='dual', received kind={config.kind!r}.")
         check_config(config)
         tune_once()  # Before the first array: JAX asks no later.
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)

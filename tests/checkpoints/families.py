@@ -2,10 +2,16 @@
 
 import numpy as np
 
-from tests.checkpoints import family_decoders, family_encoders, family_images, family_seq2seqs
+from tests.checkpoints import (
+    family_decoders,
+    family_duals,
+    family_encoders,
+    family_images,
+    family_seq2seqs,
+)
 
 OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-CONFIGS = {**OF_TEXTS, **family_images.CONFIGS}
+CONFIGS = {**OF_TEXTS, **family_images.CONFIGS, **family_duals.CONFIGS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",

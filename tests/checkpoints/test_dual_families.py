@@ -8,49 +8,18 @@ import keras_transformer as kt
 from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.safetensors_io import to_numpy
+from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.family_duals import CONFIGS
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
-_TEXTS = {
-    "vocab_size": 61,
-    "hidden_size": 12,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 9,
-    "bos_token_id": 58,
-    "eos_token_id": 59,
-}
-_IMAGES = {
-    "hidden_size": 16,
-    "intermediate_size": 28,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 20,
-    "patch_size": 5,
-}
-_OTHER = {**_IMAGES, "hidden_act": "gelu", "layer_norm_eps": 1e-3, "num_channels": 2}
-CASES = {
-    "clip": ("CLIP", _TEXTS, _IMAGES, {"projection_dim": 10}),
-    "clip-old-end": ("CLIP", {**_TEXTS, "eos_token_id": 2}, _OTHER, {"projection_dim": 10}),
-    "siglip": ("Siglip", {**_TEXTS, "projection_size": 16}, _IMAGES, {}),
-    "siglip-other": ("Siglip", {**_TEXTS, "projection_size": 16}, _OTHER, {}),
-}
+CASES = [(name, i) for name, (_, configs) in CONFIGS.items() for i in range(len(configs))]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "{}-{}".format(*case))
 def both(request, tmp_path_factory):
-    prefix, texts, images, further = CASES[request.param]
-    config = getattr(transformers, f"{prefix}Config")(
-        text_config=texts, vision_config=images, **further
-    )
-    reference = getattr(transformers, f"{prefix}Model")(config).eval()
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.normal_(std=0.3)
+    reference = families.make(*request.param, "Model")
     folder = tmp_path_factory.mktemp("theirs")
     reference.save_pretrained(folder)
     return reference, load_backbone(folder)
