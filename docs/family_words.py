@@ -194,6 +194,11 @@ def special(family: Family) -> list[str]:
         parts.append(f"{experts}, weights by softmax {weights}{biased}")
     if config.attention_sinks:
         parts.append("attention to nothing")
+    if config.kind == "dual":
+        for what, side in zip(("images", "texts"), config.sides, strict=True):
+            parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
+        parts += ["texts read in both directions"] * config.sides[1].bidirectional
+        parts += ["a bias of similarities"] * config.similarity_bias
     biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"

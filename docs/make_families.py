@@ -26,6 +26,7 @@ TITLES = {
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
     "sound": "Sound and speech",
+    "dual": "Encoders of images and texts",
 }
 
 

@@ -20,24 +20,26 @@ from keras_transformer.config_positions import POSITIONS as POSITIONS
 from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
 from keras_transformer.config_positions import PositionOptions, check_positions
 from keras_transformer.config_stem import StemConfig, stem_config
+from keras_transformer.config_vectors import VectorOptions, check_vectors
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.weight import NORMALIZATIONS as NORMALIZATIONS
 
 SIDES = ("encoder", "decoder")
-KINDS = ("encoder", "decoder", "seq2seq")
+KINDS = ("encoder", "decoder", "seq2seq", "dual")
+TWO_SIDED = ("seq2seq", "dual")
 SCORES = ("scaled_dot", "dot", "general", "additive", "cosine", "location")
 # A file that says more asks for memory and not for a model: DeepNet (Wang et al. 2022) has 1,000.
 MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
+class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions, VectorOptions):
     """The complete description of a backbone: values only, no code.
 
     The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
 
-    The values are flat. What differs between the sides of a seq2seq, or from layer to layer, is
-    given as overrides of them; `side` and `layer` give the flat config that holds there.
+    The values are flat. What differs between two sides, or from layer to layer, is given as
+    overrides of them; `side` and `layer` give the flat config that holds there.
 
     {options}
 
@@ -61,7 +63,10 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
     """
 
     kind: str = option(
-        '`"encoder"` (BERT-like), `"decoder"` (GPT-like) or `"seq2seq"`.', of="model", choices=KINDS
+        '`"encoder"` (BERT-like), `"decoder"` (GPT-like), `"seq2seq"`, or `"dual"` (CLIP-like: an '
+        "encoder of images and a decoder of texts side by side).",
+        of="model",
+        choices=KINDS,
     )
     vocabulary_size: int = option(
         "number of token ids, 0 for a model of other inputs.", of="side", least=0
@@ -268,10 +273,14 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         of="side",
     )
     encoder: dict | None = option(
-        '`"seq2seq"` only: the values that differ in the encoder, by name.', None, of="overrides"
+        "with two sides only: the values that differ in the encoder, by name.",
+        None,
+        of="overrides",
     )
     decoder: dict | None = option(
-        '`"seq2seq"` only: the values that differ in the decoder, by name.', None, of="overrides"
+        "with two sides only: the values that differ in the decoder, by name.",
+        None,
+        of="overrides",
     )
     layer_pattern: tuple | list | None = option(
         "what differs from layer to layer: a dict of values for each layer, cycled over the "
@@ -294,6 +303,7 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         check_agreement(self)
         check_positions(self)
         check_overrides(self)
+        check_vectors(self)
 
     def side(self, name: str) -> "TransformerConfig":
         """The flat config of one side, of kind `name`.
@@ -303,25 +313,27 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions):
         """
         if self.kind == name:
             return self
-        if self.kind != "seq2seq" or name not in SIDES:
+        if self.kind not in TWO_SIDED or name not in SIDES:
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
         both = self.stated()
         for none in ("num_decoder_layers", "share_embeddings"):
             both.pop(none, None)
-        layers = {} if name == "encoder" else {"num_layers": self.num_decoder_layers}
+        both |= {"similarity_bias": False}
+        of_decoder = name == "decoder" and self.kind == "seq2seq"
+        layers = {"num_layers": self.num_decoder_layers} if of_decoder else {}
         own = {"kind": name, "encoder": None, "decoder": None}
         return self.from_dict({**both, **layers, **(getattr(self, name) or {}), **own})
 
     @property
     def sides(self) -> tuple["TransformerConfig", ...]:
         """The flat configs of all sides, in the order of the forward pass."""
-        return tuple(self.side(name) for name in SIDES if self.kind in (name, "seq2seq"))
+        return tuple(self.side(name) for name in SIDES if self.kind in (name, *TWO_SIDED))
 
     def layer(self, i: int) -> "TransformerConfig":
         """The flat config of layer `i` of a side."""
-        if self.kind == "seq2seq":
+        if self.kind in TWO_SIDED:
             raise ValueError(
-                "The layers of a seq2seq belong to a side: `config.side(name).layer(i)`."
+                f"The layers of a {self.kind} belong to a side: `config.side(name).layer(i)`."
             )
         if self.layer_pattern is None:
             return self

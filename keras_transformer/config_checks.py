@@ -227,15 +227,17 @@ def check_overrides(config: "TransformerConfig") -> None:
     for name in ("encoder", "decoder"):
         own = getattr(config, name)
         if own is not None:
-            if config.kind != "seq2seq":
+            if config.kind not in ("seq2seq", "dual"):
                 raise ValueError(
-                    f"`{name}` needs kind='seq2seq', received kind={config.kind!r}. Give the "
-                    "values themselves."
+                    f"`{name}` needs kind='seq2seq' or 'dual', received kind={config.kind!r}. "
+                    "Give the values themselves."
                 )
             allowed = [n for n, of in fields.items() if of in ("side", "layer")]
             _check_names(name, own, (*allowed, "layer_pattern"))
     if config.kind == "seq2seq":
         _check_sides(config)
+    elif config.kind == "dual":
+        config.sides  # noqa: B018 - each is checked when it is made
     elif config.layer_pattern is not None:
         _check_layers(config, [n for n, of in fields.items() if of == "layer"])
 
@@ -320,9 +322,9 @@ def check_agreement(config: "TransformerConfig") -> None:
             raise ValueError(f"{options} kind={kind!r}, received kind={config.kind!r}.")
     if config.stem is not None and (config.kind != "encoder" or config.vocabulary_size):
         raise ValueError(
-            "`stem` is of an encoder with vocabulary_size=0, or of the encoder of a kind='seq2seq' "
-            f"by `encoder={{'stem': ...}}`; received kind={config.kind!r} and vocabulary_size="
-            f"{config.vocabulary_size}."
+            "`stem` is of an encoder with vocabulary_size=0, or of that of kind='seq2seq' or "
+            f"'dual' by `encoder={{'stem': ...}}`; received kind={config.kind!r} and "
+            f"vocabulary_size={config.vocabulary_size}."
         )
     projected = config.embedding_projection or config.token_projection
     if config.embedding_dim != config.hidden_dim and not projected:

@@ -8,7 +8,12 @@ from typing import Any
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
-KINDS = {"encoder": "encoder-only", "decoder": "decoder-only", "seq2seq": "encoder-decoder"}
+KINDS = {
+    "encoder": "encoder-only",
+    "decoder": "decoder-only",
+    "seq2seq": "encoder-decoder",
+    "dual": "dual encoder",
+}
 _ROWS = {
     "num_layers": "layers",
     "num_decoder_layers": "decoder layers",
@@ -52,6 +57,10 @@ def model_rows(
     for key, label in _ROWS.items():
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
+    of_images = backbone["kind"] == "dual" and (backbone["encoder"] or {})
+    for key in of_images or ():
+        if key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position"):
+            rows[f"{_ROWS[key]}, of images"] = of_images[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]
     stem = stem or (backbone.get("encoder") or {}).get("stem")

@@ -148,6 +148,24 @@ STEM = (
 )  # fmt: skip
 FINAL = norm_of("final_norm", final_normalization=True)
 
+# `layers.SideVector` of each side of a dual, and what its similarities are made by.
+_POOLING = {"vector_pooling": "attention"}
+VECTOR = (
+    *weight_of("vector/probe", "hidden_dim", **_POOLING),
+    *dense_of("vector/attention/query", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/key", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/value", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/output", "query_heads", "hidden_dim", **_POOLING),
+    *norm_of("vector/norm", **_POOLING),
+    *dense_of("vector/feed_forward/intermediate", "hidden_dim", "intermediate_dim", **_POOLING),
+    *dense_of("vector/feed_forward/output", "intermediate_dim", "hidden_dim", **_POOLING),
+    *dense_of("vector_projection", "hidden_dim", "vector_dim", "vector_bias", vector_dim=True),
+)
+SIMILARITY = (
+    *weight_of("similarity_scale", kind="dual"),
+    *weight_of("similarity_bias", kind="dual", similarity_bias=True),
+)
+
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
     *weight_of(
@@ -194,7 +212,10 @@ TOKEN_HEAD = dense_of("output", "hidden_dim", "num_classes")
 
 _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
-_ALL = (*TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD)
+_ALL = (
+    *TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD,
+    *VECTOR, *SIMILARITY,
+)  # fmt: skip
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
 # Weights that devices share, by the end of their path.
@@ -226,7 +247,7 @@ def sides(config: TransformerConfig) -> list[Side]:
     """The stacks of a model, in the order of the forward pass."""
     found: list[Side] = []
     for side in config.sides:
-        source = found[0].config.hidden_dim if found else None
+        source = found[0].config.hidden_dim if found and config.kind == "seq2seq" else None
         found.append(Side(side.kind, side, side.num_layers, max(block_order(side)) + 1, source))
     return found
 
@@ -267,6 +288,9 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         for i in range(side.groups):
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
+        if config.kind == "dual":
+            found += of(VECTOR, side.config, f"{side.name}/")
+    found += of(SIMILARITY, config)
     return found + of((*POOLER, *_STATES), config)
 
 

@@ -81,7 +81,7 @@ class Weight:
     @property
     def is_vector(self) -> bool:
         """Whether it is a bias or a normalization, perhaps of each expert or head, no matrix."""
-        return len([axis for axis in self.axes if axis not in _EACH]) == 1
+        return len([axis for axis in self.axes if axis not in _EACH]) <= 1
 
     def numbers_of_a_token(self, config: "TransformerConfig") -> int:
         """How many of its numbers one token is multiplied with: those of the experts it chose."""

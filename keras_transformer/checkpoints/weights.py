@@ -92,7 +92,7 @@ class Weight:
         array = _turned(array) if self.transpose else array
         if self.convolution:
             array = np.moveaxis(array, (-1, -2), (0, 1))
-        return array.reshape(*(1,) * self.row, *array.shape)
+        return array.reshape((*(1,) * self.row, *array.shape))
 
     def _parts(self) -> tuple[int, tuple[int, ...]]:
         """Which part it is, and how large all are, in units of their own."""

@@ -118,7 +118,7 @@ def _info(options: argparse.Namespace) -> None:
     print("\nmemory")
     weights = [total * itemsize for itemsize in _ITEM_SIZES.values()]
     rows = [("", *_ITEM_SIZES), ("  weights", *map(_size, weights))]
-    if config.kind != "encoder":
+    if config.kind in ("decoder", "seq2seq"):
         length = options.length or config.max_sequence_length
         source = length if config.kind == "seq2seq" else 0
         taken = [

@@ -1,4 +1,4 @@
-"""Backbones: the three kinds of model, each assembled from a `TransformerConfig`."""
+"""Backbones: the four kinds of model, each assembled from a `TransformerConfig`."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,12 @@ from keras_transformer.kerashub_names import missing
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.decoder import Decoder, DecoderBase
+from keras_transformer.models.dual_encoder import DualEncoder
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.seq2seq import Seq2Seq
 from keras_transformer.models.state import KeepsState
 
-_BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq}
+_BACKBONES = {"encoder": Encoder, "decoder": Decoder, "seq2seq": Seq2Seq, "dual": DualEncoder}
 
 
 def build_backbone(
@@ -27,7 +28,7 @@ def build_backbone(
             `layers.initializers.HostZeros()` suits weights that are about to be loaded.
 
     Returns:
-        `Encoder`, `Decoder` or `Seq2Seq`.
+        `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`.
 
     Example:
     ```python
@@ -48,6 +49,7 @@ __all__ = [
     "BlockRun",
     "Decoder",
     "DecoderBase",
+    "DualEncoder",
     "Encoder",
     "KeepsState",
     "Seq2Seq",

@@ -28,7 +28,7 @@ _COLLECTED = {"states", "attention"}
 
 
 class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
-    """Token ids to hidden states. `Encoder`, `Decoder` and `Seq2Seq` are the three kinds.
+    """Token ids to hidden states. `Encoder`, `Decoder`, `Seq2Seq` and `DualEncoder` are the kinds.
 
     All weights exist after construction. `Backbone.from_preset` picks the kind by the config.
 
@@ -65,6 +65,10 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
+        of_dual = ("vector_pooling", "bidirectional", "similarity_bias")
+        given = [name for name in of_dual if getattr(config, name)]
+        if config.kind != "dual" and given:
+            raise ValueError(f"`{given[0]}` needs kind='dual', received kind={config.kind!r}.")
         check_config(config)
         tune_once()  # Before the first array: JAX asks no later.
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
@@ -189,15 +193,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         """The stacks of blocks, in the order of the forward pass."""
         return [stack for _, stack in self.sides.values()]
 
-    def _inputs_of_sides(self) -> dict[str, tuple[tuple[Input, ...], TransformerConfig]]:
-        return {prefix: (stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()}
+    def _inputs_of_sides(self) -> list[tuple[str, tuple[Input, ...], TransformerConfig]]:
+        return [(prefix, stem.inputs, s.config) for prefix, (stem, s) in self.sides.items()]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
         """The arrays that the model takes: names, dtypes and shapes, as its stems say."""
         return tuple(
             each._replace(name=prefix + each.name)
-            for prefix, (arrays, _) in self._inputs_of_sides().items()
+            for prefix, arrays, _ in self._inputs_of_sides()
             for each in arrays
         )
 
@@ -290,10 +294,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         names = (*(each.name for each in self.input_arrays), *further)
         encoded = isinstance(inputs, Mapping) and inputs.get("encoder_states") is not None
         needed = self.id_inputs[-1:] if continues or encoded else self.id_inputs
+        needed = self.needed_inputs(inputs, needed)
         inputs = named_inputs(inputs, names, needed, taker or type(self).__name__)
-        for prefix, (arrays, config) in self._inputs_of_sides().items():
+        for prefix, arrays, config in self._inputs_of_sides():
             check_inputs(inputs, arrays, prefix, config)
         return inputs
+
+    def needed_inputs(self, inputs, needed: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the `needed` names that such inputs must have."""
+        return needed
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
@@ -320,7 +329,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 `initializer_range` and, except for learned positions, `max_sequence_length`.
 
         Returns:
-            `Encoder`, `Decoder` or `Seq2Seq`, as the preset's config says.
+            `Encoder`, `Decoder`, `Seq2Seq` or `DualEncoder`, as the preset's config says.
 
         Raises:
             ValueError: for an unknown preset (nearest names are suggested), a config or weights
@@ -354,17 +363,15 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     def get_config(self) -> dict:
         refuse_quantized(self)
+        described = self.token_embedding is not None or self.config.stem is not None
+        own = {} if described else {"stem": keras.saving.serialize_keras_object(self.stem)}
         return {
             "config": self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
             "family": self.family,
             "generation_config": self.generation_config,
-            **(
-                {}
-                if self.token_embedding is not None or self.config.stem is not None
-                else {"stem": keras.saving.serialize_keras_object(self.stem)}
-            ),
+            **own,
         }
 
     @classmethod

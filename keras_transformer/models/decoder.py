@@ -88,11 +88,11 @@ class DecoderBase(Backbone):
             )
         return result
 
-    def _inputs_of_sides(self) -> dict:
+    def _inputs_of_sides(self) -> list:
         if self.sides:
             return super()._inputs_of_sides()
         own = ("token_ids", "padding_mask", "position_ids", "pack_ids")
-        return {"": (tuple(x for x in TokenStem.inputs if x.name in own), self.config)}
+        return [("", tuple(x for x in TokenStem.inputs if x.name in own), self.config)]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -29,6 +29,11 @@ _PUBLISHED_NAMES = {
 }
 
 
+def published_name(name: Any) -> Any:
+    """What an array that Transformers calls `name` is called here; any other name as it is."""
+    return _PUBLISHED_NAMES.get(name, name) if isinstance(name, str) else name
+
+
 _HINT_FOR_TEXTS = (
     " Texts are no part of a dict: they go as they are to the verbs of a task, such as "
     "`fit(texts, labels)`, `predict(texts)` and, of a task that writes, `generate(texts)`."

@@ -59,7 +59,7 @@ class Stack(keras.layers.Layer):
         self.config = config
         self.cross_dim = cross_dim
         self.supports_masking = True
-        causal = config.kind == "decoder"
+        causal = config.kind == "decoder" and not config.bidirectional
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         if config.relative_bias:
             make_bias = functools.partial(

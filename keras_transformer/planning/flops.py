@@ -136,6 +136,11 @@ def check_lengths(config: TransformerConfig, length, target_length) -> tuple[int
     """The tokens of a row, and those that a model gives out states for. ValueError for none."""
     if not isinstance(config, TransformerConfig):
         raise ValueError(f"`config` must be a TransformerConfig, received {describe(config)}.")
+    if config.kind == "dual":
+        raise ValueError(
+            "The sides of kind='dual' have rows of their own: give `config.side('encoder')`, of "
+            "images, or `config.side('decoder')`, of texts."
+        )
     if target_length is not None and config.kind != "seq2seq":
         raise ValueError(
             f"`target_length` needs a model of kind 'seq2seq', received kind={config.kind!r}."

@@ -4,6 +4,7 @@ import numpy as np
 
 from tests.checkpoints import (
     family_decoders,
+    family_duals,
     family_encoders,
     family_images,
     family_seq2seqs,
@@ -11,7 +12,8 @@ from tests.checkpoints import (
 )
 
 OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-CONFIGS = {**OF_TEXTS, **family_images.CONFIGS, **family_sound.CONFIGS}
+OF_OTHERS = {**family_images.CONFIGS, **family_sound.CONFIGS, **family_duals.CONFIGS}
+CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",

@@ -137,6 +137,12 @@ CHANGES = {
     "layer_pattern": ("decoder", {}, ({"window": 2}, {})),
     "trained_residual_scale": ("encoder", {}, True),
     "stem": ("encoder", {}, {"kind": "patches"}),
+    "vector_pooling": ("encoder", {}, "first"),
+    "vector_end_id": ("encoder", {}, 3),
+    "vector_dim": ("encoder", {}, 6),
+    "vector_bias": ("encoder", {}, True),
+    "bidirectional": ("decoder", {}, True),
+    "similarity_bias": ("encoder", {}, True),
 }
 
 

@@ -159,6 +159,8 @@ def test_the_words_know_every_config_value(maker):
     # Their names for these are in `_SWITCHES`.
     said += ("alibi_scale", "alibi_rounded", "convolution_size", "convolution_activation")
     said += ("token_projection",)
+    # Of the sides of a dual, whose pooling is in words.
+    said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
     said += ("rotary_short_factors", "rotary_long_factors")  # numbers of longrope
     unsaid = {
         field.name

@@ -1,0 +1,84 @@
+"""CLIP: Radford et al. 2021, https://arxiv.org/abs/2103.00020.
+
+An encoder of images and a causal one of texts, each with a config of its own.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
+from keras_transformer.checkpoints.families.images import patches
+from keras_transformer.checkpoints.families.shared import number
+from keras_transformer.checkpoints.families.towers import STACKS, towers
+from keras_transformer.checkpoints.weights import Names, Weight, layers
+from keras_transformer.config import TransformerConfig
+
+_SHARED = {
+    "hidden_act": Field("activation", "quick_gelu"),
+    "layer_norm_eps": Field("normalization_epsilon", 1e-5),
+    "attention_dropout": Field("attention_dropout", 0.0),
+    "initializer_range": Field("initializer_range", 0.02),
+    "num_hidden_layers": Field("num_layers", 12),
+}
+_IMAGES = {
+    **_SHARED,
+    "hidden_size": Field("hidden_dim", 768),
+    "intermediate_size": Field("intermediate_dim", 3072),
+    "num_attention_heads": Field("num_heads", 12),
+}
+_TEXTS = {
+    **_SHARED,
+    "vocab_size": Field("vocabulary_size", 49408),
+    "hidden_size": Field("hidden_dim", 512),
+    "intermediate_size": Field("intermediate_dim", 2048),
+    "num_attention_heads": Field("num_heads", 8),
+    "max_position_embeddings": Field("max_sequence_length", 77),
+}
+_OLD_END = 2  # of configs that name a wrong token: the one with the highest id ends a text
+
+
+def _read_end(values: Values) -> dict[str, Any]:
+    end = values.get("eos_token_id", 49407)
+    return {"vector_end_id": None if end == _OLD_END else end}
+
+
+def _write_end(config: TransformerConfig) -> dict[str, Any]:
+    end = config.vector_end_id
+    return {"eos_token_id": _OLD_END if end is None else end}
+
+
+def _read_width(values: Values) -> dict[str, Any]:
+    return {"vector_dim": number(values, "projection_dim", 512)}
+
+
+def _write_width(config: TransformerConfig) -> dict[str, Any]:
+    return {"projection_dim": config.sides[0].vector_dim}
+
+
+CLIP = Family(
+    model_type="clip",
+    architecture="CLIPModel",
+    fields={},
+    constants={"kind": "dual"},
+    conversions=(
+        towers(
+            images=(
+                _IMAGES,
+                {"vector_pooling": "first", "embedding_normalization": True},
+                (patches(224, 32, use_bias=False),),
+            ),
+            texts=(_TEXTS, {"vector_pooling": "end"}, (Conversion(_read_end, _write_end),)),
+        ),
+        Conversion(_read_width, _write_width),
+    ),
+    weights=(
+        Weight("encoder/input_class_token", "vision_model.embeddings.class_embedding"),
+        *STACKS,
+        *layers({
+            "encoder/embedding_norm": "vision_model.pre_layrnorm",
+            "encoder/vector_projection": "visual_projection",
+            "decoder/vector_projection": "text_projection",
+        }),
+        Weight("similarity_scale", "logit_scale"),
+    ),
+    names=Names(ignored=("*.position_ids",)),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""The values of a config that say how the states of a side become one vector, of a "dual"."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from keras_transformer.config_checks import option
+
+if TYPE_CHECKING:
+    from keras_transformer.config import TransformerConfig
+
+POOLINGS = ("first", "end", "last", "attention")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """Further values of a `TransformerConfig`, as flat as its own."""
+
+    vector_pooling: str | None = option(
+        '`"dual"` only. The state that a side\'s vector is made of: that of the `"first"` place, '
+        'of the first `"end"` token, of the `"last"` place, padding or not (SigLIP\'s texts), or '
+        'what a trained query gathers by `"attention"`, with a feed-forward layer (SigLIP\'s '
+        "images).",
+        None,
+        of="side",
+        choices=POOLINGS,
+    )
+    vector_end_id: int | None = option(
+        'the id of the `"end"` token. None for the highest id of a row (CLIP).',
+        None,
+        of="side",
+        least=0,
+    )
+    vector_dim: int | None = option(
+        "width of a linear layer behind it. None for none.", None, of="side", least=1
+    )
+    vector_bias: bool = option("a bias of this layer.", False, of="side")
+    bidirectional: bool = option(
+        'of the texts of a `"dual"`: a token sees those behind it too (SigLIP).', False, of="side"
+    )
+    similarity_bias: bool = option(
+        '`"dual"` only. A trained number is added to each similarity, which is of an image and a '
+        "text by themselves (SigLIP); without, texts compete for an image (CLIP).",
+        False,
+        of="model",
+    )
+
+    @property
+    def vector_width(self) -> int:
+        """Of a side's vector."""
+        return self.vector_dim or self.hidden_dim
+
+
+def check_vectors(config: "TransformerConfig") -> None:
+    """ValueError for a `"dual"` whose sides have no vectors of one width."""
+    if config.kind != "dual":
+        return
+    for name in ("encoder", "decoder"):
+        if config.side(name).vector_pooling is None:
+            raise ValueError(
+                f"The {name} of kind='dual' needs a `vector_pooling`, one of "
+                f"{', '.join(map(repr, POOLINGS))}."
+            )
+    images, texts = config.sides
+    if images.stem is None:
+        raise ValueError(
+            "The encoder of kind='dual' is of images: give it a stem, `encoder={'stem': ...}`."
+        )
+    if images.vector_pooling in ("end", "last"):
+        raise ValueError(
+            f"vector_pooling={images.vector_pooling!r} is of texts, not of the encoder of images."
+        )
+    if images.vector_width != texts.vector_width:
+        raise ValueError(
+            f"Vectors of images have {images.vector_width} numbers and those of texts "
+            f"{texts.vector_width}: give one of them a `vector_dim`."
+        )

@@ -1,0 +1,131 @@
+"""From the states of a side to one vector, as the config of the side says."""
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.remat import one_piece
+
+
+class AttentionPooling(keras.layers.Layer):
+    """One state of all: what a trained query gathers of them, and a feed-forward layer behind it.
+
+    `x + f(norm(x))`, with `x` the attention of the query to the states.
+
+    Args:
+        config: `TransformerConfig` of the side: heads, widths, activation, normalization.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`.
+
+    Returns:
+        Float `(batch, hidden_dim)`.
+
+    Source: Lee et al. 2019, "Set Transformer", section 3.2; Zhai et al. 2022, "Scaling Vision
+    Transformers", section 2.3.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self._embeddings = embedding_initializer(config, initializer)
+        options = {
+            "kernel_initializer": kernel_initializer(config, initializer),
+            "dtype": self.dtype_policy,
+        }
+        with one_piece():
+            self.attention = MultiHeadAttention(
+                config.num_heads, config.head_dim, name="attention", **options
+            )
+            self.feed_forward = FeedForward(
+                config.intermediate_dim,
+                activation=config.activation,
+                name="feed_forward",
+                **options,
+            )
+            self.norm = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="norm",
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, input_shape=None):
+        width = self.config.hidden_dim
+        self.probe = self.add_weight((width,), self._embeddings, name="probe")
+        shape = (None, None, width)
+        self.attention.build(shape, shape)
+        self.norm.build(shape)
+        self.feed_forward.build(shape)
+
+    def call(self, inputs):
+        query = ops.cast(self.probe, inputs.dtype)[None, None]
+        query = ops.broadcast_to(query, (ops.shape(inputs)[0], 1, inputs.shape[-1]))
+        x = self.attention(query, value=inputs)
+        return (x + self.feed_forward(self.norm(x)))[:, 0]
+
+
+class SideVector(keras.layers.Layer):
+    """The vector of each row of a side: one of its states, or what is gathered of all, projected.
+
+    Args:
+        config: `TransformerConfig` of the side, with its `vector_pooling`.
+        initializer: of all weights, in place of those of the config.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(batch, length, hidden_dim)`, the states.
+        token_ids: int `(batch, length)`, for the pooling `"end"`.
+
+    Returns:
+        Float `(batch, vector_width)`.
+
+    Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
+    Supervision", section 2.4.
+    """
+
+    def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self.pooling = self.projection = None
+        if config.vector_pooling == "attention":
+            self.pooling = AttentionPooling(
+                config, initializer, name="vector", dtype=self.dtype_policy
+            )
+        if config.vector_dim is not None:
+            self.projection = keras.layers.Dense(
+                config.vector_dim,
+                use_bias=config.vector_bias,
+                kernel_initializer=kernel_initializer(config, initializer),
+                name="vector_projection",
+                dtype=self.dtype_policy,
+            )
+
+    def build(self, input_shape=None):
+        for layer in (self.pooling, self.projection):
+            if layer is not None:
+                layer.build((None, None, self.config.hidden_dim))
+
+    def call(self, inputs, token_ids=None):
+        kind = self.config.vector_pooling
+        if kind == "attention":
+            x = self.pooling(inputs)
+        elif kind == "first":
+            x = inputs[:, 0]
+        elif kind == "last":
+            x = inputs[:, -1]
+        else:
+            end = self.config.vector_end_id
+            marks = token_ids if end is None else ops.cast(ops.equal(token_ids, end), "int32")
+            place = ops.one_hot(ops.argmax(marks, axis=1), inputs.shape[1], dtype=inputs.dtype)
+            x = ops.einsum("bl,bld->bd", place, inputs)
+        return x if self.projection is None else self.projection(x)
+
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        return layer_call  # Little beside the blocks.

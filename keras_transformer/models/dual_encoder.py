@@ -1,0 +1,179 @@
+"""The backbone of images and texts side by side (CLIP-like)."""
+
+import math
+from collections.abc import Mapping
+
+import keras
+from keras import ops
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.vector import SideVector
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.inputs import published_name
+
+# What the scale and the bias of similarities are before training, without a bias and with one:
+# Radford et al. 2021, section 2.5, and Zhai et al. 2023, section 3.
+_SCALE, _SCALE_WITH_BIAS, _BIAS = math.log(1 / 0.07), math.log(10), -10.0
+_MOST = math.log(100)
+
+
+class AtMost(keras.constraints.Constraint):
+    """Keeps a weight from growing beyond a number."""
+
+    def __init__(self, most: float):
+        self.most = most
+
+    def __call__(self, value):
+        return ops.minimum(value, self.most)
+
+    def get_config(self):
+        return {"most": self.most}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DualEncoder(Backbone):
+    """An encoder of images and one of texts, whose vectors are of one space.
+
+    The side of images is the config's `encoder`, that of texts its `decoder`, whose tokens see
+    those before them, or all with `bidirectional`.
+
+    Args:
+        config: `TransformerConfig` of kind `"dual"`.
+        dtype: dtype or dtype policy.
+        name: str.
+
+    Call arguments:
+        inputs: dict of `images`, float `(batch, height, width, channels)`, or of `token_ids` int
+            `(rows, length)` and optionally `padding_mask` bool, `position_ids` int likewise; or of
+            both, of as many rows or not.
+
+    Returns:
+        A dict of float `(rows, vector_width)` for what was given: `"images"`, `"texts"`. The
+        vectors are of any length; `similarity` normalizes them.
+
+    Example:
+    ```python
+    import numpy as np
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(
+        kind="dual", vocabulary_size=100, hidden_dim=32, num_layers=2, num_heads=4,
+        intermediate_dim=64, position="learned", max_sequence_length=16, normalize_first=True,
+        vector_dim=24,
+        encoder={
+            "vocabulary_size": 0, "vector_pooling": "first",
+            "stem": {"kind": "patches", "image_size": [32, 32], "patch_size": 8},
+        },
+        decoder={"vector_pooling": "end", "vector_end_id": 99},
+    )
+    backbone = kt.models.DualEncoder(config)
+    images, ids = np.zeros((3, 32, 32, 3), "float32"), np.array([[5, 6, 99], [7, 99, 0]])
+    vectors = backbone({"images": images, "token_ids": ids})
+    assert vectors["images"].shape == (3, 24) and vectors["texts"].shape == (2, 24)
+    assert backbone.similarity(vectors["images"], vectors["texts"]).shape == (3, 2)
+    ```
+
+    Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
+    Supervision"; with a bias: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training".
+    """
+
+    kind = "dual"
+
+    def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
+        super().__init__(config, dtype=dtype, name=name, **kwargs)
+        images, texts = config.sides
+        self.encoder_stem, self.encoder = self._side(images, None)
+        self.decoder_stem, self.decoder = self._side(texts, self.token_embedding)
+        self.encoder_vector, self.decoder_vector = (
+            SideVector(side, self.initializer, name=side.kind, dtype=self.dtype_policy)
+            for side in (images, texts)
+        )
+        self.similarity_scale = self.similarity_bias = None
+        self.build()
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        for layer in (self.encoder_vector, self.decoder_vector):
+            layer.build()
+        biased = self.config.similarity_bias
+        self.similarity_scale = self.add_weight(
+            (),
+            keras.initializers.Constant(_SCALE_WITH_BIAS if biased else _SCALE),
+            constraint=None if biased else AtMost(_MOST),
+            name="similarity_scale",
+        )
+        if biased:
+            self.similarity_bias = self.add_weight(
+                (), keras.initializers.Constant(_BIAS), name="similarity_bias"
+            )
+
+    @property
+    def sides(self) -> dict:
+        return {
+            "images": (self.encoder_stem, self.encoder),
+            "texts": (self.decoder_stem, self.decoder),
+        }
+
+    def _inputs_of_sides(self) -> list:
+        return [("", stem.inputs, stack.config) for stem, stack in self.sides.values()]
+
+    def needed_inputs(self, inputs, needed):
+        """Images or texts, or both."""
+        if not isinstance(inputs, Mapping):
+            return needed
+        given = {published_name(name) for name, each in inputs.items() if each is not None}
+        return tuple(name for name in needed if name in given) or needed
+
+    def compute_output_spec(self, inputs, collect=(), training=None, **kwargs):
+        if collect:
+            return keras.Model.compute_output_spec(
+                self, inputs, collect=collect, training=training, **kwargs
+            )
+        width, given = self.config.sides[0].vector_width, {}
+        for side, name in (("images", "images"), ("texts", "token_ids")):
+            if name in inputs:
+                shape = (inputs[name].shape[0], width)
+                given[side] = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        return given
+
+    def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        vectors, collected = {}, {}
+        parts = {
+            "images": (self.encoder_vector, "encoder_"),
+            "texts": (self.decoder_vector, ""),
+        }
+        for side, (vector, prefix) in parts.items():
+            stem, stack = self.sides[side]
+            if next(each.name for each in stem.inputs if each.required) not in inputs:
+                continue
+            embedded = stem(inputs, training=training)
+            run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+            alone = side == "images" and stack.config.vector_pooling == "first" and not collect
+            options = {"first_only": True} if alone else {}
+            states = stack(embedded.states, run=run, training=training, **options)
+            if collect:
+                states, found = states
+                collected |= {f"{prefix}{name}": each for name, each in found.items()}
+            vectors[side] = vector(states, token_ids=inputs.get("token_ids"))
+        return (vectors, collected) if collect else vectors
+
+    def similarity(self, image_vectors, text_vectors):
+        """How well images and texts go together, float32 `(images, texts)`.
+
+        The cosine of each two vectors times the trained scale, plus the bias of a config with
+        `similarity_bias`: the logits of the contrastive losses.
+
+        Args:
+            image_vectors: float `(images, vector_width)`.
+            text_vectors: float `(texts, vector_width)`.
+        """
+        images, texts = (
+            ops.normalize(ops.cast(each, "float32"), axis=-1)
+            for each in (image_vectors, text_vectors)
+        )
+        logits = ops.matmul(images, ops.transpose(texts))
+        logits = logits * ops.exp(ops.cast(self.similarity_scale, "float32"))
+        if self.similarity_bias is None:
+            return logits
+        return logits + ops.cast(self.similarity_bias, "float32")

@@ -1,0 +1,40 @@
+"""Configs of small models of images and texts, by family: as those of `family_images`."""
+
+_TEXTS = {
+    "vocab_size": 61,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 9,
+    "bos_token_id": 58,
+    "eos_token_id": 59,
+}
+_IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 28,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 20,
+    "patch_size": 5,
+}
+_OTHER = {**_IMAGES, "hidden_act": "gelu", "layer_norm_eps": 1e-3, "num_channels": 2}
+_OLD_END = {**_TEXTS, "eos_token_id": 2}
+_WIDE = {**_TEXTS, "projection_size": 16}
+
+CONFIGS = {
+    "clip": (
+        "CLIP",
+        [
+            {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 10},
+            {"text_config": _OLD_END, "vision_config": _OTHER, "projection_dim": 10},
+        ],
+    ),
+    "siglip": (
+        "Siglip",
+        [
+            {"text_config": _WIDE, "vision_config": _IMAGES},
+            {"text_config": _WIDE, "vision_config": _OTHER},
+        ],
+    ),
+}
