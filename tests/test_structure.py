@@ -12,7 +12,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import structure
-from keras_transformer.config import NORMALIZATIONS, TransformerConfig
+from keras_transformer.config import NORMALIZATIONS, SIDES, TransformerConfig
 from keras_transformer.planning import count_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -52,9 +52,18 @@ def tiny_presets():
             changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
         if config.layer_pattern:
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
+        if config.kind == "dual":
+            changed |= {name: small_side(getattr(config, name), changed) for name in SIDES}
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
+
+
+def small_side(own, sizes):
+    """What differs in a side, of these sizes."""
+    cut = {name: size for name, size in sizes.items() if own.get(name)}
+    stem = {"stem": {**own["stem"], "image_size": (96, 96)}} if "stem" in own else {}
+    return {**own, **cut, **stem}
 
 
 def random_config(seed):
@@ -161,6 +170,7 @@ def test_the_description_is_that_of_the_model(config):
             path.split("/")[0] in ("encoder", "decoder")
             and "layer_" not in path
             and "final_norm" not in path
+            and "vector_" not in path
         )
         assert structure.is_before_blocks(variable.path) == before
 
