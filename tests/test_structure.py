@@ -62,6 +62,7 @@ def tiny_presets():
 def small_side(own, sizes):
     """What differs in a side, of these sizes."""
     cut = {name: size for name, size in sizes.items() if own.get(name)}
+    cut |= {"vector_dim": sizes["hidden_dim"]} if own.get("vector_dim") else {}
     stem = {"stem": {**own["stem"], "image_size": (96, 96)}} if "stem" in own else {}
     return {**own, **cut, **stem}
 
