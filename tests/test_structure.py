@@ -171,7 +171,7 @@ def test_the_description_is_that_of_the_model(config):
             path.split("/")[0] in ("encoder", "decoder")
             and "layer_" not in path
             and "final_norm" not in path
-            and "vector_" not in path
+            and "vector" not in path
         )
         assert structure.is_before_blocks(variable.path) == before
 
