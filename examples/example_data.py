@@ -12,8 +12,8 @@ _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA_DIR = flags.DEFINE_string(
     "data_dir",
     str(_DEFAULT) if _DEFAULT.is_dir() else None,
-    "Folder with multi30k/, sst2/, tinyshakespeare/ and cifar10/. What is missing of texts is "
-    "downloaded into the Keras cache.",
+    "Folder with multi30k/, sst2/, tinyshakespeare/, cifar10/, splice/ and chorales/. What is "
+    "missing of all but images is downloaded into the Keras cache.",
 )
 
 _GITHUB = "https://raw.githubusercontent.com"
@@ -21,6 +21,7 @@ _SOURCES = {
     "multi30k/raw": f"{_GITHUB}/multi30k/dataset/master/data/task1/raw",
     "multi30k/tok": f"{_GITHUB}/multi30k/dataset/master/data/task1/tok",
     "sst2": f"{_GITHUB}/clairett/pytorch-sentiment-classification/master/data/SST2",
+    "splice": f"{_GITHUB}/drusk/splice-junction-gene-sequences/master/data",
     "tinyshakespeare": f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare",
 }
 
@@ -44,6 +45,7 @@ _CHECKSUMS = {
     ),
     "train.tsv": "ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920",
     "dev.tsv": "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359",
+    "train.data": "88d229972a49ffda5786d3e19cbb9f40ea985b04e96177625def701d45f6d190",
     "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 
@@ -210,6 +212,35 @@ def easy_vqa() -> tuple[dict[int, bytes], list[tuple[str, str, int]]]:
 def _bytes(file: bytes | dict) -> bytes:
     """The content of a file as Parquet has it, by itself or beside its path."""
     return file["bytes"] if isinstance(file, dict) else file
+
+
+def splice() -> tuple[list[str], list[str]]:
+    """Sequences of 60 bases, and their labels: `EI`, `IE` or `N`.
+
+    2,550 from `splice/train.data` of `--data_dir`; or all 3,190, from `splice/splice.data` there or
+    downloaded. Splice-junction Gene Sequences, UCI Machine Learning Repository, CC BY 4.0.
+
+    Raises:
+        ValueError: if there are not as many sequences of each label as are published.
+    """
+    folder = pathlib.Path(DATA_DIR.value or ".", "splice")
+    if (folder / "train.data").is_file():
+        return _splice_rows(read("splice", "train.data"))
+    path = folder / "splice.data"
+    if not path.is_file():
+        import keras
+
+        origin = f"{_SOURCES['splice']}/splice.data"
+        path = pathlib.Path(keras.utils.get_file(origin=origin, cache_subdir="datasets/splice"))
+    sequences, labels = _splice_rows(path.read_text(encoding="utf-8"))
+    if {label: labels.count(label) for label in labels} != {"EI": 767, "IE": 768, "N": 1655}:
+        raise ValueError(f"{path} is damaged or another version. Delete it and try again.")
+    return sequences, labels
+
+
+def _splice_rows(text: str) -> tuple[list[str], list[str]]:
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line]
+    return [sequence for *_, sequence in rows], [label for label, *_ in rows]
 
 
 def _read_local(path: pathlib.Path) -> bytes | None:
