@@ -21,7 +21,7 @@ from absl import flags
 from keras import ops
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("preset", "vit_base_patch16_224", "Preset that classifies images.")
+flags.DEFINE_string("preset", "cct_tiny_cifar10", "Preset that classifies images.")
 flags.DEFINE_list("images", [], "Paths of images. Defaults to those of examples/data/images.")
 flags.DEFINE_string("output", "images.png", "Where the picture goes; with --train, the preset.")
 flags.DEFINE_boolean("train", False, "Train a model on CIFAR-10 and score it on unseen images.")

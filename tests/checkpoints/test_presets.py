@@ -33,7 +33,7 @@ WITHOUT_WEIGHTS = (
 )  # fmt: skip
 
 # Trained here, with the weights of a head.
-WITH_HEADS = ("listops_small", "splice_sites", "spoken_digits")
+WITH_HEADS = ("cct_tiny_cifar10", "listops_small", "splice_sites", "spoken_digits")
 
 
 def test_bundled_presets_are_listed_by_task():
