@@ -190,7 +190,8 @@ def draw(paths: list, named: list, written: list, processor: kt.AudioProcessor) 
     for axis, path, (label, probability), text in zip(
         axes[:, 0], paths, named, written, strict=True
     ):
-        frames = processor.frames_of(processor.read([path])[0])
+        samples = processor.read([path])[0]
+        frames = processor.frames_of(samples)[: len(samples) // processor.hop_length]
         seconds = len(frames) * processor.hop_length / processor.sampling_rate
         shown = (0, seconds, 0, processor.sampling_rate / 2000)
         axis.imshow(frames.T, origin="lower", aspect="auto", extent=shown, cmap="magma")
@@ -198,6 +199,9 @@ def draw(paths: list, named: list, written: list, processor: kt.AudioProcessor) 
                        fontsize=9, loc="left")  # fmt: skip
         axis.set_ylabel("mel bands", fontsize=8)
         axis.set_yticks([])
+    longest = max(axis.get_xlim()[1] for axis in axes[:, 0])
+    for axis in axes[:, 0]:
+        axis.set_xlim(0, longest)
     axes[-1, 0].set_xlabel("seconds")
     figure.savefig(FLAGS.output, dpi=120)
     pyplot.close(figure)

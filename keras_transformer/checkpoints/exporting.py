@@ -89,7 +89,9 @@ def export_to_huggingface(
 def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
     """The task that a bare model goes out as: the logits of a decoder belong to the backbone."""
     kind = backbone.config.kind
-    names = (n for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds)
+    first = next(iter(backbone.id_inputs), "token_ids")
+    known = {n: t for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds}
+    names = (name for name, task in known.items() if first in task.reads_arrays)
     return next(({"name": name} for name in names), None)
 
 

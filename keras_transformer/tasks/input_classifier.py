@@ -32,7 +32,6 @@ class InputClassifier(RowClassifier):
 
     backbone_kinds = ("encoder",)
     takes_records = False
-    reads_arrays: ClassVar[tuple[str, ...]]  # The arrays that a backbone may take.
     stem_example: ClassVar[str]  # A stem in a config, for the error of a backbone that has none.
     task_options = (*RowClassifier.task_options, "pooling", "distilled")
 

@@ -32,7 +32,6 @@ class SourceToText(LanguageModel):
     published_options = (END_IDS, START_ID)
     continues_prompts = False
     processor_class: ClassVar[type[SourceProcessor]]
-    reads_arrays: ClassVar[tuple[str, ...]]
     stem_example: ClassVar[str]
     source_unit: ClassVar[str]  # what errors call a source
     task_options = ("end_ids", "start_id")

@@ -72,10 +72,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     alias: ClassVar[str] = ""  # What users call it, such as "text_classification".
     published_as: ClassVar[tuple[str, ...]] = ()  # Ends of the names of published classes.
     generates: ClassVar[bool] = False  # Whether its head is the backbone's logits, with a cache.
+    # What the first array of its backbone may be.
+    reads_arrays: ClassVar[tuple[str, ...]] = ("token_ids", "encoder_token_ids")
     predicts_tokens: ClassVar[bool] = False  # Whether its published classes are language models.
-    reads_pooler: ClassVar[bool] = (
-        False  # Whether its head reads a pooler's state, if there is one.
-    )
+    reads_pooler: ClassVar[bool] = False  # Whether its head reads a pooler's state, if any.
     published_head: ClassVar[tuple[Conversion, ...]] = ()  # In the config of a saved head.
     published_options: ClassVar[tuple[Conversion, ...]] = ()  # In any config.
     # The options of the constructor beside backbone, processor and name: they are in presets.
