@@ -71,7 +71,7 @@ print(kt.__file__)
 for name in kt.list_presets():
     source = resolve_preset(name)
     here = source.file("tokenizer.json").is_file()
-    ids = kt.Tokenizer.from_preset(name).encode("a b") if here else "none"
+    ids = kt.Tokenizer.from_preset(name).encode("") if here else "none"
     print(name, source.directory, ids)
 print("loaded", kt.Backbone.from_preset("transformer_tiny_en_de").count_params())
 """

@@ -10,7 +10,8 @@ _SIZES = {
 _WHISPER = [
     _SIZES,
     {**_SIZES, "activation_function": "relu", "encoder_layers": 1, "num_mel_bins": 5,
-     "max_source_positions": 9, "encoder_ffn_dim": 30, "init_std": 0.3},
+     "max_source_positions": 9, "encoder_ffn_dim": 30, "init_std": 0.3,
+     "tie_word_embeddings": False},
 ]  # fmt: skip
 
 _AST = [

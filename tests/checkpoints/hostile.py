@@ -57,6 +57,8 @@ def base(name) -> Path:
 
 def _suffix(name):
     """What the name of a family's class ends with: with a head, except for the embedder."""
+    if FAMILIES[name].constants["kind"] == "dual":
+        return "Model"
     if FAMILIES[name].constants["kind"] != "encoder":
         return "LanguageModel"
     for kind in ("Image", "Audio"):

@@ -27,7 +27,7 @@ def test_presets_of_a_task(run):
     code, out, _ = run("presets", "--task", "token_classification")
     assert code == 0 and [row.split()[0] for row in out.splitlines()[1:]] == ["bert_base_en_ner"]
     code, _, errors = run("presets", "--task", "poetry")
-    assert code == 2 and "`task` must be one of 'causal_lm'" in errors
+    assert code == 2 and "`task` must be one of 'audio_classification'" in errors
 
 
 @pytest.mark.backend_independent

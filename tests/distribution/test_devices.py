@@ -200,4 +200,4 @@ def test_the_table_knows_every_model():
             block = "/layer_" in name and len(shape) >= 2 and not whole
             if block or name.startswith("token_embedding/"):
                 assert axes.count("model") == 1, (path.parent.name, name)
-    assert seen == {"encoder", "decoder", "seq2seq"}
+    assert seen == {"encoder", "decoder", "seq2seq", "dual"}

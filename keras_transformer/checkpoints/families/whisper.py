@@ -8,7 +8,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.bart import SIDES
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _ATTENTION = {
@@ -73,6 +73,7 @@ WHISPER = Family(
         "attention_dropout": Field("attention_dropout", 0.0),
         "max_target_positions": Field("max_sequence_length", 448),
         "init_std": Field("initializer_range", 0.02),
+        "tie_word_embeddings": Field("tie_embeddings", True),
     },
     constants={
         "kind": "seq2seq",
@@ -80,12 +81,12 @@ WHISPER = Family(
         "normalize_first": True,
         "normalization_epsilon": 1e-5,
         "key_bias": False,
-        "tie_embeddings": True,
         "share_embeddings": False,
     },
     conversions=(Conversion(_read_sides, _write_sides),),
     weights=(
         Weight("token_embedding/embeddings", "decoder.embed_tokens.weight"),
+        output_matrix("proj_out.weight"),
         *layers(
             {f"encoder/input_convolution_{i}": f"encoder.conv{i + 1}" for i in range(2)},
             convolution=True,
@@ -95,5 +96,5 @@ WHISPER = Family(
         *layers(_ATTENTION, "decoder/layer_{i}/cross_", "decoder.layers.{i}.encoder_"),
     ),
     heads={"SpeechToText": Head(values={"start_id": 50258})},
-    names=Names(prefixes=("model.",), ignored=("proj_out.weight",)),
+    names=Names(prefixes=("model.",)),
 )
