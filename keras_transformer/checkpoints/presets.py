@@ -64,7 +64,7 @@ def list_presets(task: str | None = None) -> list[str]:
     ```
     """
     classes = {known.alias: name for name, known in TASKS.items()}
-    if task not in TASKS:  # whose names a message need not repeat
+    if not (isinstance(task, str) and task in TASKS):  # whose names a message need not repeat
         task = check_choice("task", task, sorted(classes), none=True)
     names = sorted(path.parent.name for path in presets_folder().glob(f"*/{CONFIG_FILE}"))
     if task is None:
