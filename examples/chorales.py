@@ -31,7 +31,9 @@ def to_text(chorale: Chorale) -> str:
     for number, step in enumerate(chorale):
         if number % STEPS_PER_BEAT == 0:
             symbols.append(BEAT)
-        symbols += [v + ("-" if p == SILENCE else str(p)) for v, p in zip(VOICES, step, strict=True)]
+        symbols += [
+            v + ("-" if p == SILENCE else str(p)) for v, p in zip(VOICES, step, strict=True)
+        ]
     return " ".join(symbols)
 
 

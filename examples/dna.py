@@ -72,14 +72,10 @@ def make_classifier() -> kt.TextClassifier:
         initializer_range=0.02,
         layer_pattern=[{"convolution_size": FLAGS.convolution}, *[{}] * (FLAGS.layers - 1)],
     )
-    return kt.TextClassifier(
-        kt.models.Encoder(config), bases, labels=list(LABELS), pooling="max"
-    )
+    return kt.TextClassifier(kt.models.Encoder(config), bases, labels=list(LABELS), pooling="max")
 
 
-def train(
-    sequences: list[str], labels: list[str], work_dir: pathlib.Path
-) -> kt.TextClassifier:
+def train(sequences: list[str], labels: list[str], work_dir: pathlib.Path) -> kt.TextClassifier:
     """A classifier, trained on these sequences."""
     keras.utils.set_random_seed(FLAGS.seed)
     classifier = make_classifier()
@@ -102,7 +98,9 @@ def folds_of(sequences: list[str]) -> np.ndarray:
     """The part that each sequence is in; a sequence that is there twice is in one part."""
     different = sorted(set(sequences))
     order = np.random.default_rng(FLAGS.seed).permutation(len(different))
-    part = {name: i * FLAGS.folds // len(different) for name, i in zip(different, order)}
+    part = {
+        name: i * FLAGS.folds // len(different) for name, i in zip(different, order, strict=True)
+    }
     return np.array([part[sequence] for sequence in sequences])
 
 
@@ -196,10 +194,10 @@ def draw(sequences: list[str], found: list, classifier: kt.TextClassifier) -> No
     figure, axes = pyplot.subplots(
         len(maps), 1, figsize=(13, 1.7 * len(maps) + 0.4), squeeze=False, layout="constrained"
     )
-    for axis, sequence, (label, probability), values in zip(
+    for axis, sequence, (label, probability), change in zip(
         axes[:, 0], sequences, found, maps, strict=True
     ):
-        image = axis.imshow(values, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+        image = axis.imshow(change, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
         axis.set_yticks(range(len(BASES)), BASES)
         axis.set_xticks(range(LENGTH), sequence)
         axis.tick_params(length=0, labelsize=8)
