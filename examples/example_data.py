@@ -22,6 +22,7 @@ _SOURCES = {
     "multi30k/tok": f"{_GITHUB}/multi30k/dataset/master/data/task1/tok",
     "sst2": f"{_GITHUB}/clairett/pytorch-sentiment-classification/master/data/SST2",
     "splice": f"{_GITHUB}/drusk/splice-junction-gene-sequences/master/data",
+    "chorales": f"{_GITHUB}/czhuang/JSB-Chorales-dataset/master",
     "tinyshakespeare": f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare",
 }
 
@@ -47,6 +48,12 @@ _CHECKSUMS = {
     "dev.tsv": "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359",
     "train.data": "88d229972a49ffda5786d3e19cbb9f40ea985b04e96177625def701d45f6d190",
     "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+}
+
+# SHA-256 of a part as JSON without spaces: it is the same in files of more and of fewer parts.
+_CHORALES = {
+    "train": "2ac0d06b53217ead1c0adc48ab7ff8e517b072dcfcc5978539d99bcbf155d238",
+    "valid": "58f7a64a2542ca6ac71d1032aac8190456e88cf43d335eaab09f3a0f4d7037fe",
 }
 
 # In the order of their numbers.
@@ -241,6 +248,28 @@ def splice() -> tuple[list[str], list[str]]:
 def _splice_rows(text: str) -> tuple[list[str], list[str]]:
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line]
     return [sequence for *_, sequence in rows], [label for label, *_ in rows]
+
+
+def chorales(split: str) -> list[list[list[int]]]:
+    """Bach's chorales in sixteenths, four pitches each, -1 for silence: split `train` or `valid`.
+
+    From `chorales/train_valid.json` of `--data_dir`, else downloaded. The split is that of
+    Boulanger-Lewandowski et al. 2012.
+
+    Raises:
+        ValueError: if the content is not what its checksum says.
+    """
+    path = pathlib.Path(DATA_DIR.value or ".", "chorales", "train_valid.json")
+    if not path.is_file():
+        import keras
+
+        origin = f"{_SOURCES['chorales']}/jsb-chorales-16th.json"
+        path = pathlib.Path(keras.utils.get_file(origin=origin, cache_subdir="datasets/chorales"))
+    pieces = json.loads(path.read_text(encoding="utf-8"))[split]
+    content = json.dumps(pieces, separators=(",", ":")).encode()
+    if hashlib.sha256(content).hexdigest() != _CHORALES[split]:
+        raise ValueError(f"{path} is damaged or another version. Delete it and try again.")
+    return pieces
 
 
 def _read_local(path: pathlib.Path) -> bytes | None:

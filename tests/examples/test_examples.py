@@ -285,6 +285,44 @@ def test_images(run, tmp_path):
     assert Image.open(tmp_path / "seen.png").size > (300, 200)
 
 
+def test_dna(run, tmp_path):
+    """Scored by parts, killed or done it does not begin anew; asked why, it draws."""
+    small = ["--train", "--train_size=60", "--folds=2", "--epochs=2", "--width=16"]
+    flags = [*small, "--work_dir=work", "--output=sites"]
+    printed = run("dna", *flags)
+    (share,) = shares(re.search(r"accuracy of all 60, each unseen: .*", printed)[0])
+    parts = re.findall(r"part \d: ([\d.]+)% of (\d+) unseen", printed)
+    assert sum(int(count) for _, count in parts) == 60
+    assert sum(float(x) / 100 * int(n) for x, n in parts) / 60 == pytest.approx(share, abs=1e-3)
+    saved = json.loads((tmp_path / "sites" / "config.json").read_text())["metadata"]
+    assert saved["cross_validated_accuracy"] == pytest.approx(share, abs=1e-4)
+    assert "was started with --epochs=2" in run("dna", *flags, "--epochs=3", code=1)
+
+    printed = run("dna", "--output=seen.png")
+    rows = re.findall(r"^[ACGT]{30} [ACGT]{30}  (\w+) +[\d.]+%  \(it is (\w+)\)", printed, re.M)
+    assert len(rows) == 6 and sum(found == truth for found, truth in rows) >= 5
+    assert Image.open(tmp_path / "seen.png").size > (1000, 500)
+    assert "Sequence 0 has 4 bases" in run("dna", "--sequences=ACGT", code=1)
+
+
+def test_music(run, tmp_path):
+    """Trained beside an LSTM, it goes on with a chorale as MIDI, WAV and a picture."""
+    small = ["--train", "--train_size=2", "--epochs=1", "--layers=1", "--width=32", "--window=40"]
+    printed = run("music", *small, "--output=small")
+    sizes = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) parameters", printed)]
+    assert len(sizes) == 2 and sizes[0] == pytest.approx(sizes[1], rel=0.05)
+    nats = [float(x) for x in re.findall(r": ([\d.]+) nats a note of unseen", printed)]
+    assert len(nats) == 2 and all(0.5 < x < np.log(194) + 0.5 for x in nats)
+
+    asked = ["music", "--preset=small", "--output=new", "--chorale=0", "--beats=2"]
+    printed = run(*asked, "--new_beats=2", "--temperature=0.5")
+    assert "quarters are in new.mid, .wav and .png." in printed and "held" in printed
+    assert (tmp_path / "new.mid").read_bytes()[:4] == b"MThd"
+    assert (tmp_path / "new.wav").stat().st_size > 10_000
+    assert Image.open(tmp_path / "new.png").size > (1000, 300)
+    assert "--chorale is from 0 to 75" in run("music", "--preset=small", "--chorale=76", code=1)
+
+
 def test_long_documents(run, tmp_path):
     sizes = ["--train_size=40", "--short_size=80", "--test_size=20", "--layers=1", "--width=32"]
     small = [*sizes, "--shortest=200", "--longest=300", "--window=9", "--batch_size=20"]
