@@ -89,11 +89,11 @@ def ctranslate2() -> list:
     )
     extract, samples = transformers.WhisperFeatureExtractor(), sound()
 
-    def transcribe():
+    def transcribe():  # It writes half as many tokens as `max_length` says.
         features = extract(samples, sampling_rate=RATE, return_tensors="np").input_features
         features = library.StorageView.from_array(np.ascontiguousarray(features))
         found = model.generate(
-            features, [[START]], beam_size=1, max_length=TOKENS + 1, suppress_blank=False,
+            features, [[START]], beam_size=1, max_length=2 * TOKENS, suppress_blank=False,
             suppress_tokens=[50_257],
         )  # fmt: skip
         assert len(found[0].sequences_ids[0]) >= TOKENS
