@@ -50,6 +50,14 @@ class VectorOptions:
         return self.vector_dim or self.hidden_dim
 
 
+def refuse_vectors(config: "TransformerConfig") -> None:
+    """ValueError for a model without two sides that has values of one, as the sides have."""
+    names = ("vector_pooling", "bidirectional", "similarity_bias")
+    given = [name for name in names if getattr(config, name)]
+    if config.kind != "dual" and given:
+        raise ValueError(f"`{given[0]}` needs kind='dual', received kind={config.kind!r}.")
+
+
 def check_vectors(config: "TransformerConfig") -> None:
     """ValueError for a `"dual"` whose sides have no vectors of one width."""
     if config.kind != "dual":

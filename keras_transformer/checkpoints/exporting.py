@@ -89,9 +89,8 @@ def export_to_huggingface(
 def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
     """The task that a bare model goes out as: the logits of a decoder belong to the backbone."""
     kind = backbone.config.kind
-    first = next(iter(backbone.id_inputs), "token_ids")
     known = {n: t for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds}
-    names = (name for name, task in known.items() if first in task.reads_arrays)
+    names = (name for name, task in known.items() if backbone.id_inputs[0] in task.reads_arrays)
     return next(({"name": name} for name in names), None)
 
 

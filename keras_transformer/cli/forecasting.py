@@ -18,7 +18,7 @@ matplotlib for --plot.
 
 {ABOUT_PRESET}
 examples:
-  keras-transformer forecast --preset patchtst_etth1_96 ETTh1.csv > next.csv
+  keras-transformer forecast --preset my_forecaster ETTh1.csv > next.csv
   keras-transformer forecast --preset my_forecaster loads.csv --horizon 96 --plot out.png
 """,
     option("--preset", "the model", required=True, metavar="PRESET"),

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config_vectors import refuse_vectors
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.kerashub_names import ForeignNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
@@ -65,10 +66,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
                 f"{type(self).__name__} needs a config of kind={self.kind!r}, received "
                 f"{config.kind!r}. `keras_transformer.models.build_backbone` picks the class."
             )
-        of_dual = ("vector_pooling", "bidirectional", "similarity_bias")
-        given = [name for name in of_dual if getattr(config, name)]
-        if config.kind != "dual" and given:
-            raise ValueError(f"`{given[0]}` needs kind='dual', received kind={config.kind!r}.")
+        refuse_vectors(config)
         check_config(config)
         tune_once()  # Before the first array: JAX asks no later.
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
@@ -301,8 +299,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return inputs
 
     def needed_inputs(self, inputs, needed: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the `needed` names that such inputs must have."""
-        return needed
+        return needed  # One of two sides may be enough, see `DualEncoder`.
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
@@ -363,8 +360,9 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     def get_config(self) -> dict:
         refuse_quantized(self)
-        described = self.token_embedding is not None or self.config.stem is not None
-        own = {} if described else {"stem": keras.saving.serialize_keras_object(self.stem)}
+        own = {}
+        if self.token_embedding is None and self.config.stem is None:
+            own["stem"] = keras.saving.serialize_keras_object(self.stem)
         return {
             "config": self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),

@@ -174,17 +174,15 @@ class AudioProcessor(MediaProcessor):
         size = getattr(stem, "image_size", None)  # of patches of a spectrogram
         if bins is None and size is not None and stem.num_channels == 1:
             bins = size[0]
-        of_samples = getattr(stem, "num_samples", None) is not None
-        if bins is None and not of_samples:
+        if bins is None:
             raise ValueError(
                 "An AudioProcessor belongs to a model whose config has a `stem` of sound."
             )
-        if of_samples != (self.features == "waveform"):
+        if self.features == "waveform":
             raise ValueError(
-                f"The model reads {'samples' if of_samples else 'frames'}, and the processor gives "
-                f"features={self.features!r}."
+                f"The model reads frames, and the processor gives features={self.features!r}."
             )
-        if bins is not None and bins != self.num_bins:
+        if bins != self.num_bins:
             raise ValueError(
                 f"The model reads frames of {bins} bands, the processor has {self.num_bins}."
             )
@@ -203,7 +201,6 @@ class AudioProcessor(MediaProcessor):
             return {**values, "feature_size": 1, "do_normalize": self.normalize, **length}
         sizes = {"n_fft": self.window_length, "hop_length": self.hop_length}
         if self.features == "log_mel":
-            length = {} if self.length is None else {"nb_max_frames": self.length}
             seconds = (self.length or 3000) * self.hop_length / self.sampling_rate
             seconds = int(seconds) if seconds == int(seconds) else seconds
             return {
@@ -211,7 +208,7 @@ class AudioProcessor(MediaProcessor):
                 **sizes,
                 "feature_size": self.num_bins,
                 "chunk_length": seconds,
-                **length,
+                "nb_max_frames": self.length,  # None too, which is not 30 seconds
             }
         if sizes != {"n_fft": 400, "hop_length": 160}:
             values |= sizes

@@ -92,7 +92,7 @@ class AudioClassifier(InputClassifier):
     alias = "audio_classification"
     published_as = ("ForAudioClassification",)
     row_unit = "recording"
-    reads_arrays = ("frames", "images", "waveform")
+    reads_arrays = ("frames", "images")
     stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
     task_options = (*InputClassifier.task_options, "output_norm")
 

@@ -123,7 +123,7 @@ class Forecaster(Task):
         centered = (values - mean) * known
         variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
         scale = ops.sqrt(variance + 1e-5)
-        given = {**inputs, "values": ops.cast(centered / scale, self.compute_dtype)}
+        given = {"values": ops.cast(centered / scale, self.compute_dtype)}
         states, collected = self.backbone_states(given, collect, training)
         outputs = ops.cast(self.head_outputs(states, inputs, training), "float32")
         outputs = outputs * scale[..., None] + mean[..., None]
@@ -208,7 +208,7 @@ class Forecaster(Task):
             results.append(self._as_given(processor.unscaled(made), each))
             first += count
         one = processor.is_one(x)
-        if (one and isinstance(x, np.ndarray) and x.ndim == 1) or (one and isinstance(x, list)):
+        if one and series[0].kind == "array" and np.ndim(x) == 1:
             return results[0][:, 0]
         return results[0] if one else results
 

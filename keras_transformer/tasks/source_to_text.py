@@ -106,7 +106,7 @@ class SourceToText(LanguageModel):
         encoded = processor.tokenizer.encode_targets(texts)
         ends = with_end([row[: room - 1] for row in encoded], processor.tokenizer.end_id)
         rows = [[*start, *end] for start, end in zip(starts, ends, strict=True)]
-        names = {"skipped": np.array([len(start) - 1 for start in starts], "int32")}
+        skipped = {"skipped": np.array([len(start) - 1 for start in starts], "int32")}
 
         def make_batch(arrays, masks):
             inputs = self.arrays_of([sources[i] for i in arrays["row"]], arrays["row"])
@@ -118,7 +118,7 @@ class SourceToText(LanguageModel):
 
         columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
         pad_values = dict.fromkeys(columns, self.pad_id)
-        return self._bucketed(columns, make_batch, values=names, pad_values=pad_values, **options)
+        return self._bucketed(columns, make_batch, values=skipped, pad_values=pad_values, **options)
 
     @reads
     def generate(

@@ -9,6 +9,7 @@ from keras_transformer.checking import describe
 from keras_transformer.config import TransformerConfig
 from keras_transformer.processors import AudioProcessor, ImageProcessor
 from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.speech_tokens import SpeechTokens
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tokenizers import Tokenizer
 
@@ -84,6 +85,11 @@ class SpeechProcessor(SourceProcessor):
     kind = "audio processor and tokenizer"
     raw = "recordings"
     files = AudioProcessor.files
+
+    def __init__(self, source: AudioProcessor, tokenizer: Tokenizer):
+        super().__init__(source, tokenizer)
+        # None for another vocabulary than Whisper's.
+        self.speech_tokens = SpeechTokens.of(tokenizer)
 
 
 class PictureProcessor(SourceProcessor):

@@ -2,19 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import islice
 
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_choice, check_flag, shorten
-from keras_transformer.models.backbone import Backbone
+from keras_transformer.checking import MOST_TOKENS, check_choice, check_flag, check_int, shorten
 from keras_transformer.models.turns import reads
-from keras_transformer.processors import AudioProcessor
 from keras_transformer.tasks.audio_classifier import arrays_of_sound
+from keras_transformer.tasks.generating import GenerationCall
 from keras_transformer.tasks.source_to_text import SourceToText
 from keras_transformer.tasks.sources import SpeechProcessor
 from keras_transformer.tasks.speech_tokens import Segment, SpeechTokens, TimeRules, segments_of
-from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -70,22 +69,14 @@ class SpeechToText(SourceToText):
     alias = "speech_to_text"
     published_as = ("ForConditionalGeneration",)
     processor_class = SpeechProcessor
-    reads_arrays = ("encoder_frames", "encoder_waveform", "encoder_images")
+    reads_arrays = ("encoder_frames", "encoder_images")
     stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
     source_unit = "recording"
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        processor: AudioProcessor | None = None,
-        tokenizer: Tokenizer | None = None,
-        start_id: int | None = None,
-        end_ids: list[int] | None = None,
-        name: str | None = None,
-    ):
-        super().__init__(backbone, processor, tokenizer, start_id, end_ids, name=name)
-        # None for another vocabulary than Whisper's.
-        self.speech_tokens = SpeechTokens.of(self.tokenizer)
+    @property
+    def speech_tokens(self) -> SpeechTokens | None:
+        """Whisper's tokens for languages, tasks and times, None for another vocabulary."""
+        return None if self.processor is None else self.processor.speech_tokens
 
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
         features = self._require_processor().source(sources, places)
@@ -173,6 +164,7 @@ class SpeechToText(SourceToText):
         window = source.most_samples
         long = window is not None and any(len(row) > window for row in samples)
         tokens = self.speech_tokens
+        batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
         options = {**options, "batch_size": batch_size}
         if tokens is None:
             self.prompt_rows(None, 1, language, task, timestamps)  # refuses what it cannot
@@ -185,6 +177,8 @@ class SpeechToText(SourceToText):
             rows = self.prompt_rows(None, len(samples), languages, task)
             texts = [text.strip() for text in self.written(samples, rows, options)]
             return texts[0] if alone else texts
+        if window is None:
+            raise ValueError("Times are of a window: give the processor a `length`.")
         found = self._in_windows(samples, languages, task, options)
         if not timestamps:
             found = [" ".join(segment.text for segment in segments) for segments in found]
@@ -207,6 +201,7 @@ class SpeechToText(SourceToText):
         tokens, source = self.speech_tokens, self._require_processor().source
         if tokens is None or not self.is_multilingual:
             raise ValueError("This model knows one language alone.")
+        batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
         alone = source.is_one(recordings)
         samples = source.read([recordings] if alone else recordings)
         codes, ids = list(tokens.languages), list(tokens.languages.values())
@@ -221,14 +216,15 @@ class SpeechToText(SourceToText):
 
     def _piece_by_piece(self, samples, window: int | None, options: dict) -> list[str]:
         """The texts of windows one behind the other, joined."""
-        pieces, owners = [], []
-        for owner, row in enumerate(samples):
-            size = window or len(row)
-            pieces += [row[start : start + size] for start in range(0, len(row), size)]
-            owners += [owner] * (len(pieces) - len(owners))
-        texts = self.written(pieces, self.prompt_rows(None, len(pieces)), options)
-        both = list(zip(owners, texts, strict=True))
-        return [" ".join(t for o, t in both if o == i and t) for i in range(len(samples))]
+        pieces = [
+            [row[start : start + size] for start in range(0, len(row), size)]
+            for row in samples
+            for size in (window or len(row),)
+        ]
+        count = sum(map(len, pieces))
+        rows = self.prompt_rows(None, count)
+        texts = iter(self.written([piece for each in pieces for piece in each], rows, options))
+        return [" ".join(filter(None, islice(texts, len(each)))) for each in pieces]
 
     def _in_windows(self, samples, languages, task, options) -> list[list[Segment]]:
         """The pieces of recordings, read in windows of which each follows what was heard.
@@ -251,9 +247,8 @@ class SpeechToText(SourceToText):
                 piece = frames[i][place : place + source.length]
                 window[: len(piece)] = piece
             rows = self.prompt_rows(None, len(places), [languages[i] for i in places], task, True)
-            how = {"as_text": False, "single": False, "return_prompt": False}
-            how |= {"stream": False, "return_details": False}
-            written = self._completed(rows, options, {name: windows}, **how)
+            call = GenerationCall(self, rows, further={name: windows}, **options)
+            written = [first.token_ids for first, *_ in call.completions()]
             for i, ids in zip(list(places), written, strict=True):
                 places[i] += self._add_segments(found[i], ids, places[i], len(frames[i]))
                 if places[i] >= len(frames[i]):

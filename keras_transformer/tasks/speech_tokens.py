@@ -36,7 +36,6 @@ class SpeechTokens:
     """The ids of such tokens in a vocabulary.
 
     Fields:
-        start: int, `<|startoftranscript|>`.
         languages: of each language, by its code, the id; empty for a model of one language.
         tasks: of `"transcribe"` and `"translate"`, likewise.
         no_times: int, `<|notimestamps|>`, behind which those of times follow.
@@ -45,24 +44,24 @@ class SpeechTokens:
     Source: Radford et al. 2022, section 2.3.
     """
 
-    start: int
     languages: dict[str, int]
     tasks: dict[str, int]
     no_times: int
     end: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer | None) -> "SpeechTokens | None":
+    def of(cls, tokenizer: Tokenizer) -> "SpeechTokens | None":
         """Those of a tokenizer, None if it has none."""
-        vocabulary = {} if tokenizer is None else tokenizer.get_vocabulary()
+        vocabulary = tokenizer.get_vocabulary()
         if not {START, NO_TIMES} <= vocabulary.keys() or tokenizer.end_id is None:
             return None
         start, no_times = vocabulary[START], vocabulary[NO_TIMES]
-        named = {_LANGUAGE.fullmatch(name): i for name, i in vocabulary.items() if i > start}
-        languages = {found[1]: i for found, i in named.items() if found and i < no_times}
+        between = {name: i for name, i in sorted(vocabulary.items()) if start < i < no_times}
+        named = ((_LANGUAGE.fullmatch(name), i) for name, i in between.items())
+        languages = {found[1]: i for found, i in named if found}
         tasks = {"transcribe": TRANSCRIBE, "translate": TRANSLATE}
         tasks = {name: vocabulary[token] for name, token in tasks.items() if token in vocabulary}
-        return cls(start, dict(sorted(languages.items())), tasks, no_times, tokenizer.end_id)
+        return cls(languages, tasks, no_times, tokenizer.end_id)
 
     @property
     def first_time(self) -> int:

@@ -107,3 +107,18 @@ def test_wrong_towers_are_refused(model_type):
         family.config({"vision_config": 3})
     with pytest.raises(ValueError, match="hidden_act='odd' is not supported"):
         family.config({"text_config": {"hidden_act": "odd"}})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_compiled_and_in_mixed_precision(both, dtype):
+    """`predict` runs a compiled program where the backend has one."""
+    reference, backbone = both
+    mixed = kt.models.DualEncoder(backbone.config, dtype=dtype)
+    mixed.set_weights(backbone.get_weights())
+    ours, _ = data(reference)
+    ours = {"images": ours["images"], "token_ids": ours["token_ids"][:3].astype("int32")}
+    expected, found = backbone(ours), mixed.predict(ours, verbose=0)
+    bound = 2e-5 if dtype == "float32" else 0.1
+    for name, vectors in expected.items():
+        units = [keras.ops.normalize(keras.ops.cast(x, "float32")) for x in (vectors, found[name])]
+        assert np.abs(to_numpy(units[0]) - to_numpy(units[1])).max() <= bound

@@ -7,68 +7,14 @@ import csv
 import json
 import re
 import signal
-from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
-from PIL import Image
 
 import keras_transformer as kt
-from tests.environments import variables
-from tests.warm import Warm
+from tests.examples.conftest import shares
 
 pytestmark = pytest.mark.one_backend
-
-ROOT = Path(__file__).parents[2]
-
-
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling is most of the time here
-
-
-@pytest.fixture(scope="module")
-def warm(alone, tmp_path_factory):
-    """A process where one backend is installed and nothing names it, and that has the package."""
-    warm = Warm(alone, variables(tmp_path_factory.mktemp("warm"), **QUICK))
-    yield warm
-    warm.close()
-
-
-@pytest.fixture
-def flags_of(shared_data, tmp_path):
-    """The program of an example, and the flag that it is always given."""
-
-    def flags_of(name):
-        of_no_data = ("demo", "generate", "long_documents")
-        always = "--seed=0" if name in of_no_data else f"--data_dir={shared_data}"
-        return [str(ROOT / "examples" / f"{name}.py"), always]
-
-    return flags_of
-
-
-@pytest.fixture
-def start(warm, flags_of, tmp_path):
-    """Starts an example in an empty folder."""
-
-    def start(name, *arguments):
-        # Errors apart: what a backend logs may come in the middle of a line of the example.
-        return warm.start(*flags_of(name), *arguments, cwd=tmp_path, stderr=tmp_path / "stderr.txt")
-
-    return start
-
-
-@pytest.fixture
-def run(start, tmp_path):
-    """Runs an example to its end: what it printed, or said when it failed as it should."""
-
-    def run(name, *arguments, code=0):
-        process = start(name, *arguments)
-        printed, _ = process.communicate()
-        said = (tmp_path / "stderr.txt").read_text()
-        assert process.returncode == code, printed + said
-        return printed + said if code else printed
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +32,6 @@ def presets(tmp_path_factory):
     backbone = kt.models.Decoder(kt.TransformerConfig(kind="decoder", **sizes))
     kt.CausalLM(backbone, tokenizer).save_to_preset(folder / "decoder")
     return folder
-
-
-def shares(text):
-    return [float(share) / 100 for share in re.findall(r"([\d.]+)%", text)]
 
 
 @pytest.mark.each_backend
@@ -260,67 +202,6 @@ def test_train_embedder(run, presets, tmp_path):
     assert all(0 <= float(recall) < 30 and 0 < float(mrr) < 0.4 for _, recall, mrr in rows)
     vectors = kt.TextEmbedder.from_preset(tmp_path / "embedder").predict(["a dog"], verbose=0)
     assert vectors.shape == (1, 16)
-
-
-def test_images(run, tmp_path):
-    """Trained on a folder by class, killed in between, and then asked: a picture is drawn."""
-    random = np.random.default_rng(0)
-    for split, count in (("train", 6), ("test_a", 2)):
-        for number, label in enumerate(("airplane", "cat")):
-            folder = tmp_path / "cifar10" / split / label
-            folder.mkdir(parents=True)
-            for i in range(count):
-                pixels = random.integers(0, 90, (32, 32, 3), "uint8") + 160 * number
-                Image.fromarray(pixels.astype("uint8")).save(folder / f"{i}.png")
-    small = ["--layers=1", "--width=16", "--batch_size=4", "--stem=patches", "--train"]
-    flags = [f"--data_dir={tmp_path}", *small, "--epochs=2", "--output=classifier"]
-    printed = run("images", *flags)
-    assert "12 images" in printed and "The classifier is in classifier." in printed
-    (accuracy,) = shares(re.search(r"accuracy of 4 unseen images: .*", printed)[0])
-    assert 0 <= accuracy <= 1
-    assert "was started with --layers=1" in run("images", *flags, "--layers=2", code=1)
-
-    printed = run("images", "--preset=classifier", "--output=seen.png")
-    assert re.findall(r"^(cat|rocket).jpg +\w+ [\d.]+%, \w+ [\d.]+%", printed, re.MULTILINE)
-    assert Image.open(tmp_path / "seen.png").size > (300, 200)
-
-
-def test_dna(run, tmp_path):
-    """Scored by parts, killed or done it does not begin anew; asked why, it draws."""
-    small = ["--train", "--train_size=60", "--folds=2", "--epochs=2", "--width=16"]
-    flags = [*small, "--work_dir=work", "--output=sites"]
-    printed = run("dna", *flags)
-    (share,) = shares(re.search(r"accuracy of all 60, each unseen: .*", printed)[0])
-    parts = re.findall(r"part \d: ([\d.]+)% of (\d+) unseen", printed)
-    assert sum(int(count) for _, count in parts) == 60
-    assert sum(float(x) / 100 * int(n) for x, n in parts) / 60 == pytest.approx(share, abs=1e-3)
-    saved = json.loads((tmp_path / "sites" / "config.json").read_text())["metadata"]
-    assert saved["cross_validated_accuracy"] == pytest.approx(share, abs=1e-4)
-    assert "was started with --epochs=2" in run("dna", *flags, "--epochs=3", code=1)
-
-    printed = run("dna", "--output=seen.png")
-    rows = re.findall(r"^[ACGT]{30} [ACGT]{30}  (\w+) +[\d.]+%  \(it is (\w+)\)", printed, re.M)
-    assert len(rows) == 6 and sum(found == truth for found, truth in rows) >= 5
-    assert Image.open(tmp_path / "seen.png").size > (1000, 500)
-    assert "Sequence 0 has 4 bases" in run("dna", "--sequences=ACGT", code=1)
-
-
-def test_music(run, tmp_path):
-    """Trained beside an LSTM, it goes on with a chorale as MIDI, WAV and a picture."""
-    small = ["--train", "--train_size=2", "--epochs=1", "--layers=1", "--width=32", "--window=40"]
-    printed = run("music", *small, "--output=small")
-    sizes = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) parameters", printed)]
-    assert len(sizes) == 2 and sizes[0] == pytest.approx(sizes[1], rel=0.05)
-    nats = [float(x) for x in re.findall(r": ([\d.]+) nats a note of unseen", printed)]
-    assert len(nats) == 2 and all(0.5 < x < np.log(194) + 0.5 for x in nats)
-
-    asked = ["music", "--preset=small", "--output=new", "--chorale=0", "--beats=2"]
-    printed = run(*asked, "--new_beats=2", "--temperature=0.5")
-    assert "quarters are in new.mid, .wav and .png." in printed and "held" in printed
-    assert (tmp_path / "new.mid").read_bytes()[:4] == b"MThd"
-    assert (tmp_path / "new.wav").stat().st_size > 10_000
-    assert Image.open(tmp_path / "new.png").size > (1000, 300)
-    assert "--chorale is from 0 to 75" in run("music", "--preset=small", "--chorale=76", code=1)
 
 
 def test_long_documents(run, tmp_path):

@@ -84,6 +84,9 @@ def processors(rules, prompt_length, end_ids=(END,)):
                 prompt_length, rules.min_new_tokens, list(end_ids)
             )
         )
+    if rules.bad_first:
+        bad, begin = list(rules.bad_first), prompt_length
+        made.append(found.SuppressTokensAtBeginLogitsProcessor(bad, begin))
     if rules.forced_prefix:
         made.append(found.ForcedBOSTokenLogitsProcessor(rules.forced_prefix[0]))
     return found.LogitsProcessorList(made)
@@ -100,6 +103,7 @@ CASES = {
     "bad words": Rules(bad_words=BAD_WORDS),
     "bad pairs": Rules(bad_words=[[i, (7 * i) % 24] for i in range(24)]),
     "minimum": Rules(min_new_tokens=3),
+    "bad first": Rules(bad_first=[3, 9, END]),
     "all": Rules(
         repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words=BAD_WORDS, min_new_tokens=4
     ),

@@ -1,14 +1,11 @@
 """The stem of frames: its weights, PyTorch's convolutions, wrong values."""
 
-import json
-
-import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.structure import is_before_blocks, variable_shapes
+from tests.layers.stems import assert_is_as_described
 from tests.tasks import audio
 
 CONFIGS = {
@@ -26,23 +23,7 @@ def values(config, rows=2, length=None):
 
 @each_config
 def test_weights_and_states_are_those_of_the_config(config, tmp_path):
-    backbone = kt.models.Encoder(config)
-    found = {v.path.removeprefix("encoder/"): tuple(v.shape) for v in backbone.weights}
-    assert found == variable_shapes(config)
-    stems = [path for path in found if is_before_blocks(path)]
-    assert stems == [path for path in found if "layer_" not in path and "final_norm" not in path]
-    inputs = {"frames": values(config)}
-    states = to_numpy(backbone(inputs))
-    assert states.shape == (2, config.num_positions, 16)
-    assert kt.TransformerConfig.from_json(json.dumps(config.to_dict())) == config
-    backbone.save_to_preset(tmp_path / "preset")
-    backbone.save(tmp_path / "model.keras")
-    for again in (
-        kt.Backbone.from_preset(tmp_path / "preset"),
-        keras.models.load_model(tmp_path / "model.keras"),
-    ):
-        assert again.config == config
-        assert np.allclose(to_numpy(again(inputs)), states, atol=1e-6)
+    assert_is_as_described(config, {"frames": values(config)}, tmp_path)
 
 
 @each_config

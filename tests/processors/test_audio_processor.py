@@ -68,6 +68,14 @@ def test_features_are_those_of_transformers(case, tmp_path):
     assert kt.AudioProcessor.unpacked(processor.packed()).values() == processor.values()
 
 
+@pytest.mark.parametrize("features", ["log_mel", "filter_bank", "waveform"])
+def test_no_length_is_none_in_the_file_too(features, tmp_path):
+    processor = kt.AudioProcessor(features, num_bins=8)
+    processor.save(tmp_path)
+    again = kt.AudioProcessor.from_files(tmp_path)
+    assert again.length is None and again([sound(0.3)]).shape == processor([sound(0.3)]).shape
+
+
 def test_what_a_recording_may_be(tmp_path):
     samples = sound(0.2)
     whole = np.round(samples * 32768) / 32768

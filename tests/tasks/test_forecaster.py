@@ -6,8 +6,8 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.safetensors_io import to_numpy
-from keras_transformer.structure import is_before_blocks, variable_shapes
 from keras_transformer.training.losses import QuantileLoss
+from tests.layers.stems import assert_is_as_described
 from tests.tasks import images
 from tests.tasks.series import config, forecaster, waves
 
@@ -115,12 +115,8 @@ def test_adapters_and_mixed_precision():
 @pytest.mark.parametrize("values", [{}, {"stride": 4, "repeat_last": True, "use_bias": False}])
 def test_weights_and_pieces(values, tmp_path):
     made = config(**values)
-    backbone = kt.models.Encoder(made)
-    found = {v.path.removeprefix("encoder/"): tuple(v.shape) for v in backbone.weights}
-    assert found == variable_shapes(made)
-    stems = [path for path in found if is_before_blocks(path)]
-    assert stems == [path for path in found if "layer_" not in path and "final_norm" not in path]
-    assert kt.TransformerConfig.from_json(made.to_json()) == made
+    rows = np.random.default_rng(2).normal(size=(2, 24)).astype("float32")
+    assert_is_as_described(made, {"values": rows}, tmp_path)
     plain = kt.models.Encoder(made.replace(position="none")).stem
     kernel = np.random.default_rng(0).normal(size=(6, 16)).astype("float32")
     plain.patches.kernel.assign(kernel)

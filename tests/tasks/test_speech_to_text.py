@@ -158,6 +158,7 @@ def test_wrong_words(both):
         ({"language": "klingon"}, "`language` must be one of"),
         ({"language": "de", "task": "sing"}, "`task` must be one of"),
         ({"timestamps": 3}, "`timestamps`"),
+        ({"batch_size": 0}, "`batch_size` must be an integer of at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             made.transcribe(RECORDINGS, **options)
