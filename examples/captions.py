@@ -32,6 +32,7 @@ flags.DEFINE_string("output", "captions.png", "Where the picture goes; with --tr
 flags.DEFINE_enum(
     "train", None, ["captions", "answers"], "Train on captions, or on questions and answers."
 )
+flags.DEFINE_string("start", None, "Preset whose weights the training begins with.")
 flags.DEFINE_integer("layers", 2, "Layers of the encoder, and of the decoder.", lower_bound=1)
 flags.DEFINE_integer("width", 64, "Width of their states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 15, "Passes over the texts.", lower_bound=1)
@@ -46,8 +47,8 @@ COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "shapes"
 # Of an image there is one caption, and ten questions.
-_COPIES = {"captions": 6, "answers": 1}
-_RECIPE = "train layers width epochs batch_size learning_rate flips held_out seed"
+_COPIES = {"captions": 6, "answers": 4}
+_RECIPE = "train start layers width epochs batch_size learning_rate flips held_out seed"
 
 
 def captions_of(images: dict, questions: list) -> dict[int, str]:
@@ -77,7 +78,9 @@ def _turned(pixels, vertically: int, horizontally: int):
 
 
 def make_task(texts: list[str]) -> kt.ImageToText:
-    """A model of the sizes that the flags say, with fresh weights."""
+    """A model of the sizes that the flags say, with fresh weights, or that of `--start`."""
+    if FLAGS.start:
+        return kt.ImageToText.from_preset(FLAGS.start)
     tokenizer = kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=200, lowercase=True)
     config = kt.TransformerConfig(
         kind="seq2seq",

@@ -8,6 +8,7 @@ picture of them with what it takes them for. With --train a model is trained on 
 nothing: by default a compact convolutional transformer (Hassani et al. 2021).
 """
 
+import itertools
 import pathlib
 
 from runs import check_recipe, start, values
@@ -28,6 +29,12 @@ flags.DEFINE_boolean("train", False, "Train a model on CIFAR-10 and score it on 
 flags.DEFINE_enum(
     "stem", "convolutions", ["convolutions", "patches"], "What makes states of an image."
 )
+flags.DEFINE_string("start", None, "Preset whose weights the training begins with.")
+flags.DEFINE_enum(
+    "changes", "few", ["few", "many"],
+    "What is changed of an image each time: its place and side, or its angle, size and colors too, "
+    "and a part of it is erased.",
+)  # fmt: skip
 flags.DEFINE_integer("layers", 3, "Layers of the transformer.", lower_bound=1)
 flags.DEFINE_integer("width", 128, "Width of its states.", lower_bound=8)
 flags.DEFINE_integer("epochs", 64, "Passes over the images.", lower_bound=1)
@@ -47,7 +54,10 @@ flags.DEFINE_string("work_dir", "runs/images", "Where a run that is killed goes 
 # Of the training images, each channel.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _EXAMPLES = pathlib.Path(__file__).parent / "data" / "images"
-_RECIPE = "stem layers width epochs batch_size learning_rate label_smoothing dtype train_size seed"
+_RECIPE = (
+    "stem start changes layers width epochs batch_size learning_rate label_smoothing dtype "
+    "train_size seed"
+)
 _WARMUP = 1500
 
 
@@ -68,7 +78,9 @@ class HalfCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_classifier() -> kt.ImageClassifier:
-    """A model of the sizes that the flags say, with fresh weights."""
+    """A model of the sizes that the flags say, with fresh weights, or that of `--start`."""
+    if FLAGS.start:
+        return kt.ImageClassifier.from_preset(FLAGS.start, dtype=FLAGS.dtype)
     stem = {"kind": FLAGS.stem, "image_size": (32, 32)}
     stem |= {"filters": (64,)} if FLAGS.stem == "convolutions" else {"patch_size": 4}
     config = kt.TransformerConfig(
@@ -92,21 +104,40 @@ def make_classifier() -> kt.ImageClassifier:
     )
 
 
+def augmentation() -> list[keras.layers.Layer]:
+    """What changes the images: by up to four pixels and turned over, and with `many` much more."""
+    seeds = itertools.count(FLAGS.seed)
+    layers, empty = keras.layers, {"fill_mode": "constant"}
+    few = [
+        layers.RandomTranslation(0.125, 0.125, interpolation="nearest", seed=next(seeds), **empty),
+        layers.RandomFlip("horizontal", seed=next(seeds)),
+    ]
+    if FLAGS.changes == "few":
+        return few
+    bounds = [
+        edge((value - mean) / std for mean, std in zip(MEAN, DEVIATION, strict=True))
+        for edge, value in ((min, 0), (max, 1))
+    ]
+    colors = {"value_range": bounds}
+    return [
+        *few,
+        layers.RandomRotation(0.04, seed=next(seeds), **empty),
+        layers.RandomZoom(0.15, 0.15, seed=next(seeds), **empty),
+        layers.RandomColorDegeneration(0.6, seed=next(seeds), **colors),
+        layers.RandomBrightness(0.15, seed=next(seeds), **colors),
+        layers.RandomContrast(0.4, seed=next(seeds), **colors),
+        layers.RandomErasing(1.0, scale=(0.05, 0.25), fill_value=0.0, seed=next(seeds), **colors),
+    ]
+
+
 def compile_for(classifier: kt.ImageClassifier, steps: int) -> None:
-    """AdamW, and images that are moved by up to four pixels and turned over."""
+    """AdamW, with the changes of the images that the flags say."""
     optimizer = keras.optimizers.AdamW(
         HalfCosine(FLAGS.learning_rate, steps), weight_decay=0.05, beta_2=0.99, clipnorm=1.0
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     classifier.compile(
-        optimizer,
-        augmentation=[
-            keras.layers.RandomTranslation(
-                0.125, 0.125, fill_mode="constant", interpolation="nearest", seed=FLAGS.seed
-            ),
-            keras.layers.RandomFlip("horizontal", seed=FLAGS.seed + 1),
-        ],
-        jit_compile=keras.backend.backend() == "jax",
+        optimizer, augmentation=augmentation(), jit_compile=keras.backend.backend() == "jax"
     )
 
 

@@ -3,8 +3,8 @@
     python examples/reproduce.py transformer_tiny_en_de
     make reproduce PRESET=transformer_tiny_en_de
 
-A recipe is a JSON file in examples/recipes: the example that makes it, its flags, and the score
-that it had. Killed and started again, it goes on where it was.
+A recipe is a JSON file in examples/recipes: the example that makes it, its flags for each stage of
+the training, and the score that it had. Killed and started again, it goes on where it was.
 """
 
 import json
@@ -23,14 +23,17 @@ def main(arguments):
         sys.exit(f"{__doc__}\n{given}The recipes:\n  " + "\n  ".join(recipes))
     name = arguments[0]
     recipe = json.loads(recipes[name].read_text(encoding="utf-8"))
-    flags = [f"--{flag}={value}" for flag, value in recipe["flags"].items()]
-    command = [sys.executable, str(EXAMPLES / f"{recipe['example']}.py"), *flags]
     environment = {"KERAS_BACKEND": recipe["backend"], **os.environ}
-    print(f"KERAS_BACKEND={environment['KERAS_BACKEND']}", " ".join(command), flush=True)
     print(f"Where it was done it took {recipe['took']}, and reached:", flush=True)
     for measure, value in recipe["scores"].items():
         print(f"  {measure}: {value}", flush=True)
-    sys.exit(subprocess.run(command, env=environment).returncode)
+    for stage in recipe["stages"]:
+        flags = [f"--{flag}={value}" for flag, value in stage.items()]
+        command = [sys.executable, str(EXAMPLES / f"{recipe['example']}.py"), *flags]
+        print(f"KERAS_BACKEND={environment['KERAS_BACKEND']}", " ".join(command), flush=True)
+        code = subprocess.run(command, env=environment).returncode
+        if code:
+            sys.exit(code)
 
 
 if __name__ == "__main__":

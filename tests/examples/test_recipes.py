@@ -18,8 +18,8 @@ pytestmark = pytest.mark.backend_independent
 def outcomes():
     """The exit code and the output of each program with its flags."""
     calls = [["reproduce"], ["reproduce", "nothing"]]
-    for path in RECIPES:
-        calls += [flags_of(path), [*flags_of(path)[:-1], "--no_such_flag=1", "--only_check_args"]]
+    for flags in map(flags_of, STAGES):
+        calls += [flags, [*flags[:-1], "--no_such_flag=1", "--only_check_args"]]
     programs = [[str(ROOT / "examples" / f"{name}.py"), *flags] for name, *flags in calls]
     environment = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -35,17 +35,24 @@ def outcomes():
     return {tuple(call): outcome for call, outcome in zip(calls, found, strict=True)}
 
 
-def flags_of(path):
-    recipe = json.loads(path.read_text(encoding="utf-8"))
-    flags = [f"--{name}={value}" for name, value in recipe["flags"].items()]
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+STAGES = [(path, i) for path in RECIPES for i in range(len(read(path)["stages"]))]
+
+
+def flags_of(stage):
+    path, number = stage
+    recipe = read(path)
+    flags = [f"--{name}={value}" for name, value in recipe["stages"][number].items()]
     return [recipe["example"], *flags, "--only_check_args"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_example_takes_the_flags(path, outcomes):
-    recipe = json.loads(path.read_text(encoding="utf-8"))
-    assert set(recipe) == {"example", "backend", "flags", "took", "scores"}
-    *flags, check = flags_of(path)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: f"{stage[0].stem}-{stage[1]}")
+def test_the_example_takes_the_flags(stage, outcomes):
+    assert set(read(stage[0])) == {"example", "backend", "stages", "took", "scores"}
+    *flags, check = flags_of(stage)
     code, printed = outcomes[*flags, check]
     assert code == 0, printed
     code, printed = outcomes[*flags, "--no_such_flag=1", check]
