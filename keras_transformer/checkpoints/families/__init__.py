@@ -50,6 +50,7 @@ from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -111,6 +112,7 @@ FAMILIES = {
         DINOV2,
         AST,
         WHISPER,
+        VISION_ENCODER_DECODER,
         CLIP,
         SIGLIP,
     )
