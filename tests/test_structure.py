@@ -111,11 +111,15 @@ def random_config(seed):
         values["relative_bias"] = one_of(True, False, None)
     if kind == "decoder":
         values |= one_of({}, {"token_projection": True, "embedding_dim": 10})
+    if kind != "encoder":
+        values["output_transform"] = one_of(None, "gelu")
     if kind == "encoder":
         values["convolution_size"] = one_of(0, 3)
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":
         values["num_decoder_layers"] = one_of(1, 3)
+        values["encoder_projection"] = one_of(True, False)
+        values |= one_of({}, {"encoder": {"hidden_dim": 20, "vocabulary_size": 9}})
     else:
         values |= one_of({}, {"num_layer_groups": 1}, {"layers_per_group": 2})
     return TransformerConfig(**values)

@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.falcon import FALCON
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -107,6 +108,7 @@ FAMILIES = {
         LED,
         LONGT5,
         PEGASUS,
+        ENCODER_DECODER,
         VIT,
         DEIT,
         DINOV2,

@@ -101,7 +101,7 @@ def _joined(encoder: TransformerConfig, decoder: TransformerConfig) -> dict[str,
     }
     own.pop("num_layers", None)
     depths = {"num_layers": encoder.num_layers, "num_decoder_layers": decoder.num_layers}
-    return {**flat, **depths, "kind": "seq2seq", "share_embeddings": False, "encoder": own}
+    return {**flat, **depths, "kind": "seq2seq", "share_embeddings": False, "encoder": own or None}
 
 
 def _alone(side: TransformerConfig) -> TransformerConfig:

@@ -9,7 +9,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.family import ACTIVATIONS, Conversion, Family, Values
 from keras_transformer.checkpoints.families.gpt import GPT2
-from keras_transformer.checkpoints.families.roberta import ROBERTA
+from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.shared import ENCODER, number
 from keras_transformer.checkpoints.weights import Weight, attention, fused, layers
 from keras_transformer.config import TransformerConfig
@@ -109,4 +109,8 @@ ROBERTA_WRITER = dataclasses.replace(
     ),
     heads={},
     pooler=None,
+)
+XLM_ROBERTA_WRITER, CAMEMBERT_WRITER = (
+    dataclasses.replace(ROBERTA_WRITER, model_type=family.model_type, fields=family.fields)
+    for family in (XLM_ROBERTA, CAMEMBERT)
 )

@@ -1,0 +1,125 @@
+"""Text of images by families of two sides, against the Transformers library."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import backbone_variables, load_backbone
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from tests.checkpoints import families
+from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.family_writers import OF_IMAGES
+from tests.checkpoints.test_families import _gradients, saved
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CASES = [(name, i) for name, (_, configs) in OF_IMAGES.items() for i in range(len(configs))]
+SYMBOLS = [chr(ord("A") + i) for i in range(56)]  # Behind 5 special tokens, of 61.
+
+
+def waves(model):
+    """The model, with waves for positions, which Transformers leaves without values on loading."""
+    decoder = getattr(getattr(getattr(model, "decoder", None), "model", None), "decoder", None)
+    positions = getattr(decoder, "embed_positions", None)
+    if hasattr(positions, "weights"):
+        width, padding = positions.embedding_dim, positions.padding_idx
+        positions.weights = positions.get_embedding(40, width, padding)
+    return model.eval()
+
+
+def inputs(reference, length=7):
+    """As ours takes them and as theirs."""
+    config = getattr(reference.config, "encoder", None) or reference.config.vision_config
+    random = np.random.default_rng(3)
+    shape = (3, config.image_size, config.image_size, 3)
+    values = random.normal(size=shape).astype("float32")
+    ids = random.integers(4, 61, (3, length)).astype("int32")
+    name = "decoder_input_ids" if hasattr(reference.config, "encoder") else "input_ids"
+    theirs = {
+        "pixel_values": torch.tensor(np.moveaxis(values, -1, 1).copy()),
+        name: torch.tensor(ids.astype("int64")),
+    }
+    return {"encoder_images": values, "decoder_token_ids": ids}, theirs
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "{}-{}".format(*case))
+def both(request, tmp_path_factory):
+    """Their model, and our task of its folder, with a processor and a tokenizer."""
+    reference = families.make(*request.param, "LanguageModel")
+    folder = saved(reference, tmp_path_factory.mktemp("theirs"))
+    kt.Tokenizer.of_symbols(SYMBOLS).save_to_preset(folder)
+    kt.ImageProcessor(size=20, resample=3, family="DeiT").save(folder)
+    return reference, kt.ImageToText.from_preset(folder)
+
+
+def test_same_logits(both):
+    reference, task = both
+    ours, theirs = inputs(reference)
+    with torch.no_grad():
+        expected = reference(**theirs).logits.numpy()
+    assert np.abs(to_numpy(task(ours)) - expected).max() <= 1e-4
+    assert task.start_id == 3 and task.end_ids == (2,)
+
+
+def test_the_same_texts(both):
+    """Token for token what their greedy search writes, of images as their processor makes them."""
+    reference, task = both
+    random = np.random.default_rng(5)
+    pictures = [random.integers(0, 256, (25, 30 + i, 3)).astype("uint8") for i in range(4)]
+    process = transformers.DeiTImageProcessor(size=20, resample=3, do_center_crop=False)
+    process.image_mean = process.image_std = [0.5] * 3
+    pixels = process(pictures, return_tensors="pt").pixel_values
+    found = task.generate(pictures, max_new_tokens=9, batch_size=3, return_details=True)
+    with torch.no_grad():
+        expected = reference.generate(
+            pixel_values=pixels, max_new_tokens=9, do_sample=False, num_beams=1
+        ).tolist()
+    for completion, row in zip(found, expected, strict=True):
+        end = row.index(2) if 2 in row else len(row)
+        assert completion.token_ids == row[1:end]
+        assert completion.text == "".join(SYMBOLS[i - 5] for i in row[1:end] if i >= 5)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=lambda case: "{}-{}".format(*case))
+def test_same_gradients(case, tmp_path):
+    """Of a sum of squares, read as the weights are: the gradients are a checkpoint of their own."""
+    reference = families.make(*case, "LanguageModel")
+    backbone = load_backbone(saved(reference, tmp_path / "theirs"))
+    ours, theirs = inputs(reference)
+    (reference(**theirs).logits ** 2).mean().backward()
+
+    def loss():
+        return keras.ops.mean(keras.ops.square(backbone.logits(backbone(ours))))
+
+    found = _gradients(backbone, loss)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            grad = parameter.grad
+            parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
+    expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
+    for path, variable in expected.items():
+        value = to_numpy(variable)
+        bound = 1e-4 * np.abs(value).max() + 2e-6
+        assert np.abs(found[path] - value).max() <= bound, path
+
+
+@pytest.mark.one_backend
+def test_export_is_the_way_back(both, tmp_path):
+    reference, task = both
+    kt.export_to_huggingface(task, tmp_path)
+    again, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
+    # A pooler that they make and do not read.
+    info["missing_keys"] = {n for n in info["missing_keys"] if "encoder.pooler." not in n}
+    assert not any(info.values()), info
+    assert again.config.architectures == [type(reference).__name__]
+    _, theirs = inputs(reference)
+    with torch.no_grad():
+        assert (waves(again)(**theirs).logits - reference(**theirs).logits).abs().max() <= 1e-6
+    back = kt.ImageToText.from_preset(tmp_path)
+    assert back.backbone.config == task.backbone.config
+    assert back.task_values() == task.task_values()
+    assert back.processor.source.values() == task.processor.source.values()
+    assert_same_values(back.backbone, task.backbone)
