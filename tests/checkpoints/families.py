@@ -41,6 +41,7 @@ LANGUAGE_MODELS = {
     "whisper": "WhisperForConditionalGeneration",
     "encoder-decoder": "EncoderDecoderModel",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
+    "blip": "BlipForConditionalGeneration",
 }
 
 

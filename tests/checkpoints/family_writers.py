@@ -13,22 +13,43 @@ _BERT = {
 }
 _BERT_WRITER = {"model_type": "bert", **_BERT, **_CROSS, "hidden_act": "relu"}
 _ROBERTA_WRITER = {
-    **{"model_type": "roberta", **_BERT, **_CROSS, "hidden_size": 16, "num_attention_heads": 2},
-    **{"num_hidden_layers": 3, "pad_token_id": 1, "hidden_act": "silu"},
+    "model_type": "roberta",
+    **_BERT,
+    **_CROSS,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "pad_token_id": 1,
+    "hidden_act": "silu",
 }
 _GPT2 = {
-    **{"model_type": "gpt2", "vocab_size": 61, "n_embd": 12, "n_layer": 2, "n_head": 3},
-    **{"n_positions": 24, "bos_token_id": 3, "eos_token_id": 2, **_CROSS},
+    "model_type": "gpt2",
+    "vocab_size": 61,
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 24,
+    "bos_token_id": 3,
+    "eos_token_id": 2,
+    **_CROSS,
 }
 _TROCR = {
-    **{"model_type": "trocr", "vocab_size": 61, "d_model": 16, "decoder_layers": 2},
-    **{"decoder_attention_heads": 2, "decoder_ffn_dim": 20, "max_position_embeddings": 24},
+    "model_type": "trocr",
+    "vocab_size": 61,
+    "d_model": 16,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 24,
     **_CROSS,
 }
 # As large-printed is.
 _WAVES = {
-    **{"use_learned_position_embeddings": False, "layernorm_embedding": False},
-    **{"scale_embedding": True, "tie_word_embeddings": False, "activation_function": "relu"},
+    "use_learned_position_embeddings": False,
+    "layernorm_embedding": False,
+    "scale_embedding": True,
+    "tie_word_embeddings": False,
+    "activation_function": "relu",
 }
 _IDS = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
 _VIT = {"model_type": "vit", **_IMAGES["vit"][1][0]}
@@ -57,7 +78,24 @@ OF_TEXTS = {
         ],
     )
 }
+_BLIP_TEXTS = {**_BERT, "bos_token_id": 3, "sep_token_id": 2, "pad_token_id": 0}
+_BLIP_IMAGES = {"layer_norm_eps": 1e-3, **_IMAGES["vit"][1][0]}
 OF_IMAGES = {
+    "blip": (
+        "Blip",
+        [
+            {"vision_config": _BLIP_IMAGES, "text_config": _BLIP_TEXTS},
+            {
+                "vision_config": {**_BLIP_IMAGES, "num_hidden_layers": 1, "hidden_act": "relu"},
+                "text_config": {
+                    **_BLIP_TEXTS,
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "hidden_act": "silu",
+                },
+            },
+        ],
+    ),
     "vision-encoder-decoder": (
         "VisionEncoderDecoder",
         [
@@ -72,5 +110,5 @@ OF_IMAGES = {
                 **_IDS,
             },
         ],
-    )
+    ),
 }

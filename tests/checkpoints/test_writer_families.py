@@ -83,7 +83,28 @@ def test_the_same_texts(both):
         assert completion.text == "".join(SYMBOLS[i - 5] for i in row[1:end] if i >= 5)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=lambda case: "{}-{}".format(*case))
+def test_texts_behind_a_prompt(both):
+    """Theirs begin with it; ours are what follows."""
+    reference, task = both
+    _, theirs = inputs(reference)
+    ids = [3, *task.tokenizer.encode("DOG", special_tokens=False)]
+    name = next(name for name in theirs if name.endswith("input_ids"))
+    # BLIP takes what its tokenizer makes of a prompt, whose end it leaves out.
+    last = [2] if reference.config.model_type == "blip" else []
+    picture = np.random.default_rng(7).integers(0, 256, (20, 20, 3)).astype("uint8")
+    pixels = np.moveaxis(task.processor.source([picture]), -1, 1).copy()
+    theirs = {name: torch.tensor([ids + last]), "pixel_values": torch.tensor(pixels)}
+    with torch.no_grad():
+        expected = reference.generate(**theirs, max_new_tokens=6, num_beams=1)[0].tolist()
+    found = task.generate(picture, "DOG", max_new_tokens=6, return_details=True)
+    assert expected[: len(ids)] == ids
+    end = expected.index(2) if 2 in expected else len(expected)
+    assert found.token_ids == expected[len(ids) : end]
+
+
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[3], CASES[5]], ids=lambda case: "{}-{}".format(*case)
+)
 def test_same_gradients(case, tmp_path):
     """Of a sum of squares, read as the weights are: the gradients are a checkpoint of their own."""
     reference = families.make(*case, "LanguageModel")
@@ -123,3 +144,50 @@ def test_export_is_the_way_back(both, tmp_path):
     assert back.task_values() == task.task_values()
     assert back.processor.source.values() == task.processor.source.values()
     assert_same_values(back.backbone, task.backbone)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("vision-encoder-decoder", {"encoder": {"model_type": "swin"}}, "'swin' is not supported"),
+        ("vision-encoder-decoder", {"encoder": [1]}, "encoder must be an object"),
+        ("vision-encoder-decoder", {"decoder": {"model_type": "xglm"}}, "for the decoder, only 'b"),
+        ("vision-encoder-decoder", {"decoder": {"model_type": ["bert"]}}, "is not supported for"),
+        (
+            "vision-encoder-decoder",
+            {"decoder": {"model_type": "trocr", "cross_attention_hidden_size": 5}},
+            "cross_attention_hidden_size=5 is not supported, only None or 768",
+        ),
+        (
+            "vision-encoder-decoder",
+            {"decoder": {"model_type": "gpt2", "cross_attention_hidden_size": 768}},
+            "cross_attention_hidden_size=768 is not supported, only None",
+        ),
+        ("encoder-decoder", {"decoder": {"is_decoder": False}}, "is_decoder=False is not"),
+        ("encoder-decoder", {"decoder": {"hidden_act": "loud"}}, "hidden_act='loud' is not"),
+        ("blip", {"text_config": {"is_decoder": False}}, "is_decoder=False is not supported"),
+        ("blip", {"vision_config": {"image_size": 0}}, "`image_size` of a stem must be"),
+        ("blip", {"architectures": ["BlipForQuestionAnswering"]}, "ForQuestionAnswering'. is not"),
+    ],
+)
+def test_wrong_values_are_refused(model_type, values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES[model_type].config(values)
+
+
+@pytest.mark.backend_independent
+def test_what_no_family_can_express():
+    """Of a decoder that attends to wider states, and of blocks of another kind."""
+    family = FAMILIES["vision-encoder-decoder"]
+    config = family.config({"decoder": {"model_type": "gpt2", "n_embd": 96}})
+    assert config.encoder_projection
+    assert family.published_config(config)["decoder"]["n_embd"] == 96
+    with pytest.raises(ValueError, match="of gpt2 attends to states of its own width, 96, not of"):
+        family.published_config(config.replace(encoder_projection=False))
+    with pytest.raises(ValueError, match="No family fits the decoder"):
+        family.published_config(config.replace(residual_scale=0.5))
+    with pytest.raises(ValueError, match="has one token that ends a text"):
+        FAMILIES["blip"].published_config(
+            FAMILIES["blip"].config({}), {"name": "ImageToText", "end_ids": [1, 2]}
+        )

@@ -11,6 +11,7 @@ from keras_transformer.checkpoints.families.ast import AST
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
+from keras_transformer.checkpoints.families.blip import BLIP
 from keras_transformer.checkpoints.families.bloom import BLOOM
 from keras_transformer.checkpoints.families.clip import CLIP
 from keras_transformer.checkpoints.families.cohere import COHERE
@@ -115,6 +116,7 @@ FAMILIES = {
         AST,
         WHISPER,
         VISION_ENCODER_DECODER,
+        BLIP,
         CLIP,
         SIGLIP,
     )

@@ -10,6 +10,7 @@ from keras_transformer.checkpoints.families.family import Head
 from keras_transformer.checkpoints.families.joined import Joined
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.vision_encoder_decoder import (
+    FLAGS,
     IDS,
     VISION_ENCODER_DECODER,
 )
@@ -30,7 +31,7 @@ ENCODER_DECODER = dataclasses.replace(
     VISION_ENCODER_DECODER,
     model_type="encoder-decoder",
     architecture="EncoderDecoderModel",
-    conversions=(_JOINED.conversion,),
+    conversions=(_JOINED.conversion, FLAGS),
     of_config=_JOINED.weights,
     heads={"Seq2SeqLM": Head(architectures=("EncoderDecoderModel",), options=(IDS,))},
 )

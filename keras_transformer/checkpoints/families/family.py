@@ -181,7 +181,7 @@ class Family:
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
-        return theirs | (self._published_task(config, task, theirs) if task else {})
+        return _merged(theirs, self._published_task(config, task, theirs)) if task else theirs
 
     def task(self, values: Values) -> dict[str, Any] | None:
         """The task that a checkpoint's head serves, `None` for a bare model."""
@@ -247,7 +247,7 @@ class Family:
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
-        read = self.config(base | theirs)
+        read = self.config(_merged(base, theirs))
         for value in ("kind", "activation"):  # on which the head has a say
             mine, only = getattr(config, value), getattr(read, value)
             if mine != only:
@@ -263,6 +263,16 @@ class Family:
                     f"only {back[value]!r}."
                 )
         return theirs
+
+
+def _merged(values: Values, further: Values) -> dict[str, Any]:
+    """Values and further ones; those of a config within are beside those that it has."""
+    return dict(values) | {
+        name: {**values[name], **value}
+        if isinstance(value, dict) and isinstance(values.get(name), dict)
+        else value
+        for name, value in further.items()
+    }
 
 
 # Without a value of ours, theirs is not written: it changes no output.

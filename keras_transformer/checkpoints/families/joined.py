@@ -18,14 +18,18 @@ _WIDTH = "cross_attention_hidden_size"
 class Joined:
     """The families that a side may be of; the first is the one that a config may leave out.
 
-    Their tensors stand behind `encoder.` and `decoder.`, those of a decoder with what a language
-    model has around it. Of another width than the decoder's, states of the encoder are projected;
-    a decoder that is named in `wide` may attend to them as they are.
+    Their tensors stand behind `prefixes`, those of a decoder with what a language model has around
+    it, and their configs are values of theirs named `configs`. Of another width than the decoder's,
+    states of the encoder are projected; a decoder that is named in `wide` may attend to them as
+    they are, and each does where nothing `projects`.
     """
 
     encoders: tuple[Family, ...]
     decoders: tuple[Family, ...]
     wide: tuple[str, ...] = ()
+    configs: tuple[str, str] = SIDES
+    prefixes: tuple[str, str] = ("encoder.", "decoder.")
+    projects: bool = True
 
     @property
     def conversion(self) -> Conversion:
@@ -35,7 +39,7 @@ class Joined:
     def weights(self, config: TransformerConfig) -> tuple[Weight, ...]:
         """The lines of the families that the sides of a config are of."""
         chosen = (self._written(side)[0] for side in config.sides)
-        lines = map(_lines, chosen, config.sides)
+        lines = map(_lines, chosen, config.sides, self.prefixes)
         return (*next(lines), *next(lines), *layers({"encoder_projection": "enc_to_dec_proj"}))
 
     def _known(self, side: str) -> dict[str, Family]:
@@ -43,8 +47,8 @@ class Joined:
         return {family.model_type: family for family in families}
 
     def _read(self, values: Values) -> dict[str, Any]:
-        encoder, decoder = (self._read_side(values, side) for side in SIDES)
-        given = values.get("decoder") or {}
+        encoder, decoder = map(self._read_side, SIDES, self.configs, [values] * 2)
+        given = values.get(self.configs[1]) or {}
         attended = given.get(_WIDTH)
         allowed = [None, encoder.hidden_dim] if given.get("model_type") in self.wide else [None]
         if attended not in allowed:
@@ -52,12 +56,13 @@ class Joined:
                 f"{_WIDTH}={attended!r} is not supported, only {' or '.join(map(repr, allowed))}."
             )
         differ = encoder.hidden_dim != decoder.hidden_dim
-        return {**_joined(encoder, decoder), "encoder_projection": differ and attended is None}
+        projected = self.projects and differ and attended is None
+        return {**_joined(encoder, decoder), "encoder_projection": projected}
 
-    def _read_side(self, values: Values, side: str) -> TransformerConfig:
-        given, known = values.get(side) or {}, self._known(side)
+    def _read_side(self, side: str, name: str, values: Values) -> TransformerConfig:
+        given, known = values.get(name) or {}, self._known(side)
         if not isinstance(given, dict):
-            raise ValueError(f"{side} must be an object, received {given!r}.")
+            raise ValueError(f"{name} must be an object, received {given!r}.")
         name = given.get("model_type", next(iter(known)))
         if not isinstance(name, str) or name not in known:
             raise ValueError(
@@ -68,18 +73,18 @@ class Joined:
 
     def _write(self, config: TransformerConfig) -> dict[str, Any]:
         encoder, decoder = config.sides
-        theirs = {side.kind: dict(self._written(side)[1]) for side in config.sides}
-        for values in theirs.values():
+        read, written = (dict(self._written(side)[1]) for side in config.sides)
+        for values in (read, written):
             del values["architectures"]
-        if encoder.hidden_dim != decoder.hidden_dim and not config.encoder_projection:
-            name = theirs["decoder"]["model_type"]
-            if name not in self.wide:
+        attended = None if config.encoder_projection else encoder.hidden_dim
+        if self.projects and attended not in (None, decoder.hidden_dim):
+            if written["model_type"] not in self.wide:
                 raise ValueError(
-                    f"A {name} attends to states of its own width, {decoder.hidden_dim}, not of "
-                    f"{encoder.hidden_dim}."
+                    f"A decoder of {written['model_type']} attends to states of its own width, "
+                    f"{decoder.hidden_dim}, not of {attended}."
                 )
-            theirs["decoder"][_WIDTH] = encoder.hidden_dim
-        return {**theirs, "is_encoder_decoder": True, "tie_word_embeddings": False}
+            written[_WIDTH] = attended
+        return dict(zip(self.configs, (read, written), strict=True))
 
     def _written(self, side: TransformerConfig) -> tuple[Family, dict[str, Any]]:
         """The first family that a side can be of, and its config of it."""
@@ -114,8 +119,8 @@ def _alone(side: TransformerConfig) -> TransformerConfig:
     return TransformerConfig.from_dict(values)
 
 
-def _lines(family: Family, side: TransformerConfig) -> list[Weight]:
-    """The lines of a family as those of a side."""
+def _lines(family: Family, side: TransformerConfig, prefix: str) -> list[Weight]:
+    """The lines of a family as those of a side, its tensors behind a prefix."""
     found = []
     for line in family.weights:
         ours, inner = line.ours, ""
@@ -128,10 +133,10 @@ def _lines(family: Family, side: TransformerConfig) -> list[Weight]:
         elif not ours.startswith("encoder/"):
             continue  # A pooler, which nothing reads; the output of a masked language model.
         names = {
-            name: tuple(f"{side.kind}.{inner}{theirs}" for theirs in getattr(line, name))
+            name: tuple(f"{prefix}{inner}{theirs}" for theirs in getattr(line, name))
             for name in ("also", "copies")
         }
-        theirs = f"{side.kind}.{inner}{line.theirs}"
+        theirs = f"{prefix}{inner}{line.theirs}"
         found.append(
             dataclasses.replace(line, ours=ours, theirs=theirs, when=None, outside=False, **names)
         )

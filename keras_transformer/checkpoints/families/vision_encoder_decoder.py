@@ -46,13 +46,17 @@ def _read_ids(values: Values) -> dict[str, Any]:
 
 # Where the config of a model of two sides says nothing, that of its decoder does.
 IDS = Conversion(_read_ids, lambda task: {})
+# The output of the decoder is tied by its own config.
+FLAGS = Conversion(
+    lambda values: {}, lambda config: {"is_encoder_decoder": True, "tie_word_embeddings": False}
+)
 
 VISION_ENCODER_DECODER = Family(
     model_type="vision-encoder-decoder",
     architecture="VisionEncoderDecoderModel",
     fields={},
     constants={"kind": "seq2seq"},
-    conversions=(_JOINED.conversion,),
+    conversions=(_JOINED.conversion, FLAGS),
     weights=(),
     of_config=_JOINED.weights,
     heads={
