@@ -186,7 +186,7 @@ def test_what_no_family_can_express():
     with pytest.raises(ValueError, match="of gpt2 attends to states of its own width, 96, not of"):
         family.published_config(config.replace(encoder_projection=False))
     with pytest.raises(ValueError, match="No family fits the decoder"):
-        family.published_config(config.replace(residual_scale=0.5))
+        family.published_config(config.replace(decoder={"residual_scale": 0.5}))
     with pytest.raises(ValueError, match="has one token that ends a text"):
         FAMILIES["blip"].published_config(
             FAMILIES["blip"].config({}), {"name": "ImageToText", "end_ids": [1, 2]}
