@@ -146,6 +146,37 @@ def test_export_is_the_way_back(both, tmp_path):
     assert_same_values(back.backbone, task.backbone)
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("case", "name"), [(CASES[0], "BlipProcessor"), (CASES[3], "TrOCRProcessor")], ids=str
+)
+def test_folders_of_their_processors(case, name, tmp_path):
+    """From an image to a text and back, by what their processor saves and by what ours does."""
+    reference = families.make(*case, "LanguageModel")
+    folder = saved(reference, tmp_path / "theirs")
+    kt.Tokenizer.of_symbols(SYMBOLS).save_to_preset(tmp_path / "words")
+    words = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "words")
+    images = transformers.DeiTImageProcessor(size=20, do_center_crop=False)
+    if name == "BlipProcessor":
+        images = transformers.BlipImageProcessor(size={"height": 20, "width": 20})
+    getattr(transformers, name)(images, words).save_pretrained(folder)
+    task = kt.ImageToText.from_preset(folder)
+    assert task.processor.source.size == {"height": 20, "width": 20}
+    task.save_to_preset(tmp_path / "ours")
+    kt.export_to_huggingface(kt.ImageToText.from_preset(tmp_path / "ours"), tmp_path / "export")
+
+    picture = np.random.default_rng(6).integers(0, 256, (25, 31, 3)).astype("uint8")
+    texts = []
+    for place in (folder, tmp_path / "export"):
+        processor = getattr(transformers, name).from_pretrained(place)
+        pixels = processor(images=picture, return_tensors="pt").pixel_values
+        model = waves(type(reference).from_pretrained(place))
+        with torch.no_grad():
+            ids = model.generate(pixel_values=pixels, max_new_tokens=8, num_beams=1)
+        texts.append(processor.batch_decode(ids, skip_special_tokens=True)[0])
+    assert texts == [task.caption(picture, max_new_tokens=8)] * 2 and texts[0]
+
+
 @pytest.mark.backend_independent
 @pytest.mark.parametrize(
     ("model_type", "values", "message"),
