@@ -105,7 +105,8 @@ def absolute_positions(family: Family) -> str:
     if config.position == "relative":
         return f"relative, {config.relative_num_buckets} buckets"
     if config.position == "sinusoidal":
-        return "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
+        words = "sinusoidal" if config.sinusoidal_interleaved else "sinusoidal, sines first"
+        return f"{words}, of Tensor2Tensor" if config.sinusoidal_inclusive else words
     if config.position != "rotary":
         return config.position
     share = ""
@@ -181,7 +182,9 @@ def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
-    read |= {name for conversion in family.conversions for name in conversion.read({})}
+    joined = getattr(family.of_config, "__self__", None)
+    if joined is None:  # The conversion of one that is joined gives every value.
+        read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
     if config.gate_limit is not None:
@@ -232,6 +235,15 @@ def special(family: Family) -> list[str]:
         parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:
         parts.append("narrower embeddings, projected")
+    if joined is not None and joined.projects:
+        sides = [
+            names_of(f.model_type for f in each) for each in (joined.encoders, joined.decoders)
+        ]
+        parts.append(f"an encoder of {sides[0]}, a decoder of {sides[1]}")
+        projected = "" if config.encoder_projection else ", where their widths differ"
+        parts.append(f"a layer between them{projected}")
+    if config.output_transform:
+        parts.append("a dense layer and a norm before the logits")
     theirs = family.published_config(config)
     parts += [words for name, words in _SWITCHES.items() if name in theirs]
     if config.num_layer_groups * config.layers_per_group < config.num_layers:

@@ -25,6 +25,7 @@ TITLES = {
     "decoder": "Decoders",
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
+    "captions": "Images to text",
     "sound": "Sound and speech",
     "dual": "Encoders of images and texts",
 }
@@ -49,6 +50,8 @@ def group(family: Family) -> str:
     """The part of the page that a family is in."""
     if {"AudioClassifier", "SpeechToText"} & family.heads.keys():
         return "sound"
+    if "ImageToText" in family.heads:
+        return "captions"
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 
@@ -61,13 +64,24 @@ NOT_COVERED = (
         ({"model_type": "deepseek_v3"},),
     ),
     NotCovered(
-        "Two published models as encoder and decoder (`encoder-decoder`), and their parts",
-        "Encoders and GPT-2 with attention to another model's states are parts of such a model. "
-        "The checkpoint of an encoder-decoder is of one family here.",
+        "Parts of `encoder-decoder` and `vision-encoder-decoder` by themselves, and those of other "
+        "families (Swin, BEiT, BertGeneration)",
+        "A BERT or a GPT-2 with attention to another model's states is a side of such a model. A "
+        "side may be of the families that its row names.",
         (
-            {"model_type": "encoder-decoder"},
             {"model_type": "bert", "is_decoder": True},
             {"model_type": "gpt2", "add_cross_attention": True},
+            {"model_type": "vision-encoder-decoder", "encoder": {"model_type": "swin"}},
+            {"model_type": "encoder-decoder", "encoder": {"model_type": "bert-generation"}},
+        ),
+    ),
+    NotCovered(
+        "BLIP for questions, and for images and texts that fit",
+        "An encoder of questions that attends to the image stands between that and the decoder: "
+        "three stacks of blocks, where a model has two. Captions are covered.",
+        (
+            {"model_type": "blip", "architectures": ["BlipForQuestionAnswering"]},
+            {"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},
         ),
     ),
     NotCovered(

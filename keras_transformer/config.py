@@ -19,6 +19,7 @@ from keras_transformer.config_pattern import PatternOptions
 from keras_transformer.config_positions import POSITIONS as POSITIONS
 from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
 from keras_transformer.config_positions import PositionOptions, check_positions
+from keras_transformer.config_states import StateOptions, check_states
 from keras_transformer.config_stem import StemConfig, stem_config
 from keras_transformer.config_vectors import VectorOptions, check_vectors
 from keras_transformer.kerashub_names import check_options
@@ -33,7 +34,9 @@ MOST_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions, VectorOptions):
+class TransformerConfig(
+    PatternOptions, PositionOptions, FeedForwardOptions, VectorOptions, StateOptions
+):
     """The complete description of a backbone: values only, no code.
 
     The defaults are those of the original Transformer (post-norm, sinusoidal positions, relu).
@@ -304,6 +307,7 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions, Vec
         check_positions(self)
         check_overrides(self)
         check_vectors(self)
+        check_states(self)
 
     def side(self, name: str) -> "TransformerConfig":
         """The flat config of one side, of kind `name`.
@@ -318,7 +322,8 @@ class TransformerConfig(PatternOptions, PositionOptions, FeedForwardOptions, Vec
         both = self.stated()
         for none in ("num_decoder_layers", "share_embeddings"):
             both.pop(none, None)
-        both |= {"similarity_bias": False}
+        both |= {"similarity_bias": False, "encoder_projection": False}
+        both |= {} if name == "decoder" else {"output_transform": None}
         of_decoder = name == "decoder" and self.kind == "seq2seq"
         layers = {"num_layers": self.num_decoder_layers} if of_decoder else {}
         own = {"kind": name, "encoder": None, "decoder": None}

@@ -24,7 +24,11 @@ class PositionOptions:
         choices=POSITIONS,
     )
     position_offset: int = option(
-        "learned position `p` is row `p + position_offset` of the table.", 0, of="side", least=0
+        "learned position `p` is row `p + position_offset` of the table, and a sinusoidal one the "
+        "wave at that place.",
+        0,
+        of="side",
+        least=0,
     )
     position_padding_id: int | None = option(
         "tokens of this id are not counted in learned positions, and stand at row "
@@ -35,6 +39,12 @@ class PositionOptions:
     )
     sinusoidal_interleaved: bool = option(
         "sines and cosines in turn; False for all sines first (Marian).", True, of="side"
+    )
+    sinusoidal_inclusive: bool = option(
+        "the last pair of sine and cosine has the longest wavelength itself, as in Tensor2Tensor "
+        "(TrOCR); False for one step short of it.",
+        False,
+        of="side",
     )
     rotary_base: float = option("wavelength base of the rotary embedding.", 10000.0, positive=True)
     rotary_dim: int | None = option(
@@ -122,6 +132,8 @@ def check_positions(config: "TransformerConfig") -> None:
         raise ValueError(
             f"position='sinusoidal' needs an even `hidden_dim`, received {config.embedding_dim}."
         )
+    if config.sinusoidal_inclusive and config.embedding_dim < 4:
+        raise ValueError("`sinusoidal_inclusive` needs a `hidden_dim` of at least 4.")
     if config.position != "alibi" and (config.alibi_scale, config.alibi_rounded) != (1, False):
         raise ValueError(
             "`alibi_scale` and `alibi_rounded` need position='alibi', received "

@@ -180,6 +180,12 @@ TOKENS = (
 POOLER = dense_of("pooler", "hidden_dim", "hidden_dim", pooler=True)
 # Of the states, in front of the logits.
 _STATES = weight_of("state_projection/kernel", "hidden_dim", "embedding_dim", token_projection=True)
+TRANSFORM = (
+    *dense_of("output_transform", "hidden_dim", "hidden_dim", output_transform=True),
+    *norm_of("output_transform_norm", output_transform=True),
+)
+# Of the states of an encoder, which the decoder attends to.
+PROJECTION = dense_of("encoder_projection", "encoder_dim", "hidden_dim")
 
 
 def hidden_of_head(
@@ -214,7 +220,7 @@ _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
 _ALL = (
     *TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD,
-    *VECTOR, *SIMILARITY,
+    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTION,
 )  # fmt: skip
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
@@ -247,7 +253,10 @@ def sides(config: TransformerConfig) -> list[Side]:
     """The stacks of a model, in the order of the forward pass."""
     found: list[Side] = []
     for side in config.sides:
-        source = found[0].config.hidden_dim if found and config.kind == "seq2seq" else None
+        source = None
+        if found and config.kind == "seq2seq":
+            projected = side if config.encoder_projection else found[0].config
+            source = projected.hidden_dim
         found.append(Side(side.kind, side, side.num_layers, max(block_order(side)) + 1, source))
     return found
 
@@ -290,8 +299,16 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         found += of(FINAL, side.config, f"{side.name}/")
         if config.kind == "dual":
             found += of(VECTOR, side.config, f"{side.name}/")
-    found += of(SIMILARITY, config)
-    return found + of((*POOLER, *_STATES), config)
+    found += of(SIMILARITY, config) + projection_weights(config)
+    return found + of((*POOLER, *_STATES, *TRANSFORM), config.sides[-1])
+
+
+def projection_weights(config: TransformerConfig) -> list[Weight]:
+    """Those of the layer between an encoder and its decoder, if there is one."""
+    if not config.encoder_projection:
+        return []
+    encoder, decoder = config.sides
+    return of(PROJECTION, decoder, encoder_dim=encoder.hidden_dim)
 
 
 def input_weights(config: TransformerConfig, folder: str = "") -> list[Weight]:

@@ -52,18 +52,25 @@ def tiny_presets():
             changed["shared_expert_dim"] = 5 if config.shared_expert_dim else 0
         if config.layer_pattern:
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
-        if config.kind == "dual":
-            changed |= {name: small_side(getattr(config, name), changed) for name in SIDES}
+        changed |= small_sides(config, changed)
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
 
 
-def small_side(own, sizes):
-    """What differs in a side, of these sizes."""
+def small_sides(config, sizes):
+    """What differs in the sides of a model of images and texts, of these sizes."""
+    if config.kind not in ("dual", "seq2seq") or config.sides[0].stem is None:
+        return {}
+    given = {name: getattr(config, name) for name in SIDES}
+    return {name: _small_side(own, sizes) for name, own in given.items() if own}
+
+
+def _small_side(own, sizes):
     cut = {name: size for name, size in sizes.items() if own.get(name)}
     cut |= {"vector_dim": sizes["hidden_dim"]} if own.get("vector_dim") else {}
-    stem = {"stem": {**own["stem"], "image_size": (96, 96)}} if "stem" in own else {}
+    of_images = "image_size" in own.get("stem", {})
+    stem = {"stem": {**own["stem"], "image_size": (96, 96)}} if of_images else {}
     return {**own, **cut, **stem}
 
 
@@ -111,11 +118,15 @@ def random_config(seed):
         values["relative_bias"] = one_of(True, False, None)
     if kind == "decoder":
         values |= one_of({}, {"token_projection": True, "embedding_dim": 10})
+    if kind != "encoder":
+        values["output_transform"] = one_of(None, "gelu")
     if kind == "encoder":
         values["convolution_size"] = one_of(0, 3)
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":
         values["num_decoder_layers"] = one_of(1, 3)
+        values["encoder_projection"] = one_of(True, False)
+        values |= one_of({}, {"encoder": {"hidden_dim": 20, "vocabulary_size": 9}})
     else:
         values |= one_of({}, {"num_layer_groups": 1}, {"layers_per_group": 2})
     return TransformerConfig(**values)

@@ -11,7 +11,7 @@ from keras_transformer.checkpoints import sentence_transformers
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
-from keras_transformer.checkpoints.weights import Names, Weight, expand, match
+from keras_transformer.checkpoints.weights import Names, Weight, match
 from keras_transformer.config import TransformerConfig
 from keras_transformer.programs import to_tensor
 from keras_transformer.structure import variable_shapes
@@ -183,7 +183,7 @@ def _plan(
     where = str(checkpoint.folder)
     if weights.is_published:
         family = weights.family
-        lines, names = expand(family.weights, config), family.names
+        lines, names = family.lines(config), family.names
         names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*"))
         head_lines = family.heads[task].weights if task in family.heads else ()
         required = task == sentence_transformers.TASK

@@ -18,7 +18,7 @@ from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.saving import refuse_own_blocks
 from keras_transformer.checkpoints.untrusted import write_json
-from keras_transformer.checkpoints.weights import expand, export
+from keras_transformer.checkpoints.weights import export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
 
@@ -119,7 +119,7 @@ def _tensors(
     task: Mapping[str, Any] | None,
     head: Mapping[str, keras.Variable],
 ) -> dict[str, np.ndarray]:
-    lines = expand(family.weights, backbone.config)
+    lines = family.lines(backbone.config)
     tensors = export(lines, backbone_variables(backbone))
     if task is None:
         return tensors

@@ -43,6 +43,8 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
     Args:
         max_wavelength: float, the longest wavelength divided by 2 pi.
         interleaved: bool, sines and cosines alternate; False for all sines before all cosines.
+        offset: int, added to every position. Some published models count from 2.
+        inclusive: bool, the last wavelength is the longest one: the exponent is `2i/(d-2)`.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
@@ -67,19 +69,32 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
     Source: Vaswani et al. 2017, section 3.5.
     """
 
-    def __init__(self, max_wavelength: float = 10000.0, interleaved: bool = True, **kwargs):
+    def __init__(
+        self,
+        max_wavelength: float = 10000.0,
+        interleaved: bool = True,
+        offset: int = 0,
+        inclusive: bool = False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.max_wavelength = max_wavelength
         self.interleaved = interleaved
+        self.offset = offset
+        self.inclusive = inclusive
         self.supports_masking = True
 
     def call(self, inputs, positions=None):
         dim = inputs.shape[-1]
         if dim % 2:
             raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
+        if self.inclusive and dim < 4:
+            raise ValueError(f"`inclusive` needs a last dimension of at least 4, received {dim}.")
         positions = sequence_positions(inputs) if positions is None else positions
+        positions = positions if self.offset == 0 else positions + self.offset
+        longest = self.max_wavelength ** (dim / (dim - 2) if self.inclusive else 1.0)
         # In float32: at position 500 bfloat16 would already be wrong by a whole step.
-        waves = _angles(positions, _frequencies(dim, self.max_wavelength))
+        waves = _angles(positions, _frequencies(dim, longest))
         table = ops.stack([ops.sin(waves), ops.cos(waves)], axis=-1 if self.interleaved else -2)
         shape = ops.shape(waves)
         table = ops.cast(ops.reshape(table, (shape[0], shape[1], dim)), inputs.dtype)

@@ -12,10 +12,11 @@ from keras_transformer.config_vectors import refuse_vectors
 from keras_transformer.distribution.layout import check_config
 from keras_transformer.kerashub_names import ForeignNames, check_options
 from keras_transformer.layers.embedding import TokenEmbedding, VocabularyBias
-from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
+from keras_transformer.layers.initializers import embedding_initializer
 from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
+from keras_transformer.models.before_logits import output_transform, state_projection
 from keras_transformer.models.block_run import OpaqueCache
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
 from keras_transformer.models.stack import Stack
@@ -81,15 +82,9 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             self.token_embedding = self._token_embedding(
                 config.sides[-1], "token_embedding", config.tie_embeddings
             )
-        self.state_projection = None
-        if config.token_projection:
-            self.state_projection = keras.layers.Dense(
-                config.embedding_dim,
-                use_bias=False,
-                kernel_initializer=kernel_initializer(config, initializer),
-                name="state_projection",
-                dtype=self.dtype_policy,
-            )
+        options = {"initializer": initializer, "dtype": self.dtype_policy}
+        self.output_transform = output_transform(config.sides[-1], **options)
+        self.state_projection = state_projection(config, **options)
         if config.output_bias:
             self.output_bias = VocabularyBias(
                 config.sides[-1].vocabulary_size, name="output_bias", dtype=self.dtype_policy
@@ -122,8 +117,9 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
     def build(self, input_shape=None):
         if self.token_embedding is not None:
             self.token_embedding.build((None, None))
-        if self.state_projection is not None:
-            self.state_projection.build((None, None, self.config.hidden_dim))
+        for layer in (*self.output_transform, self.state_projection):
+            if layer is not None:
+                layer.build((None, None, self.config.sides[-1].hidden_dim))
         if self.output_bias is not None:
             self.output_bias.build((None, None, self.config.sides[-1].vocabulary_size))
         for stem, stack in self.sides.values():
@@ -231,7 +227,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         """The shape of what the method of this name returns for symbolic inputs."""
         sides = self.config.sides
         if part == "encode":
-            return (*inputs["token_ids"].shape, sides[0].hidden_dim)
+            return (*inputs["token_ids"].shape, self.source_dim)
         if part == "pool":
             return (inputs.shape[0], sides[0].hidden_dim)
         return (*inputs.shape[:-1], sides[-1].vocabulary_size)
@@ -265,8 +261,8 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return self._before_logits(hidden_states), self.token_embedding.output_kernel()
 
     def _before_logits(self, hidden_states):
-        if self.state_projection is not None:
-            hidden_states = self.state_projection(hidden_states)
+        for layer in (*self.output_transform, self.state_projection):
+            hidden_states = hidden_states if layer is None else layer(hidden_states)
         scale = self.config.sides[-1].logit_scale
         return hidden_states if scale == 1 else hidden_states * scale
 

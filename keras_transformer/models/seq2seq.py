@@ -6,6 +6,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.before_logits import dense
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import check_states
 
@@ -67,14 +68,23 @@ class Seq2Seq(Backbone):
             shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
         self.encoder_token_embedding = shared
         self.encoder_stem, self.encoder = self._side(encoder, shared)
+        self.encoder_projection = None
+        self.source_dim = encoder.hidden_dim
+        if config.encoder_projection:
+            self.source_dim = decoder.hidden_dim
+            self.encoder_projection = dense(
+                "encoder_projection", self.source_dim, decoder, self.initializer, self.dtype_policy
+            )
         self.decoder_stem, self.decoder = self._side(
-            decoder, self.token_embedding, cross_dim=encoder.hidden_dim
+            decoder, self.token_embedding, cross_dim=self.source_dim
         )
         self.build()
 
     def build(self, input_shape=None):
         if self.encoder_token_embedding is not None and not self.config.share_embeddings:
             self.encoder_token_embedding.build((None, None))
+        if self.encoder_projection is not None:
+            self.encoder_projection.build((None, None, self.encoder.config.hidden_dim))
         super().build(input_shape)
 
     @property
@@ -86,19 +96,22 @@ class Seq2Seq(Backbone):
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
-        states = Input("encoder_states", "float32", (None, self.encoder.config.hidden_dim))
+        states = Input("encoder_states", "float32", (None, self.source_dim))
         return (*super().input_arrays, states)
 
     def checked_inputs(self, inputs, *args, **kwargs) -> dict:
         inputs = super().checked_inputs(inputs, *args, **kwargs)
         if "encoder_states" in inputs:
-            check_states("encoder_states", inputs["encoder_states"], self.encoder.config.hidden_dim)
+            check_states("encoder_states", inputs["encoder_states"], self.source_dim)
         return inputs
 
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
     ):
-        """The encoder states, float `(batch, source_length, hidden_dim)`."""
+        """What the decoder attends to, float `(batch, source_length, width)`.
+
+        The encoder's states, or with `encoder_projection` those as wide as the decoder.
+        """
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
         inputs = {name: value for name, value in inputs.items() if value is not None}
@@ -109,7 +122,12 @@ class Seq2Seq(Backbone):
     def _encoded(self, inputs, collect, training):
         embedded = self.encoder_stem(inputs, training=training)
         run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
-        return self.encoder(embedded.states, run=run, training=training)
+        found = self.encoder(embedded.states, run=run, training=training)
+        if self.encoder_projection is None:
+            return found
+        states, *collected = found if collect else (found,)
+        states = self.encoder_projection(states)
+        return (states, *collected) if collect else states
 
     def call(
         self,

@@ -10,10 +10,12 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.structure import (
     MASKED_LM_HEAD,
     STEM,
+    TRANSFORM,
     Weight,
     block,
     input_weights,
     of,
+    projection_weights,
     sides,
 )
 
@@ -111,6 +113,7 @@ def flops_per_sequence(
     predicted_tokens = check_int("predicted_tokens", predicted_tokens, at_least=0, at_most=target)
     blocks, others = _forward_flops(config, length, target, first_only)
     others += 2 * predicted_tokens * config.embedding_dim * config.vocabulary_size
+    others += 2 * predicted_tokens * _kernels(of(TRANSFORM, config.sides[-1]))
     if config.kind == "encoder":
         others += 2 * predicted_tokens * _kernels(of(MASKED_LM_HEAD, config))
     passes = 3 if training else 1
@@ -119,7 +122,7 @@ def flops_per_sequence(
 
 def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[int, int]:
     """Those of the blocks and of the stems, for one row and one pass."""
-    blocks = stems = 0
+    blocks, stems = 0, 2 * length * _kernels(projection_weights(config))
     for side in sides(config):
         tokens = target if side.source_dim else length
         for i in range(side.depth):
@@ -162,7 +165,8 @@ def decoding_flops(config: TransformerConfig, source: int, target: int) -> int:
     side = sides(config)[-1]
     attended = [(target, 1)] + ([(source, 0)] if side.source_dim else [])
     layers = (layer_flops(side.layer(i), 1, attended, side.source_dim) for i in range(side.depth))
-    return sum(layers) + 2 * config.embedding_dim * config.vocabulary_size
+    head = config.embedding_dim * config.vocabulary_size + _kernels(of(TRANSFORM, side.config))
+    return sum(layers) + 2 * head
 
 
 def layer_flops(

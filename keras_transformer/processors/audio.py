@@ -66,6 +66,7 @@ class AudioProcessor(MediaProcessor):
 
     kind = "audio processor"
     raw = "recordings"
+    part = "feature_extractor"
     unit = "recording"
     keys = frozenset({"bytes", "path", "array"})
 

@@ -59,6 +59,7 @@ class ImageProcessor(MediaProcessor):
 
     kind = "image processor"
     raw = "images"
+    part = "image_processor"
     unit = "image"
 
     def __init__(

@@ -15,13 +15,16 @@ from keras_transformer.files import read_file, write_text
 from keras_transformer.processors.processor import Processor
 
 FILE = "preprocessor_config.json"
+# The file of a processor with a tokenizer, since release 5 of Transformers: one within another.
+_WITH_TOKENIZER = "processor_config.json"
 _LIMIT = 2**24  # Of old, files of Whisper hold their filters.
 
 
 class MediaProcessor(Processor):
     """A processor of inputs that are files, bytes or arrays each, by `preprocessor_config.json`."""
 
-    files = (FILE,)
+    files = (FILE, _WITH_TOKENIZER)
+    part: ClassVar[str]  # what the file of a processor with a tokenizer calls it
     unit: ClassVar[str]  # what errors call one input
     # The keys of a dict that is one input, and not the arrays of a backbone.
     keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
@@ -64,14 +67,24 @@ class MediaProcessor(Processor):
 
     @classmethod
     def from_files(cls, directory: str) -> Self:
-        path = Path(directory, FILE)
+        path = Path(directory, _WITH_TOKENIZER)
         try:
-            values = json.loads(read_file(path, _LIMIT))
-            if not isinstance(values, dict):
-                raise ValueError(f"it holds {describe(values)} and no object.")
+            values = _read_object(path).get(cls.part) if path.is_file() else None
+            if values is None:
+                path = Path(directory, FILE)
+                values = _read_object(path)
+            elif not isinstance(values, dict):
+                raise ValueError(f"{cls.part!r} is {describe(values)} and no object.")
             return cls.from_values(values)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    values = json.loads(read_file(path, _LIMIT))
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {describe(values)} and no object.")
+    return values
 
 
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:

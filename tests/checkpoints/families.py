@@ -9,10 +9,21 @@ from tests.checkpoints import (
     family_images,
     family_seq2seqs,
     family_sound,
+    family_writers,
 )
 
-OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-OF_OTHERS = {**family_images.CONFIGS, **family_sound.CONFIGS, **family_duals.CONFIGS}
+OF_TEXTS = {
+    **family_encoders.CONFIGS,
+    **family_decoders.CONFIGS,
+    **family_seq2seqs.CONFIGS,
+    **family_writers.OF_TEXTS,
+}
+OF_OTHERS = {
+    **family_images.CONFIGS,
+    **family_sound.CONFIGS,
+    **family_duals.CONFIGS,
+    **family_writers.OF_IMAGES,
+}
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -28,6 +39,9 @@ LANGUAGE_MODELS = {
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
+    "encoder-decoder": "EncoderDecoderModel",
+    "vision-encoder-decoder": "VisionEncoderDecoderModel",
+    "blip": "BlipForConditionalGeneration",
 }
 
 

@@ -94,6 +94,7 @@ CHANGES = {
         1,
     ),
     "sinusoidal_interleaved": ("encoder", {}, False),
+    "sinusoidal_inclusive": ("encoder", {}, True),
     "segment_vocabulary_size": ("encoder", {}, 2),
     "dropout": ("encoder", {}, 0.5),
     "attention_dropout": ("encoder", {}, 0.5),
@@ -143,6 +144,8 @@ CHANGES = {
     "vector_bias": ("encoder", {}, True),
     "bidirectional": ("decoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
+    "encoder_projection": ("seq2seq", {}, True),
+    "output_transform": ("decoder", {}, "gelu"),
 }
 
 

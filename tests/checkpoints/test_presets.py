@@ -20,11 +20,10 @@ from keras_transformer.checkpoints import (
     save_preset,
 )
 from keras_transformer.checkpoints.hub import HubName
-from keras_transformer.config import SIDES
 from keras_transformer.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 from tests.checkpoints.conftest import needs_minilm, small_backbone
-from tests.test_structure import small_side
+from tests.test_structure import small_sides
 
 pytestmark = pytest.mark.one_backend
 
@@ -84,8 +83,7 @@ def test_every_bundled_preset_builds_without_weights(name):
         layers["layer_pattern"] = config.layer_pattern[:1]
     if "layer_pattern" in (config.decoder or {}):  # as T5Gemma, whose windows differ
         layers["decoder"] = {"layer_pattern": config.decoder["layer_pattern"][:1]}
-    if config.kind == "dual":
-        layers |= {side: small_side(getattr(config, side), sizes | layers) for side in SIDES}
+    layers |= small_sides(config, sizes | layers)
     backbone = load_backbone(name, load_weights=False, **sizes, **layers)
     assert backbone.config == config.replace(**sizes, **layers)
 

@@ -8,6 +8,8 @@ import soundfile
 from PIL import Image
 
 import keras_transformer as kt
+from tests.checkpoints import families
+from tests.checkpoints.test_families import saved
 from tests.tasks import audio, images, series, whisper
 
 pytestmark = pytest.mark.one_backend
@@ -33,6 +35,31 @@ def test_caption(run, tmp_path):
     assert rows == [{"text": label} for label in y[:3]]
     code, _, error = run("caption", "--preset", str(tmp_path / "preset"), "missing.png")
     assert code == 2 and "there is no file missing.png" in error
+
+
+@pytest.mark.parametrize("case", [("vision-encoder-decoder", 1), ("blip", 0)])
+def test_caption_by_a_published_model(run, tmp_path, case):
+    """Random weights: what Transformers writes of the same image, symbol by symbol."""
+    torch = pytest.importorskip("torch")
+    symbols = [chr(ord("A") + i) for i in range(56)]
+    model = families.make(*case, "LanguageModel")
+    folder = saved(model, tmp_path / "theirs")
+    kt.Tokenizer.of_symbols(symbols).save_to_preset(folder)
+    processor = kt.ImageProcessor(size=20)
+    processor.save(folder)
+    pictures = images.pictures(2)[0]
+    paths = [str(tmp_path / f"{i}.png") for i in range(2)]
+    for path, picture in zip(paths, pictures, strict=True):
+        Image.fromarray(picture).save(path)
+    options = ("--preset", str(folder), "--max-new-tokens", "7")
+    code, out, error = run("caption", *options, *paths)
+    assert (code, error) == (0, "")
+    pixels = torch.tensor(processor(pictures)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = model.generate(pixel_values=pixels, max_new_tokens=7, num_beams=1).tolist()
+    rows = [row[1 : row.index(2) if 2 in row else None] for row in expected]
+    texts = ["".join(symbols[i - 5] for i in row if i >= 5) for row in rows]
+    assert out.splitlines() == texts and all(texts)
 
 
 def test_forecast(run, tmp_path):

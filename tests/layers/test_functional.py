@@ -72,9 +72,9 @@ def encoder(**values):
     return randomize(kt.models.Encoder(config))
 
 
-def seq2seq():
+def seq2seq(**values):
     config = kt.TransformerConfig(kind="seq2seq", **SIZES, intermediate_dim=12, position="learned",
-                                  max_sequence_length=9)  # fmt: skip
+                                  max_sequence_length=9, **values)  # fmt: skip
     return randomize(kt.models.Seq2Seq(config))
 
 
@@ -120,6 +120,16 @@ WHOLE = {
     ),
     "encode": (seq2seq, encoded, (None, None, 8)),
     "encode and logits": (seq2seq, encoded_and_decoded, (None, None, 20)),
+    "encode and project": (
+        lambda: seq2seq(encoder_projection=True, encoder={"hidden_dim": 12}),
+        encoded,
+        (None, None, 8),
+    ),
+    "transformed logits": (
+        lambda: seq2seq(output_transform="gelu"),
+        encoded_and_decoded,
+        (None, None, 20),
+    ),
 }
 
 

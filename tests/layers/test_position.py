@@ -33,6 +33,20 @@ def test_sinusoidal_table():
     assert_close(given, sinusoids(200, 16)[positions], atol=2e-5)
 
 
+def test_sinusoidal_table_of_tensor2tensor():
+    """As fairseq and Transformers' TrOCR compute it, from a position that is not 0."""
+    table = np.zeros((9, 16))
+    for pos in range(9):
+        angles = (pos + 2) * np.exp(-np.log(10000) / 7 * np.arange(8))
+        table[pos] = np.concatenate([np.sin(angles), np.cos(angles)])
+    layer = SinusoidalPosition(interleaved=False, offset=2, inclusive=True)
+    assert_close(layer(np.zeros((1, 9, 16), "float32")), table[None], atol=1e-5)
+    given = layer(np.zeros((1, 3, 16), "float32"), positions=np.array([[8, 0, 1]]))
+    assert_close(given, table[None, [8, 0, 1]], atol=1e-5)
+    with pytest.raises(ValueError, match="`inclusive` needs a last dimension of at least 4"):
+        SinusoidalPosition(inclusive=True)(np.zeros((1, 3, 2), "float32"))
+
+
 def test_sinusoidal_angles_are_float32_in_half_precision():
     table = SinusoidalPosition(dtype="mixed_bfloat16")(np.zeros((1, 500, 16), "float32"))
     assert keras.backend.standardize_dtype(table.dtype) == "bfloat16"

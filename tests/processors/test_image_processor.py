@@ -206,6 +206,23 @@ def test_wrong_files(content, message, tmp_path):
         kt.ImageProcessor.from_files(tmp_path)
 
 
+def test_a_file_of_an_image_processor_and_a_tokenizer(tmp_path):
+    """As Transformers writes both since release 5, which counts before the other file."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.ViTImageProcessor(size=30, resample=3)
+    kt.ImageProcessor(size=20).save(tmp_path)
+    path = tmp_path / "processor_config.json"
+    path.write_text(json.dumps({"image_processor": theirs.to_dict(), "processor_class": "X"}))
+    found = kt.ImageProcessor.from_files(tmp_path)
+    assert (found.size, found.resample) == ({"height": 30, "width": 30}, 3)
+    path.write_text('{"processor_class": "X"}')  # as of release 4
+    assert kt.ImageProcessor.from_files(tmp_path).size["height"] == 20
+    for content in ('{"image_processor": 3}', "{", '{"image_processor": {"do_resize": 1}}'):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"/processor_config\.json: "):
+            kt.ImageProcessor.from_files(tmp_path)
+
+
 def test_a_folder_by_class(tmp_path):
     for place in ("cat/2.jpg", "cat/1.PNG", "dog/1.webp", "dog/notes.txt", "loose.png"):
         (tmp_path / place).parent.mkdir(exist_ok=True)

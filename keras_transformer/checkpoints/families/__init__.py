@@ -11,6 +11,7 @@ from keras_transformer.checkpoints.families.ast import AST
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
+from keras_transformer.checkpoints.families.blip import BLIP
 from keras_transformer.checkpoints.families.bloom import BLOOM
 from keras_transformer.checkpoints.families.clip import CLIP
 from keras_transformer.checkpoints.families.cohere import COHERE
@@ -19,6 +20,7 @@ from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
 from keras_transformer.checkpoints.families.dinov2 import DINOV2
 from keras_transformer.checkpoints.families.distilbert import DISTILBERT
 from keras_transformer.checkpoints.families.electra import ELECTRA
+from keras_transformer.checkpoints.families.encoder_decoder import ENCODER_DECODER
 from keras_transformer.checkpoints.families.falcon import FALCON
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -50,6 +52,7 @@ from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
+from keras_transformer.checkpoints.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
@@ -106,11 +109,14 @@ FAMILIES = {
         LED,
         LONGT5,
         PEGASUS,
+        ENCODER_DECODER,
         VIT,
         DEIT,
         DINOV2,
         AST,
         WHISPER,
+        VISION_ENCODER_DECODER,
+        BLIP,
         CLIP,
         SIGLIP,
     )

@@ -1,7 +1,7 @@
 """What a family of published checkpoints is: values only, read in both directions."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
@@ -58,6 +58,8 @@ class Family:
     required: Values = dataclasses.field(default_factory=dict)  # theirs, with one that is supported
     activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)
     weights: tuple[Weight, ...]
+    # Further lines, where the families of its sides are seen in the config alone.
+    of_config: Callable[[TransformerConfig], tuple[Weight, ...]] | None = None
     heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)  # by the name of our task
     names: Names  # how the tensor names may vary
     pooler: str | None = None  # the tensor that shows that a checkpoint has a pooler
@@ -87,6 +89,11 @@ class Family:
         config = TransformerConfig.from_dict(ours)
         seen = {} if tensors is None else self._seen_in(tensors, config, values)
         return config.replace(**seen) if seen else config
+
+    def lines(self, config: TransformerConfig) -> list[Weight]:
+        """The weight table of a config, a line for each tensor."""
+        further = self.of_config(config) if self.of_config else ()
+        return expand((*self.weights, *further), config)
 
     def activation(self, name: str, value: Any) -> str:
         """Our name for the activation that their value `name` has. ValueError without one."""
@@ -120,7 +127,8 @@ class Family:
             bias = found.get(self.output_bias)
             seen["output_bias"] = bias is not None and bool(tensors.read(bias).any())
         # Without the lines of layers, of which a config may declare any number.
-        once = [line for line in self.weights if "{i}" not in line.ours]
+        further = self.of_config(config) if self.of_config else ()
+        once = [line for line in (*self.weights, *further) if "{i}" not in line.ours]
         table = {line.ours: line for line in expand(once, config)}
         output = table.get("token_embedding/reverse_embeddings")
         if output is not None:
@@ -173,7 +181,7 @@ class Family:
                 skipped = known["of"] not in compared or name in (*free, *_LEFT_OUT, *self.silent)
                 if not skipped and name not in SIDES and own != value:
                     raise ValueError(f"{cannot} {name}={own!r}, only {value!r}.")
-        return theirs | (self._published_task(config, task, theirs) if task else {})
+        return _merged(theirs, self._published_task(config, task, theirs)) if task else theirs
 
     def task(self, values: Values) -> dict[str, Any] | None:
         """The task that a checkpoint's head serves, `None` for a bare model."""
@@ -239,7 +247,7 @@ class Family:
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
-        read = self.config(base | theirs)
+        read = self.config(_merged(base, theirs))
         for value in ("kind", "activation"):  # on which the head has a say
             mine, only = getattr(config, value), getattr(read, value)
             if mine != only:
@@ -255,6 +263,16 @@ class Family:
                     f"only {back[value]!r}."
                 )
         return theirs
+
+
+def _merged(values: Values, further: Values) -> dict[str, Any]:
+    """Values and further ones; those of a config within are beside those that it has."""
+    return dict(values) | {
+        name: {**values[name], **value}
+        if isinstance(value, dict) and isinstance(values.get(name), dict)
+        else value
+        for name, value in further.items()
+    }
 
 
 # Without a value of ours, theirs is not written: it changes no output.

@@ -46,7 +46,10 @@ class PositionedStem(Stem):
             )
         elif config.position == "sinusoidal":
             self.position_embedding = SinusoidalPosition(
-                interleaved=config.sinusoidal_interleaved, dtype=self.dtype_policy
+                interleaved=config.sinusoidal_interleaved,
+                offset=config.position_offset,
+                inclusive=config.sinusoidal_inclusive,
+                dtype=self.dtype_policy,
             )
         if config.embedding_normalization:
             self.embedding_norm = make_normalization(

@@ -1,0 +1,129 @@
+"""BLIP: Li et al. 2022, https://arxiv.org/abs/2201.12086. The model that writes captions.
+
+A ViT whose queries, keys and values are one layer, and a BERT that attends to it and writes.
+"""
+
+import dataclasses
+from typing import Any
+
+from keras_transformer.checkpoints.families.bert import OLDER_NORMS
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.images import IMAGE_ENCODER, patch_weights, patches
+from keras_transformer.checkpoints.families.joined import Joined
+from keras_transformer.checkpoints.families.shared import number
+from keras_transformer.checkpoints.families.writers import BERT_WRITER
+from keras_transformer.checkpoints.weights import Names, Weight, fused, layers
+from keras_transformer.config import TransformerConfig
+
+_CLASS = "BlipForConditionalGeneration"
+_SHARED = {
+    "num_hidden_layers": Field("num_layers", 12),
+    "hidden_size": Field("hidden_dim", 768),
+    "intermediate_size": Field("intermediate_dim", 3072),
+    "hidden_act": Field("activation", "gelu"),
+}
+_BLOCK = "encoder/layer_{i}/"
+_QKV = [f"{_BLOCK}self_attention/{name}" for name in ("query", "key", "value")]
+_LAYER = {
+    "self_attention/output": "self_attn.projection",
+    "self_attention_norm": "layer_norm1",
+    "feed_forward/intermediate": "mlp.fc1",
+    "feed_forward/output": "mlp.fc2",
+    "feed_forward_norm": "layer_norm2",
+}
+_IMAGES = Family(
+    model_type="blip_vision_model",
+    architecture="BlipVisionModel",
+    fields={
+        **_SHARED,
+        "num_attention_heads": Field("num_heads", 12),
+        "layer_norm_eps": Field("normalization_epsilon", 1e-5),
+        "attention_dropout": Field("attention_dropout", 0.0),
+        "initializer_range": Field("initializer_range", 1e-10),
+    },
+    constants=IMAGE_ENCODER,
+    conversions=(patches(384, 16),),
+    weights=(
+        *patch_weights("embeddings.", "patch_embedding", "position_embedding"),
+        Weight("encoder/input_class_token", "embeddings.class_embedding", row=2),
+        *fused(_QKV, "encoder.layers.{i}.self_attn.qkv"),
+        *layers(_LAYER, _BLOCK, "encoder.layers.{i}."),
+        *layers({"encoder/final_norm": "post_layernorm"}),
+    ),
+    names=Names(),
+)
+_TEXTS = dataclasses.replace(
+    BERT_WRITER,
+    model_type="blip_text_model",
+    architecture="BlipTextLMHeadModel",
+    fields={
+        **_SHARED,
+        "vocab_size": Field("vocabulary_size", 30524),
+        "num_attention_heads": Field("num_heads", 8),
+        "max_position_embeddings": Field("max_sequence_length", 512),
+        "layer_norm_eps": Field("normalization_epsilon", 1e-12),
+        "hidden_dropout_prob": Field("dropout", 0.0),
+        "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
+        "initializer_range": Field("initializer_range", 0.02),
+        "tie_word_embeddings": Field("tie_embeddings", True),
+    },
+    required={"is_decoder": True},
+)
+_JOINED = Joined(
+    encoders=(_IMAGES,),
+    decoders=(_TEXTS,),
+    configs=("vision_config", "text_config"),
+    prefixes=("vision_model.", "text_decoder."),
+    projects=False,
+)
+
+
+def _read_class(values: Values) -> dict[str, Any]:
+    named = values.get("architectures")
+    if isinstance(named, list) and named and named != [_CLASS]:
+        raise ValueError(
+            f"architectures={named!r} is not supported for model_type 'blip', only {_CLASS!r}: a "
+            "model of three stacks of blocks, or of none that writes, is no config here."
+        )
+    return {}
+
+
+def _write_class(config: TransformerConfig) -> dict[str, Any]:
+    return {"tie_word_embeddings": config.tie_embeddings}
+
+
+# What a text starts and ends with, by our options of a task.
+_IDS = {"start_id": ("bos_token_id", 30522), "end_ids": ("sep_token_id", 102)}
+
+
+def _read_ids(values: Values) -> dict[str, Any]:
+    texts = values.get("text_config") or {}
+    size = number(texts, "vocab_size", 30524)
+    found = {ours: number(texts, *theirs) for ours, theirs in _IDS.items()}
+    # Small models keep the published ones.
+    found = {ours: i for ours, i in found.items() if 0 <= i < size}
+    return found | ({"end_ids": [found["end_ids"]]} if "end_ids" in found else {})
+
+
+def _write_ids(task: Values) -> dict[str, Any]:
+    start, ends = task.get("start_id"), list(task.get("end_ids") or ())
+    if len(ends) > 1:
+        raise ValueError(f"A blip checkpoint has one token that ends a text, received {ends}.")
+    found = {"bos_token_id": start, "sep_token_id": ends[0] if ends else None}
+    found = {name: i for name, i in found.items() if i is not None}
+    return {"text_config": found} if found else {}
+
+
+BLIP = Family(
+    model_type="blip",
+    architecture=_CLASS,
+    fields={},
+    constants={"kind": "seq2seq"},
+    conversions=(_JOINED.conversion, Conversion(_read_class, _write_class)),
+    weights=(),
+    of_config=_JOINED.weights,
+    heads={
+        "ImageToText": Head(architectures=(_CLASS,), options=(Conversion(_read_ids, _write_ids),))
+    },
+    names=Names(suffixes=OLDER_NORMS, ignored=("*.position_ids",)),
+)
