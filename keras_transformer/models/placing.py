@@ -11,7 +11,7 @@ from keras_transformer.layers.stems import Input
 
 PREFIX_MASK = Input("prefix_mask", "bool", (None,))
 # Positions that are added to states: what is placed has those of the encoder.
-_ADDED = ("learned", "sinusoidal")
+ADDED_POSITIONS = ("learned", "sinusoidal")
 
 
 class Placing:
@@ -51,7 +51,7 @@ class Placing:
 
     def stem_inputs(self, cache_positions) -> tuple[Mapping[str, Any], Any]:
         """The inputs of the stem, and the positions that a cache counts, as the stem has them."""
-        if self.config.side("decoder").position not in _ADDED:
+        if self.config.side("decoder").position not in ADDED_POSITIONS:
             return self.inputs, cache_positions
         before = self.config.num_placeholders if self.states is None else self.counted
         if cache_positions is not None:

@@ -7,12 +7,18 @@ from tests.checkpoints import (
     family_duals,
     family_encoders,
     family_images,
+    family_placed,
     family_seq2seqs,
     family_sound,
 )
 
 OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-OF_OTHERS = {**family_images.CONFIGS, **family_sound.CONFIGS, **family_duals.CONFIGS}
+OF_OTHERS = {
+    **family_images.CONFIGS,
+    **family_sound.CONFIGS,
+    **family_duals.CONFIGS,
+    **family_placed.CONFIGS,
+}
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -28,6 +34,7 @@ LANGUAGE_MODELS = {
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration",
 }
 
 

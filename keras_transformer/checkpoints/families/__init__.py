@@ -29,6 +29,7 @@ from keras_transformer.checkpoints.families.gptj import GPTJ
 from keras_transformer.checkpoints.families.granite import GRANITE
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.llava import LLAVA
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.longt5 import LONGT5
 from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
@@ -113,6 +114,7 @@ FAMILIES = {
         WHISPER,
         CLIP,
         SIGLIP,
+        LLAVA,
     )
 }
 
