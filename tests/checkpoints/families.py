@@ -35,6 +35,7 @@ LANGUAGE_MODELS = {
     "longt5": "LongT5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "paligemma": "PaliGemmaForConditionalGeneration",
 }
 
 

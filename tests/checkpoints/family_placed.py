@@ -21,6 +21,21 @@ _OTHER = {
 }
 _LLAMA = {**LLAMA, "model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
 
+_SIGLIP = {
+    "model_type": "siglip_vision_model", "vision_use_head": False, "hidden_size": 18,
+    "intermediate_size": 26, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 20,
+    "patch_size": 5,
+}  # fmt: skip
+_GEMMA = {
+    **LLAMA, "model_type": "gemma", "head_dim": 6, "bos_token_id": 2, "eos_token_id": 1,
+    "pad_token_id": 0,
+}  # fmt: skip
+# Some of the prompt is beyond the window, which it sees all the same.
+_GEMMA2 = {
+    **_GEMMA, "model_type": "gemma2", "sliding_window": 7, "query_pre_attn_scalar": 5,
+    "num_hidden_layers": 3, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+
 CONFIGS = {
     "llava": (
         "Llava",
@@ -41,6 +56,20 @@ CONFIGS = {
                 "image_token_index": 4,
                 "vision_feature_layer": -1,
                 "vision_feature_select_strategy": "full",
+            },
+        ],
+    ),
+    "paligemma": (
+        "PaliGemma",
+        [
+            {
+                "vision_config": _SIGLIP, "text_config": _GEMMA, "image_token_index": 60,
+                "projection_dim": 12, "hidden_size": 12,
+            },
+            {
+                "vision_config": {**_SIGLIP, "layer_norm_eps": 1e-3, "hidden_act": "gelu"},
+                "text_config": _GEMMA2, "image_token_index": 57, "projection_dim": 12,
+                "hidden_size": 12, "tie_word_embeddings": False,
             },
         ],
     ),

@@ -42,6 +42,7 @@ from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.olmoe import OLMOE
 from keras_transformer.checkpoints.families.opt import OPT
+from keras_transformer.checkpoints.families.paligemma import PALIGEMMA
 from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -115,6 +116,7 @@ FAMILIES = {
         CLIP,
         SIGLIP,
         LLAVA,
+        PALIGEMMA,
     )
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Values
-from keras_transformer.checkpoints.heads import END_IDS
+from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.checkpoints.weights import Weight
 from keras_transformer.config import TransformerConfig
 
@@ -57,3 +57,13 @@ def _read_ends(values: Values) -> dict[str, Any]:
 
 # The end of a text, which stands in the config of the text where theirs has none.
 TEXT_END = Conversion(_read_ends, lambda task: {})
+
+
+def _read_start(values: Values) -> dict[str, Any]:
+    text = nested(values, "text_config")
+    start = values.get("bos_token_id", text.get("bos_token_id"))
+    return START_ID.read({"decoder_start_token_id": start} | dict(values))
+
+
+# Likewise its start, of families whose processor sets it and not their tokenizer.
+TEXT_START = Conversion(_read_start, lambda task: {})
