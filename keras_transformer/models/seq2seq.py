@@ -77,6 +77,8 @@ class Seq2Seq(Backbone):
         self.decoder_stem, self.decoder = self._side(
             decoder, self.token_embedding, None if self.is_placed else encoder.hidden_dim
         )
+        if self.is_placed and decoder.position == "learned":
+            self.decoder_stem.position_embedding.uncounted = config.num_placeholders
         self.projector = None
         if config.projector != "none":
             self.projector = Projector(

@@ -35,6 +35,11 @@ _GEMMA2 = {
     **_GEMMA, "model_type": "gemma2", "sliding_window": 7, "query_pre_attn_scalar": 5,
     "num_hidden_layers": 3, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_GIT = {
+    "vocab_size": 61, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "intermediate_size": 20, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
 
 CONFIGS = {
     "llava": (
@@ -70,6 +75,17 @@ CONFIGS = {
                 "vision_config": {**_SIGLIP, "layer_norm_eps": 1e-3, "hidden_act": "gelu"},
                 "text_config": _GEMMA2, "image_token_index": 57, "projection_dim": 12,
                 "hidden_size": 12, "tie_word_embeddings": False,
+            },
+        ],
+    ),
+    "git": (
+        "Git",
+        [
+            {"vision_config": {**_IMAGES, "model_type": "git_vision_model"}, **_GIT},
+            {
+                "vision_config": {**_OTHER, "model_type": "git_vision_model"}, **_GIT,
+                "hidden_act": "relu", "layer_norm_eps": 1e-4, "tie_word_embeddings": True,
+                "pad_token_id": 3,
             },
         ],
     ),

@@ -63,12 +63,19 @@ def ours_of(task, images, rows, behind=()):
     return inputs, mask
 
 
+def count_placed(config):
+    """The placeholders of a GIT."""
+    return FAMILIES["git"].config(config.to_dict()).num_placeholders
+
+
 def theirs_of(reference, image, row, behind=()):
     """The same of one row alone, as theirs takes it."""
     given = {
         "pixel_values": torch.tensor(np.moveaxis(image, -1, 0)[None].copy()),
         "input_ids": torch.tensor([[*row, *behind]]),
     }
+    if reference.config.model_type == "git":  # whose images stand in front by themselves
+        given["input_ids"] = given["input_ids"][:, count_placed(reference.config) :]
     if reference.config.model_type == "paligemma":
         given["token_type_ids"] = torch.tensor([[0] * len(row) + [1] * len(behind)])
         given["attention_mask"] = torch.ones_like(given["input_ids"])

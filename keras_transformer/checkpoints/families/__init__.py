@@ -22,6 +22,7 @@ from keras_transformer.checkpoints.families.electra import ELECTRA
 from keras_transformer.checkpoints.families.falcon import FALCON
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.git import GIT
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
@@ -117,6 +118,7 @@ FAMILIES = {
         SIGLIP,
         LLAVA,
         PALIGEMMA,
+        GIT,
     )
 }
 
