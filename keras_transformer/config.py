@@ -16,6 +16,7 @@ from keras_transformer.config_checks import (
 from keras_transformer.config_feed_forward import ACTIVATIONS as ACTIVATIONS
 from keras_transformer.config_feed_forward import FeedForwardOptions
 from keras_transformer.config_pattern import PatternOptions
+from keras_transformer.config_placed import PLACED, PlacedOptions, check_placed
 from keras_transformer.config_positions import POSITIONS as POSITIONS
 from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
 from keras_transformer.config_positions import PositionOptions, check_positions
@@ -35,7 +36,12 @@ MOST_LAYERS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(
-    PatternOptions, PositionOptions, FeedForwardOptions, VectorOptions, StateOptions
+    PatternOptions,
+    PositionOptions,
+    FeedForwardOptions,
+    VectorOptions,
+    StateOptions,
+    PlacedOptions,
 ):
     """The complete description of a backbone: values only, no code.
 
@@ -308,6 +314,7 @@ class TransformerConfig(
         check_overrides(self)
         check_vectors(self)
         check_states(self)
+        check_placed(self)
 
     def side(self, name: str) -> "TransformerConfig":
         """The flat config of one side, of kind `name`.
@@ -320,7 +327,7 @@ class TransformerConfig(
         if self.kind not in TWO_SIDED or name not in SIDES:
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
         both = self.stated()
-        for none in ("num_decoder_layers", "share_embeddings"):
+        for none in ("num_decoder_layers", "share_embeddings", *PLACED):
             both.pop(none, None)
         both |= {"similarity_bias": False, "encoder_projection": False}
         both |= {} if name == "decoder" else {"output_transform": None}

@@ -262,7 +262,7 @@ def _check_sides(config: "TransformerConfig") -> None:
             f"num_decoder_layers={config.num_decoder_layers} and decoder="
             f"{{'num_layers': {decoder.num_layers}}} contradict each other. Give one of them."
         )
-    if decoder.parallel_residual:
+    if decoder.parallel_residual and config.placeholder_id is None:
         raise ValueError(
             "`parallel_residual` has no place for the cross-attention of kind='seq2seq'."
         )

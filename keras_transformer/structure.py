@@ -166,6 +166,16 @@ SIMILARITY = (
     *weight_of("similarity_bias", kind="dual", similarity_bias=True),
 )
 
+# `layers.Projector`, from states of an encoder to those that a decoder has among its own.
+_LINEAR, _NORMALIZED, _MLP = ({"projector": name} for name in ("linear", "normalized", "mlp"))
+PROJECTOR = (
+    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_LINEAR),
+    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_NORMALIZED),
+    *dense_of("projector/mlp/intermediate", "source_dim", "target_dim", "projector_bias", **_MLP),
+    *dense_of("projector/mlp/output", "target_dim", "target_dim", "projector_bias", **_MLP),
+)
+_PROJECTOR_NORM = norm_of("projector/norm", "target_dim")
+
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
     *weight_of(
@@ -220,7 +230,7 @@ _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
 _ALL = (
     *TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD,
-    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTION,
+    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTION, *PROJECTOR, *_PROJECTOR_NORM,
 )  # fmt: skip
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
@@ -243,6 +253,7 @@ class Side:
     depth: int  # how many layers are computed
     groups: int  # how many have weights of their own
     source_dim: int | None = None  # width of the encoder states that it attends to
+    is_target: bool = False  # whether it has rows of their own, beside those of a source
 
     def layer(self, i: int) -> TransformerConfig:
         """The flat config of one layer."""
@@ -254,10 +265,12 @@ def sides(config: TransformerConfig) -> list[Side]:
     found: list[Side] = []
     for side in config.sides:
         source = None
-        if found and config.kind == "seq2seq":
+        target = bool(found) and config.kind == "seq2seq"
+        if target and config.placeholder_id is None:
             projected = side if config.encoder_projection else found[0].config
             source = projected.hidden_dim
-        found.append(Side(side.kind, side, side.num_layers, max(block_order(side)) + 1, source))
+        groups = max(block_order(side)) + 1
+        found.append(Side(side.kind, side, side.num_layers, groups, source, target))
     return found
 
 
@@ -299,7 +312,7 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         found += of(FINAL, side.config, f"{side.name}/")
         if config.kind == "dual":
             found += of(VECTOR, side.config, f"{side.name}/")
-    found += of(SIMILARITY, config) + projection_weights(config)
+    found += [*projector_weights(config), *of(SIMILARITY, config), *projection_weights(config)]
     return found + of((*POOLER, *_STATES, *TRANSFORM), config.sides[-1])
 
 
@@ -309,6 +322,16 @@ def projection_weights(config: TransformerConfig) -> list[Weight]:
         return []
     encoder, decoder = config.sides
     return of(PROJECTION, decoder, encoder_dim=encoder.hidden_dim)
+
+
+def projector_weights(config: TransformerConfig) -> list[Weight]:
+    """Those that make states of a decoder of an encoder's, if it has them among its own."""
+    if config.projector == "none":
+        return []
+    encoder, decoder = config.sides
+    sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
+    norm = of(_PROJECTOR_NORM, encoder, **sizes) if config.projector == "normalized" else []
+    return of(PROJECTOR, config, **sizes) + norm
 
 
 def input_weights(config: TransformerConfig, folder: str = "") -> list[Weight]:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.structure import sides
 from keras_transformer.weight import NORMALIZATIONS
 
@@ -183,12 +183,16 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     lines = []
     stacks = {side.name: side for side in sides(config)}
     for weight in table:
-        if weight.when is not None and getattr(config, weight.when[0]) != weight.when[1]:
-            continue
-        weight = weight.of(config)
+        side = stacks.get(weight.ours.split("/")[0])
+        flat = config if side is None else side.config
+        if weight.when is not None:
+            name, value = weight.when
+            if getattr(config if OPTIONS[name]["of"] == "model" else flat, name) != value:
+                continue
+        weight = weight.of(flat)
         if "{i}" in weight.ours:
             # A model may lack the side of the line.
-            if side := stacks.get(weight.ours.split("/")[0]):
+            if side is not None:
                 each = side.config.layers_per_group
                 lines.extend(weight.at(i, each) for i in range(side.groups))
         else:

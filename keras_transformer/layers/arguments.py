@@ -13,7 +13,7 @@ from keras_transformer.kerashub_names import refuse_argument
 # The axes of what an attention is given beside its states, behind that of the batch.
 _AXES = {
     **dict.fromkeys(("mask", "query_mask", "inputs_mask"), ("tokens",)),
-    **dict.fromkeys(("query_positions", "query_pack"), ("queries",)),
+    **dict.fromkeys(("query_positions", "query_pack", "prefix"), ("queries",)),
     **dict.fromkeys(("padding", "key_positions", "key_pack"), ("keys",)),
     **dict.fromkeys(("value_mask", "encoder_states_mask"), ("keys",)),
     "explicit": ("queries", "keys"),

@@ -48,7 +48,8 @@ def in_turns(
     visibility = visibility._replace(key_pack=visibility.packs[1])
     length = queries.shape[1]
     blocks = Blocks(length, _AT_A_TIME, 0, 0)
-    names = [n for n in ("query_pack", "query_positions") if getattr(visibility, n) is not None]
+    names = ("query_pack", "query_positions", "prefix")
+    names = [name for name in names if getattr(visibility, name) is not None]
     of_queries = [queries, *(getattr(visibility, name) for name in names)]
     firsts = ops.arange(0, length, _AT_A_TIME, dtype="int32") + visibility.first_slot
     seeds = None if draw is None else draw(firsts.shape[0])
@@ -126,7 +127,8 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, visibility: Visibility, length, always: bool = False) -> "Blocks | None":
         """For self-attention of sequences of a length, None where blocks would save nothing."""
-        if not visibility.has_pattern or visibility.explicit is not None:
+        whole = (visibility.explicit, visibility.prefix)  # are of all pairs
+        if not visibility.has_pattern or any(part is not None for part in whole):
             return None
         if visibility.block_size is not None:
             short = not isinstance(length, int) or length <= visibility.full_length

@@ -31,6 +31,8 @@ class Visibility(NamedTuple):
             all, causality too.
         global_positions: int `(batch or 1, count)`, the places of tokens that see all others and
             are seen by all, whatever the window; -1 for none.
+        prefix: int `(batch, query_length)`, a query sees the first so many keys, whatever causality
+            and the window; 0 for none.
         causal: bool, query `i`, which is in slot `first_slot + i`, sees the keys of the slots up
             to its own.
         window: int, a query sees the keys at most `window - 1` places away.
@@ -61,6 +63,7 @@ class Visibility(NamedTuple):
     key_positions: Any = None
     explicit: Any = None
     global_positions: Any = None
+    prefix: Any = None
     causal: bool | None = None
     window: int | None = None
     dilation: int | None = None
@@ -84,7 +87,7 @@ class Visibility(NamedTuple):
             cached: bool, whether there is a cache: who keeps one gives its positions to any layer.
         """
         reason = "they are options of the layer, or known to its cache."
-        refuse_unused(reason, **dict(zip(self._fields[7:], self[7:], strict=True)))
+        refuse_unused(reason, **dict(zip(self._fields[8:], self[8:], strict=True)))
         if self.query_pack is None:
             reason = "`query_pack`, the documents of the queries, is not given."
             refuse_unused(reason, key_pack=self.key_pack)
@@ -105,7 +108,7 @@ class Visibility(NamedTuple):
 
     def tensors(self) -> dict[str, Any]:
         """What a caller may give, by name."""
-        return dict(zip(self._fields[:7], self[:7], strict=True))
+        return dict(zip(self._fields[:8], self[:8], strict=True))
 
     def of_first_query(self) -> "Visibility":
         """What the first query sees, of keys that are those of the queries."""
@@ -126,7 +129,8 @@ class Visibility(NamedTuple):
     @property
     def is_causality_alone(self) -> bool:
         """Whether it is all said by the causality that the kernels of the backends know."""
-        further = (self.padding, self.window, self.block_size, self.query_pack, self.explicit)
+        further = (self.padding, self.window, self.block_size, self.query_pack)
+        further = (*further, self.explicit, self.prefix)
         return (
             bool(self.causal)
             and (self.first_slot is None or is_zero(self.first_slot))
@@ -142,10 +146,16 @@ class Visibility(NamedTuple):
             first = 0 if self.first_slot is None else self.first_slot
             query_slots = (first + ops.arange(query_length, dtype="int32"))[None]
             key_slots = ops.arange(key_length, dtype="int32")[None]
-        if self.causal:
-            parts.append(_pairs(query_slots, key_slots, ops.greater_equal))
-        if self.has_pattern:
-            parts.append(self._pattern(query_slots, key_slots, key_length))
+            seen = []
+            if self.causal:
+                seen.append(_pairs(query_slots, key_slots, ops.greater_equal))
+            if self.has_pattern:
+                seen.append(self._pattern(query_slots, key_slots, key_length))
+            near = functools.reduce(ops.logical_and, seen)
+            if self.prefix is not None:
+                first = _pairs(ops.cast(self.prefix, "int32"), key_slots, ops.greater)
+                near = ops.logical_or(near, first)
+            parts.append(near)
         if self.query_pack is not None:
             parts.append(_pairs(*self.packs, ops.equal))
         if self.explicit is not None:

@@ -138,6 +138,7 @@ class LearnedPosition(Rematerializable, Embedding):
     def __init__(self, max_sequence_length: int, hidden_dim: int, offset: int = 0, **kwargs):
         super().__init__(max_sequence_length + offset, hidden_dim, **kwargs)
         self.offset = offset
+        self.uncounted = 0  # so many tokens of a sequence have no position of their own
         self.supports_masking = True
 
     def compute_mask(self, inputs, mask=None):
@@ -154,10 +155,12 @@ class LearnedPosition(Rematerializable, Embedding):
     def _checked(self, inputs, positions):
         """The positions to look up, if there is a vector for each."""
         length, longest = inputs.shape[1], self.input_dim - self.offset
-        if isinstance(length, int) and length > longest:  # on JAX it may be symbolic
+        if (
+            isinstance(length, int) and length - self.uncounted > longest
+        ):  # on JAX it may be symbolic
             raise ValueError(
-                f"The sequence has {length} tokens, but there are learned positions for "
-                f"{longest} only. Truncate the input, or raise `max_sequence_length`."
+                f"The sequence has {length - self.uncounted} tokens, but there are learned positions "
+                f"for {longest} only. Truncate the input, or raise `max_sequence_length`."
             )
         return (sequence_positions(inputs) if positions is None else positions) + self.offset
 

@@ -24,7 +24,8 @@ class BlockRun:
 
     Args:
         x: `(batch, length)` or `(batch, length, dim)`, the tokens or their states; for their shape.
-        inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`.
+        inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`, and
+            `prefix`, see `Visibility`.
         cache: what `call` was given, or None.
         collect: tuple of `"states"` and `"attention"`, what to collect of each block.
 
@@ -44,13 +45,17 @@ class BlockRun:
         names = ("padding_mask", "pack_ids", "position_ids", "global_positions")
         padding, packs, positions, of_all = map(inputs.get, names)
         self.visibility = Visibility(
-            padding, query_pack=packs, query_positions=positions, global_positions=of_all
+            padding,
+            query_pack=packs,
+            query_positions=positions,
+            global_positions=of_all,
+            prefix=inputs.get("prefix"),
         )
         self.visibilities = {None: self.visibility}
         if cache is not None:
             self.cache = cache.reserve(x, padding)
             self.visibilities = {
-                key: visibility._replace(query_pack=packs)
+                key: visibility._replace(query_pack=packs, prefix=inputs.get("prefix"))
                 for key, visibility in self.cache.visibilities(x.shape[1]).items()
             }
             self.visibility = next(iter(self.visibilities.values()))

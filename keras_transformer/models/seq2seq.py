@@ -4,18 +4,21 @@ import keras
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
+from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.before_logits import dense
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import check_states
+from keras_transformer.models.placing import PREFIX_MASK, Placing, check_places
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Seq2Seq(Backbone):
     """An encoder-decoder: the decoder attends to the encoded source and to its own past.
 
-    Both share one token embedding.
+    Both share one token embedding. With a `placeholder_id` the decoder does not attend to the
+    source: the encoder's states, projected, stand in the place of its placeholder tokens.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"`.
@@ -29,7 +32,9 @@ class Seq2Seq(Backbone):
             was filled before, the encoder's two are not needed; `encoder_states` may be given in
             place of `encoder_token_ids`. For packed rows also `encoder_position_ids`,
             `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
-            target token sees the source tokens of its own document.
+            target token sees the source tokens of its own document. With
+            `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool likewise, the tokens
+            of the prompt.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of that method.
@@ -53,7 +58,8 @@ class Seq2Seq(Backbone):
     assert states.shape == (1, 2, 32)
     ```
 
-    Source: Vaswani et al. 2017, section 3.
+    Source: Vaswani et al. 2017, section 3; with placeholders: Liu et al. 2023, "Visual Instruction
+    Tuning", section 4.1.
     """
 
     kind = "seq2seq"
@@ -75,9 +81,17 @@ class Seq2Seq(Backbone):
             self.encoder_projection = dense(
                 "encoder_projection", self.source_dim, decoder, self.initializer, self.dtype_policy
             )
+        self.is_placed = config.placeholder_id is not None
         self.decoder_stem, self.decoder = self._side(
-            decoder, self.token_embedding, cross_dim=self.source_dim
+            decoder, self.token_embedding, None if self.is_placed else self.source_dim
         )
+        if self.is_placed and decoder.position == "learned":
+            self.decoder_stem.position_embedding.uncounted = config.num_placeholders
+        self.projector = None
+        if config.projector != "none":
+            self.projector = Projector(
+                config, self.initializer, name="projector", dtype=self.dtype_policy
+            )
         self.build()
 
     def build(self, input_shape=None):
@@ -85,6 +99,8 @@ class Seq2Seq(Backbone):
             self.encoder_token_embedding.build((None, None))
         if self.encoder_projection is not None:
             self.encoder_projection.build((None, None, self.encoder.config.hidden_dim))
+        if self.projector is not None:
+            self.projector.build()
         super().build(input_shape)
 
     @property
@@ -93,6 +109,15 @@ class Seq2Seq(Backbone):
             "encoder_": (self.encoder_stem, self.encoder),
             "decoder_": (self.decoder_stem, self.decoder),
         }
+
+    def _inputs_of_sides(self) -> list:
+        source, (prefix, arrays, config) = super()._inputs_of_sides()
+        if self.config.placeholder_visibility == "prompt":
+            arrays = (*arrays, PREFIX_MASK)
+        if self.is_placed:  # which take no positions of the table
+            most = config.max_sequence_length + self.config.num_placeholders
+            config = config.replace(max_sequence_length=most)
+        return [source, (prefix, arrays, config)]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
@@ -103,7 +128,20 @@ class Seq2Seq(Backbone):
         inputs = super().checked_inputs(inputs, *args, **kwargs)
         if "encoder_states" in inputs:
             check_states("encoder_states", inputs["encoder_states"], self.source_dim)
+        if self.is_placed and not {"encoder_states", self.id_inputs[0]}.isdisjoint(inputs):
+            self._check_placed(inputs)
         return inputs
+
+    def _check_placed(self, inputs) -> None:
+        """ValueError for ids that the states of the encoder do not fit."""
+        ids, mask = inputs["decoder_token_ids"], inputs.get("decoder_padding_mask")
+        check_places(self.config, "decoder_token_ids", ids, mask)
+        prompt = self.config.placeholder_visibility == "prompt"
+        if prompt and "decoder_prefix_mask" not in inputs:
+            raise ValueError(
+                "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
+                "ids, True for placeholders and prompt and False for what follows on them."
+            )
 
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
@@ -128,6 +166,18 @@ class Seq2Seq(Backbone):
         states, *collected = found if collect else (found,)
         states = self.encoder_projection(states)
         return (states, *collected) if collect else states
+
+    def _projected(self, states):
+        """The states that are placed, of all of the encoder's."""
+        count = self.config.num_placeholders
+        if not self.config.place_class_token:
+            states = states[:, self.encoder.config.stem.num_tokens :]
+        if states.shape[1] not in (None, count):
+            raise ValueError(
+                f"The encoder made {states.shape[1]} states of an input, and {count} are placed: "
+                "the images of this model are of one size, that of the `stem` in its config."
+            )
+        return states if self.projector is None else self.projector(states)
 
     def call(
         self,
@@ -154,16 +204,29 @@ class Seq2Seq(Backbone):
             states = self._encoded(source, collect, training)
             if collect:
                 states, collected = states
-        run = BlockRun(target["token_ids"], target, cache, collect)
-        embedded = self.decoder_stem(target, cache_positions=run.cache_positions, training=training)
-        result = self.decoder(
-            embedded.states,
-            run=run,
-            encoder_states=states,
-            encoder_padding_mask=source.get("padding_mask"),
-            encoder_pack_ids=source.get("pack_ids"),
-            training=training,
-        )
+        if self.is_placed:
+            result = self._with_placed(states, target, cache, collect, training)
+        else:
+            run = BlockRun(target["token_ids"], target, cache, collect)
+            positions = run.cache_positions
+            embedded = self.decoder_stem(target, cache_positions=positions, training=training)
+            result = self.decoder(
+                embedded.states,
+                run=run,
+                encoder_states=states,
+                encoder_padding_mask=source.get("padding_mask"),
+                encoder_pack_ids=source.get("pack_ids"),
+                training=training,
+            )
         if collect:
             result[-1].update({f"encoder_{name}": found for name, found in collected.items()})
         return result
+
+    def _with_placed(self, states, target, cache, collect, training):
+        """What the decoder gives of tokens, some of which are states of the encoder."""
+        placing = Placing(self.config, target, None if states is None else self._projected(states))
+        target = {**target, "prefix": placing.prefix}
+        run = BlockRun(target["token_ids"], target, cache, collect)
+        inputs, positions = placing.stem_inputs(run.cache_positions)
+        embedded = self.decoder_stem(inputs, cache_positions=positions, training=training)
+        return self.decoder(placing.put(embedded.states), run=run, training=training)

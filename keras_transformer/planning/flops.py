@@ -16,6 +16,7 @@ from keras_transformer.structure import (
     input_weights,
     of,
     projection_weights,
+    projector_weights,
     sides,
 )
 
@@ -124,7 +125,7 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
     """Those of the blocks and of the stems, for one row and one pass."""
     blocks, stems = 0, 2 * length * _kernels(projection_weights(config))
     for side in sides(config):
-        tokens = target if side.source_dim else length
+        tokens = target if side.is_target else length
         for i in range(side.depth):
             queries = 1 if first_only and i == side.depth - 1 else tokens
             attended = [(tokens, tokens)] + ([(length, length)] if side.source_dim else [])
@@ -132,6 +133,7 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
         stems += 2 * tokens * _kernels(of(STEM, side.config))
         for weight in input_weights(side.config):
             stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
+    stems += 2 * config.num_placeholders * _kernels(projector_weights(config))
     return blocks, stems
 
 

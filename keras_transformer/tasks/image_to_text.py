@@ -2,37 +2,47 @@
 
 import keras
 
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
+from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.placeholders import check_template, in_template
 from keras_transformer.tasks.source_to_text import SourceToText
 from keras_transformer.tasks.sources import PictureProcessor
+from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ImageToText(SourceToText):
-    """An encoder-decoder that reads an image and writes text: a caption, or an answer.
+    """A model that reads an image and writes text: a caption, or an answer.
 
     Trains on images and texts, `fit(images, captions)`, or on images, questions and answers,
     `fit((images, questions), answers)`. Compiled with Adam (1e-4), token cross-entropy, perplexity
     and accuracy; `compile` changes that, and takes the default `sampler`.
 
     Args:
-        backbone: a `Seq2Seq` whose encoder has a `stem` of images.
+        backbone: a `Seq2Seq` whose encoder has a `stem` of images. Its decoder attends to the
+            encoder's states, or with a `placeholder_id` has them among those of its prompt.
         processor: `processors.ImageProcessor`; None for a task that takes arrays and ids.
         tokenizer: `Tokenizer`, likewise.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
-            without one its padding.
+            without one its padding, or with placeholders none.
         end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
+        template: str, what a prompt is written into, where `"{prompt}"` stands for it, such as
+            `"USER: <image>\\n{prompt} ASSISTANT:"`. A prompt that says itself where the
+            placeholder is goes as it is. Defaults to the prompt alone.
         name: str.
 
     Call arguments:
         inputs: dict of `encoder_images` float `(batch, height, width, channels)`,
-            `decoder_token_ids` and `decoder_padding_mask`, as for `Seq2Seq`.
+            `decoder_token_ids`, `decoder_padding_mask` and perhaps `decoder_prefix_mask`, as for
+            `Seq2Seq`.
 
     Returns:
         Logits, float `(batch, target_length, vocabulary_size)`.
 
     Raises:
-        ValueError: for a backbone whose encoder reads no images.
+        ValueError: for a backbone whose encoder reads no images, or a template without a place for
+            the prompt.
 
     Example:
     ```python
@@ -57,7 +67,8 @@ class ImageToText(SourceToText):
     ```
 
     Source: Vinyals et al. 2015, "Show and Tell", section 3, with the encoder of Dosovitskiy et al.
-    2020 and the decoder of Vaswani et al. 2017.
+    2020 and the decoder of Vaswani et al. 2017; with placeholders: Liu et al. 2023, "Visual
+    Instruction Tuning".
     """
 
     alias = "image_to_text"
@@ -65,6 +76,31 @@ class ImageToText(SourceToText):
     reads_arrays = ("encoder_images",)
     stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
     source_unit = "image"
+    task_options = (*SourceToText.task_options, "template")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: Processor | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_id: int | None = None,
+        end_ids: list[int] | None = None,
+        template: str | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(backbone, processor, tokenizer, start_id, end_ids, name=name)
+        self.template = check_template(template)
+
+    def prompt_rows(self, prompts, count, **options):
+        if prompts is None and self.template is not None and self.tokenizer is not None:
+            prompts = ""
+        return super().prompt_rows(prompts, count, **options)
+
+    def _encoded_prompts(self, prompts, count):
+        place = self.backbone.config.placeholder_id
+        token = None if place is None else self.tokenizer.id_to_token(place)
+        texts = self._prompt_texts(prompts, count)
+        return self._encode_prompts(in_template(self.template, texts, token))
 
     @reads
     def caption(self, images, **options):

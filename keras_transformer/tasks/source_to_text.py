@@ -10,16 +10,18 @@ from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.placing import ADDED_POSITIONS
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.language_model import LanguageModel
+from keras_transformer.tasks.placeholders import placed_rows
 from keras_transformer.tasks.sources import SourceProcessor, SourceRows
 from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, with_end
 from keras_transformer.tokenizers import Tokenizer
 
 
 class SourceToText(LanguageModel):
-    """An encoder-decoder whose encoder reads images or sound, and whose decoder writes text.
+    """An encoder whose input is images or sound, and a decoder that writes text.
 
     A subclass names its processor, what it may read (`reads_arrays`), and how arrays are made of
     what the processor gives (`arrays_of`), if it is more than the first input of the backbone.
@@ -54,9 +56,15 @@ class SourceToText(LanguageModel):
             )
         if start_id is None and self.tokenizer is not None:
             start_id = self.tokenizer.start_id
-        self.start_id = self.pad_id if start_id is None else start_id
+        if start_id is None and not self.is_placed:  # where placeholders may be all that there is
+            start_id = self.pad_id
         most = backbone.config.sides[-1].vocabulary_size - 1
-        self.start_id = check_int("start_id", self.start_id, at_least=0, at_most=most)
+        self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the decoder has the encoder's states among those of its prompt."""
+        return self.backbone.config.placeholder_id is not None
 
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
         """The arrays of the encoder, of sources as the processor takes them."""
@@ -64,8 +72,17 @@ class SourceToText(LanguageModel):
 
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
         """What the decoder begins with, ids for each of `count` sources; of texts, one for each."""
-        if prompts is None:
-            return [[self.start_id]] * count
+        start = [] if self.start_id is None else [self.start_id]
+        encoded = [[]] * count if prompts is None else self._encoded_prompts(prompts, count)
+        if self.is_placed:
+            return placed_rows(self.backbone.config, encoded, start)
+        return [[*start, *row] for row in encoded]
+
+    def _encoded_prompts(self, prompts: Any, count: int) -> list[list[int]]:
+        return self._encode_prompts(self._prompt_texts(prompts, count))
+
+    def _prompt_texts(self, prompts: Any, count: int) -> list[str]:
+        """A prompt for each of `count` sources, of one for each or one for all."""
         texts = [prompts] * count if isinstance(prompts, str) else text_rows(prompts, "prompts")
         if len(texts) != count:
             raise ValueError(
@@ -74,8 +91,10 @@ class SourceToText(LanguageModel):
             )
         for place, text in enumerate(texts):
             check_text(f"prompts[{place}]", text)
-        encoded = self.tokenizer.encode_batch(texts, special_tokens=False)
-        return [[self.start_id, *row] for row in encoded]
+        return texts
+
+    def _encode_prompts(self, texts):
+        return self.tokenizer.encode_batch(texts, special_tokens=False)
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Sources and their texts as batches, the decoder's input shifted by one.
@@ -100,7 +119,7 @@ class SourceToText(LanguageModel):
         max_length = take_max_length(self, options, at_least=2)
         own = {name: options.pop(name) for name in processor.options if name in options}
         starts = self.prompt_rows(prompts, len(sources), **own)
-        room = max_length + 1 - max(map(len, starts))
+        room = max_length - max(map(self.positions_before, starts))
         if room < 2:
             raise ValueError(f"`max_length`={max_length} leaves no room behind the prompts.")
         encoded = processor.tokenizer.encode_targets(texts)
@@ -112,8 +131,10 @@ class SourceToText(LanguageModel):
             inputs = self.arrays_of([sources[i] for i in arrays["row"]], arrays["row"])
             inputs["decoder_token_ids"] = arrays["inputs"]
             inputs["decoder_padding_mask"] = masks["inputs"]
-            places = np.arange(arrays["inputs"].shape[1])
-            learned = masks["inputs"] & (places >= arrays["skipped"][:, None])
+            places, skipped = np.arange(arrays["inputs"].shape[1]), arrays["skipped"][:, None]
+            learned = masks["inputs"] & (places >= skipped)
+            if self._sees_prompt:
+                inputs["decoder_prefix_mask"] = places <= skipped
             return inputs, arrays["targets"], learned.astype("float32")
 
         columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
@@ -224,16 +245,28 @@ class SourceToText(LanguageModel):
         return self._scores(list(zip(starts, rows, strict=True)), per_token, alone, further)
 
     def positions_before(self, prompt: list[int]) -> int:
-        return len(prompt) - 1  # The start takes the place of the last token, which is not read.
+        # The start takes the place of the last token, which is not read.
+        config = self.backbone.config
+        counted = config.sides[-1].position in ADDED_POSITIONS
+        return len(prompt) - 1 - (config.num_placeholders if counted else 0)
+
+    @property
+    def _sees_prompt(self) -> bool:
+        """Whether the tokens of a prompt see each other."""
+        return self.backbone.config.placeholder_visibility == "prompt"
 
     def _to_texts(self, prompts, continuations):
         return self.tokenizer.decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
-        return {"decoder_token_ids": ids, "decoder_padding_mask": mask}
+        inputs = {"decoder_token_ids": ids, "decoder_padding_mask": mask}
+        return inputs | ({"decoder_prefix_mask": mask} if self._sees_prompt else {})
 
     def _scoring_inputs(self, prompts, continuations):
         rows = [[*p, *c[:-1]] for p, c in zip(prompts, continuations, strict=True)]
         ids, mask = pad_for(self.backbone.config.sides[-1], rows, self.pad_id)
         first = np.array([len(prompt) - 1 for prompt in prompts], "int64")
-        return self._engine_inputs(ids, mask), first
+        inputs = self._engine_inputs(ids, mask)
+        if self._sees_prompt:
+            inputs["decoder_prefix_mask"] = np.arange(ids.shape[1]) <= first[:, None]
+        return inputs, first

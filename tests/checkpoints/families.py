@@ -7,6 +7,7 @@ from tests.checkpoints import (
     family_duals,
     family_encoders,
     family_images,
+    family_placed,
     family_seq2seqs,
     family_sound,
     family_writers,
@@ -23,6 +24,7 @@ OF_OTHERS = {
     **family_sound.CONFIGS,
     **family_duals.CONFIGS,
     **family_writers.OF_IMAGES,
+    **family_placed.CONFIGS,
 }
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
@@ -42,6 +44,8 @@ LANGUAGE_MODELS = {
     "encoder-decoder": "EncoderDecoderModel",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration",
+    "paligemma": "PaliGemmaForConditionalGeneration",
 }
 
 

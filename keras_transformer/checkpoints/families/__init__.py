@@ -24,6 +24,7 @@ from keras_transformer.checkpoints.families.encoder_decoder import ENCODER_DECOD
 from keras_transformer.checkpoints.families.falcon import FALCON
 from keras_transformer.checkpoints.families.family import Family
 from keras_transformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
+from keras_transformer.checkpoints.families.git import GIT
 from keras_transformer.checkpoints.families.gpt import GPT, GPT2
 from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
@@ -31,6 +32,7 @@ from keras_transformer.checkpoints.families.gptj import GPTJ
 from keras_transformer.checkpoints.families.granite import GRANITE
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_transformer.checkpoints.families.llava import LLAVA
 from keras_transformer.checkpoints.families.longformer import LONGFORMER
 from keras_transformer.checkpoints.families.longt5 import LONGT5
 from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
@@ -43,6 +45,7 @@ from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.olmoe import OLMOE
 from keras_transformer.checkpoints.families.opt import OPT
+from keras_transformer.checkpoints.families.paligemma import PALIGEMMA
 from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -119,6 +122,9 @@ FAMILIES = {
         BLIP,
         CLIP,
         SIGLIP,
+        LLAVA,
+        PALIGEMMA,
+        GIT,
     )
 }
 

@@ -25,6 +25,13 @@ _IMAGES = {
     "intermediate_size": Field("intermediate_dim", 3072),
     "num_attention_heads": Field("num_heads", 12),
 }
+# The tower of images, which other families have too.
+IMAGES = (_IMAGES, {"embedding_normalization": True}, (patches(224, 32, use_bias=False),))
+IMAGE_WEIGHTS = (
+    Weight("encoder/input_class_token", "vision_model.embeddings.class_embedding"),
+    *STACKS,
+    *layers({"encoder/embedding_norm": "vision_model.pre_layrnorm"}),
+)
 _TEXTS = {
     **_SHARED,
     "vocab_size": Field("vocabulary_size", 49408),
@@ -61,20 +68,14 @@ CLIP = Family(
     constants={"kind": "dual"},
     conversions=(
         towers(
-            images=(
-                _IMAGES,
-                {"vector_pooling": "first", "embedding_normalization": True},
-                (patches(224, 32, use_bias=False),),
-            ),
+            images=(IMAGES[0], {**IMAGES[1], "vector_pooling": "first"}, IMAGES[2]),
             texts=(_TEXTS, {"vector_pooling": "end"}, (Conversion(_read_end, _write_end),)),
         ),
         Conversion(_read_width, _write_width),
     ),
     weights=(
-        Weight("encoder/input_class_token", "vision_model.embeddings.class_embedding"),
-        *STACKS,
+        *IMAGE_WEIGHTS,
         *layers({
-            "encoder/embedding_norm": "vision_model.pre_layrnorm",
             "encoder/vector_projection": "visual_projection",
             "decoder/vector_projection": "text_projection",
         }),

@@ -22,6 +22,8 @@ _SHARED = {
     "intermediate_size": Field("intermediate_dim", 3072),
     "num_attention_heads": Field("num_heads", 12),
 }
+# The tower of images, which other families have too.
+IMAGES = (_SHARED, {}, (patches(224, 16, class_token=False),))
 _TEXTS = {
     **_SHARED,
     "vocab_size": Field("vocabulary_size", 32000),
@@ -48,11 +50,7 @@ SIGLIP = Family(
     constants={"kind": "dual", "similarity_bias": True},
     conversions=(
         towers(
-            images=(
-                _SHARED,
-                {"vector_pooling": "attention"},
-                (patches(224, 16, class_token=False),),
-            ),
+            images=(IMAGES[0], {"vector_pooling": "attention"}, IMAGES[2]),
             texts=(
                 _TEXTS,
                 {"vector_pooling": "last", "bidirectional": True},

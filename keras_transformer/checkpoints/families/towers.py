@@ -1,11 +1,12 @@
 """What families of images and texts share: two configs, and the names of two stacks of blocks."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import ACTIVATIONS, Conversion, Field, Values
-from keras_transformer.checkpoints.weights import attention, layers
-from keras_transformer.config import TransformerConfig
+from keras_transformer.checkpoints.weights import Weight, attention, layers
+from keras_transformer.config import OPTIONS, TransformerConfig
 
 # The fields of a tower, the values that it always has, and what is neither of the two.
 Tower = tuple[Mapping[str, Field], Mapping[str, Any], tuple[Conversion, ...]]
@@ -35,6 +36,57 @@ def towers(images: Tower, texts: Tower) -> Conversion:
         }
 
     return Conversion(read, write)
+
+
+def read_images(values: Values, tower: Tower) -> TransformerConfig:
+    """The config of a tower of images alone, of their `vision_config`."""
+    return TransformerConfig(
+        kind="encoder", vocabulary_size=0, **_CONSTANTS | _read(values, "vision", tower)
+    )
+
+
+def write_images(side: TransformerConfig, tower: Tower) -> dict[str, Any]:
+    """Their `vision_config`. ValueError for an encoder that no such tower computes."""
+    theirs = _written(side, tower)
+    back = read_images({"vision_config": theirs}, tower)
+    for name, known in OPTIONS.items():
+        own, value = getattr(side, name), getattr(back, name)
+        counts = known["of"] in ("side", "layer") and name not in _FREE
+        if counts and own != value:
+            raise ValueError(f"Its tower of images cannot express {name}={own!r}, only {value!r}.")
+    return theirs
+
+
+# Whether there is a norm behind the blocks, a family says. The others change no output.
+_FREE = ("final_normalization", "initializer_range", "max_sequence_length")
+
+
+def with_encoder(
+    encoder: TransformerConfig, decoder: TransformerConfig, **values: Any
+) -> dict[str, Any]:
+    """The values of a `"seq2seq"` of two flat configs, which are those of the decoder."""
+    flat, own = decoder.stated(), {}
+    stated = encoder.stated()
+    for name, known in OPTIONS.items():
+        value = getattr(encoder, name)
+        if known["of"] not in ("side", "layer") and name != "layer_pattern":
+            continue
+        if (name in flat and flat[name] != value) or (name not in flat and name in stated):
+            own[name] = stated.get(name, value)
+    return {**flat, "kind": "seq2seq", "encoder": own, **values}
+
+
+def of_images(lines: Iterable[Weight], name: str, *also: str) -> tuple[Weight, ...]:
+    """The lines of a tower of images where it is `name` and not `"vision_model."`, or `also`."""
+    return tuple(
+        dataclasses.replace(
+            line,
+            theirs=line.theirs.replace("vision_model.", name),
+            also=tuple(line.theirs.replace("vision_model.", each) for each in also),
+        )
+        for line in lines
+        if line.ours.startswith("encoder/")
+    )
 
 
 def _read(values: Values, name: str, tower: Tower) -> dict[str, Any]:

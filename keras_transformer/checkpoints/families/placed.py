@@ -1,0 +1,69 @@
+"""What families share whose decoder has states of images among its own: the config of the text."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Conversion, Family, Values
+from keras_transformer.checkpoints.heads import END_IDS, START_ID
+from keras_transformer.checkpoints.weights import Weight
+from keras_transformer.config import TransformerConfig
+
+
+def nested(values: Values, name: str) -> dict[str, Any]:
+    """A config within theirs. ValueError for what is none."""
+    given = values.get(name) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} must be an object, received {given!r}.")
+    return given
+
+
+def read_text(values: Values, *families: Family) -> TransformerConfig:
+    """The decoder of their `text_config`, which is of one of these families, the usual one first."""
+    text = nested(values, "text_config")
+    known = {family.model_type: family for family in families}
+    kind = text.get("model_type", families[0].model_type)
+    if kind not in known:
+        raise ValueError(
+            f"A text model {kind!r} is not supported, only {', '.join(map(repr, known))}."
+        )
+    return known[kind].config(text)
+
+
+def write_text(config: TransformerConfig, *families: Family) -> dict[str, Any]:
+    """Their `text_config` for the decoder of ours, of the first family that computes it."""
+    reasons = []
+    for family in families:
+        try:
+            theirs = family.published_config(config.side("decoder"))
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        return {name: value for name, value in theirs.items() if name != "architectures"}
+    raise ValueError(" ".join(reasons))
+
+
+def prefixed(lines: Iterable[Weight], prefix: str) -> tuple[Weight, ...]:
+    """The lines of a text model within another, without its output matrix."""
+    return tuple(
+        dataclasses.replace(line, theirs=prefix + line.theirs) for line in lines if not line.outside
+    )
+
+
+def _read_ends(values: Values) -> dict[str, Any]:
+    ends = {"eos_token_id": nested(values, "text_config").get("eos_token_id")}
+    return END_IDS.read({**ends, **{k: v for k, v in values.items() if v is not None}})
+
+
+# The end of a text, which stands in the config of the text where theirs has none.
+TEXT_END = Conversion(_read_ends, lambda task: {})
+
+
+def _read_start(values: Values) -> dict[str, Any]:
+    text = nested(values, "text_config")
+    start = values.get("bos_token_id", text.get("bos_token_id"))
+    return START_ID.read({"decoder_start_token_id": start} | dict(values))
+
+
+# Likewise its start, of families whose processor sets it and not their tokenizer.
+TEXT_START = Conversion(_read_start, lambda task: {})

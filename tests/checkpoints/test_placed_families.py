@@ -1,0 +1,208 @@
+"""Decoders with states of images among their own, against the Transformers library."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.checkpoints import backbone_variables, load_backbone
+from keras_transformer.checkpoints.families import FAMILIES
+from keras_transformer.checkpoints.safetensors_io import to_numpy
+from keras_transformer.generation import BeamSearch, Rules
+from keras_transformer.tasks.generating import GenerationCall
+from tests.checkpoints import families
+from tests.checkpoints.conftest import assert_same_values
+from tests.checkpoints.family_placed import CONFIGS
+from tests.checkpoints.test_families import _gradients, saved
+
+torch = pytest.importorskip("torch")
+
+CASES = [(name, i) for name, (_, configs) in CONFIGS.items() for i in range(len(configs))]
+# Behind the layers whose states are read, and so not in ours.
+UNREAD = ("post_layernorm",)
+
+
+def name_of(case):
+    return "{}-{}".format(*case)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=name_of)
+def both(request, tmp_path_factory):
+    reference = families.make(*request.param, "LanguageModel")
+    folder = saved(reference, tmp_path_factory.mktemp("theirs"))
+    return reference, kt.ImageToText.from_preset(folder)
+
+
+def rows_of(task, lengths=(5, 3), seed=3):
+    """Images, and prompts of so many tokens beside the placeholders, the first within the text."""
+    config, random = task.backbone.config, np.random.default_rng(seed)
+    stem = config.side("encoder").stem
+    shape = (len(lengths), *stem.image_size, stem.num_channels)
+    images = random.normal(size=shape).astype("float32")
+    rows = []
+    for place, length in enumerate(lengths):
+        ids = random.integers(5, 59, length).tolist()
+        at = 2 if place == 0 and config.placeholder_visibility == "causal" else 0
+        rows.append([*ids[:at], *[config.placeholder_id] * config.num_placeholders, *ids[at:]])
+    return images, rows
+
+
+def ours_of(task, images, rows, behind=()):
+    """Arrays of prompts and what follows on them, padded, as ours takes them, and their mask."""
+    behind = behind or [[]] * len(rows)
+    wholes = [[*row, *more] for row, more in zip(rows, behind, strict=True)]
+    length = max(map(len, wholes))
+    ids = np.zeros((len(rows), length), "int32")
+    mask, prefix = np.zeros_like(ids, "bool"), np.zeros_like(ids, "bool")
+    for i, whole in enumerate(wholes):
+        ids[i, : len(whole)], mask[i, : len(whole)] = whole, True
+        prefix[i, : len(rows[i])] = True
+    inputs = {"encoder_images": images, "decoder_token_ids": ids, "decoder_padding_mask": mask}
+    if task.backbone.config.placeholder_visibility == "prompt":
+        inputs["decoder_prefix_mask"] = prefix
+    return inputs, mask
+
+
+def count_placed(config):
+    """The placeholders of a GIT."""
+    return FAMILIES["git"].config(config.to_dict()).num_placeholders
+
+
+def theirs_of(reference, image, row, behind=()):
+    """The same of one row alone, as theirs takes it."""
+    given = {
+        "pixel_values": torch.tensor(np.moveaxis(image, -1, 0)[None].copy()),
+        "input_ids": torch.tensor([[*row, *behind]]),
+    }
+    if reference.config.model_type == "git":  # whose images stand in front by themselves
+        given["input_ids"] = given["input_ids"][:, count_placed(reference.config) :]
+    if reference.config.model_type == "paligemma":
+        given["token_type_ids"] = torch.tensor([[0] * len(row) + [1] * len(behind)])
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+    return given
+
+
+def logits_of(reference, images, rows, behind=()):
+    """Theirs, of each row alone."""
+    behind = behind or [[]] * len(rows)
+    with torch.no_grad():
+        given = (theirs_of(reference, *each) for each in zip(images, rows, behind, strict=True))
+        return [reference(**each).logits[0].numpy() for each in given]
+
+
+def test_same_logits(both):
+    """Of a batch with padding, each as theirs of the row alone."""
+    reference, task = both
+    images, rows = rows_of(task)
+    behind = [[7, 8, 9], [10]]
+    ours, mask = ours_of(task, images, rows, behind)
+    found = to_numpy(task(ours))
+    for i, expected in enumerate(logits_of(reference, images, rows, behind)):
+        assert np.abs(found[i][mask[i]] - expected).max() <= 1e-4
+
+
+def written(task, images, rows, **options):
+    """New ids of each row, none of which is a placeholder: theirs would count it."""
+    rules = Rules(bad_words=[[task.backbone.config.placeholder_id]])
+    further = {"encoder_images": images}
+    call = GenerationCall(task, rows, further=further, rules=rules, max_new_tokens=8, **options)
+    return [first.token_ids for first, *_ in call.completions()]
+
+
+def test_greedy_decoding_is_the_same(both):
+    """Through the cache, prompts of several lengths in a batch and each alone."""
+    reference, task = both
+    images, rows = rows_of(task, lengths=(5, 3, 9))
+    task.end_ids, ends = (), task.end_ids
+    try:
+        for sampler in ("greedy", BeamSearch(2)):
+            found = written(task, images, rows, sampler=sampler, batch_size=2)
+            for i in range(3):
+                alone = written(task, images[i : i + 1], rows[i : i + 1], sampler=sampler)
+                assert alone == found[i : i + 1]
+            if sampler != "greedy":
+                continue
+            for image, row, new in zip(images, rows, found, strict=True):
+                logits = logits_of(reference, [image], [row], [new[:-1]])[0][-8:]
+                logits[:, task.backbone.config.placeholder_id] = -np.inf
+                assert logits.argmax(-1).tolist() == new
+    finally:
+        task.end_ids = ends
+
+
+@pytest.mark.parametrize("case", [(name, 0) for name in CONFIGS], ids=name_of)
+def test_same_gradients(tmp_path, case):
+    reference = families.make(*case, "LanguageModel")
+    task = kt.ImageToText.from_preset(saved(reference, tmp_path / "theirs"))
+    backbone = task.backbone
+    images, rows = rows_of(task, lengths=(5,))
+    ours, _ = ours_of(task, images, rows, [[7, 8]])
+    outputs = reference(**theirs_of(reference, images[0], rows[0], [7, 8])).logits
+    (outputs**2).mean().backward()
+    found = _gradients(
+        backbone, lambda: keras.ops.mean(keras.ops.square(backbone.logits(backbone(ours))))
+    )
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            grad = parameter.grad
+            parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
+    expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
+    for path, variable in expected.items():
+        value = to_numpy(variable)
+        bound = 1e-4 * np.abs(value).max() + 2e-6
+        assert np.abs(found[path] - value).max() <= bound, path
+
+
+@pytest.mark.one_backend
+def test_export_is_the_way_back(both, tmp_path):
+    reference, task = both
+    kt.export_to_huggingface(task, tmp_path)
+    again, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
+    info["missing_keys"] = {n for n in info["missing_keys"] if not any(u in n for u in UNREAD)}
+    heads = [n for n in info["missing_keys"] if ".head." not in n]  # SigLIP's, of one vector
+    assert not heads and not any(v for k, v in info.items() if k != "missing_keys"), info
+    images, rows = rows_of(task)
+    for mine, expected in zip(
+        logits_of(again.eval(), images, rows), logits_of(reference, images, rows), strict=True
+    ):
+        assert np.abs(mine - expected).max() <= 1e-5
+    back = kt.ImageToText.from_preset(tmp_path)
+    assert back.backbone.config == task.backbone.config
+    assert back.task_values() == task.task_values()
+    assert_same_values(back.backbone, task.backbone)
+
+
+@pytest.mark.one_backend
+def test_presets_and_keras_files(both, tmp_path):
+    _, task = both
+    images, rows = rows_of(task)
+    ours, mask = ours_of(task, images, rows)
+    expected = to_numpy(task(ours))
+    task.save_to_preset(tmp_path / "preset")
+    task.save(tmp_path / "model.keras")
+    for again in (
+        kt.Task.from_preset(tmp_path / "preset"),
+        keras.models.load_model(tmp_path / "model.keras"),
+    ):
+        assert again.task_values() == task.task_values()
+        assert np.abs(to_numpy(again(ours)) - expected)[mask].max() <= 1e-6
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vision_config": 3}, "vision_config must be an object"),
+        ({"text_config": 3}, "text_config must be an object"),
+        ({"vision_config": {"model_type": "odd"}}, "A tower of images 'odd' is not supported"),
+        ({"text_config": {"model_type": "odd"}}, "A text model 'odd' is not supported, only 'llam"),
+        ({"vision_feature_layer": [-2, -5]}, "vision_feature_layer must be a number"),
+        ({"vision_feature_layer": 99}, "vision_feature_layer=99 is none of the 24 layers"),
+        ({"vision_feature_select_strategy": "some"}, "select_strategy='some' is not supported"),
+        ({"projector_hidden_act": "loud"}, "projector_hidden_act='loud' is not supported"),
+        ({"image_token_index": 32000}, "`placeholder_id` must be below `vocabulary_size`, 32000"),
+    ],
+)
+def test_wrong_values_of_llava_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["llava"].config(values)
