@@ -14,7 +14,7 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 def _gelu(x):
-    """The exact one. On JAX by erf in float32: a third of the operations of erfc, which it calls."""
+    """The exact one. On JAX by erf in float32, a third of the operations of its own erfc."""
     if keras.backend.backend() != "jax":
         return ops.gelu(x, approximate=False)
     wide = ops.cast(x, "float32")
