@@ -123,7 +123,7 @@ class Attends:
             # The kernels share key heads among groups, but TensorFlow's not a single one.
             keys, values = (ops.repeat(x, self.num_heads, axis=2) for x in (keys, values))
         options = {"scale": self.score_function.scale}
-        attend = attention_kernel()
+        attend = attention_kernel(queries.dtype)
         if visibility.is_causality_alone and bias is None:
             return attend(queries, keys, values, is_causal=True, **options), None
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[1])

@@ -102,8 +102,18 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         self.supports_masking = True  # Hidden states may carry a mask, which ends here.
 
     def call(self, inputs, reverse: bool = False):
+        if reverse and self._takes_one_state(inputs):
+            # With the transposed matrix XLA computes a norm before it anew for each number.
+            logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
+            return ops.reshape(logits, (*inputs.shape[:-1], self.input_dim))
         outputs = super().call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
+
+    def _takes_one_state(self, inputs) -> bool:
+        """Whether the logits are of one state, by the embeddings, and nothing more."""
+        plain = self.tie_weights and self.reverse_dtype is None and self.logit_soft_cap is None
+        one = all(size == 1 for size in inputs.shape[:-1])
+        return plain and one and keras.backend.backend() != "torch"
 
     def compute_mask(self, inputs, mask=None):
         # Keras sets the mask in its own `call`, where scaling and quantization lose it again.

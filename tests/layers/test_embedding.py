@@ -41,9 +41,10 @@ def test_ids_that_are_not_there_are_refused(wrong):
             assert model.predict(np.array([[3, 4]]), verbose=0).shape == (1, 2, 16)
 
 
-def test_the_logits_use_the_same_matrix_transposed_and_are_not_scaled():
+@pytest.mark.parametrize("shape", [(2, 3, 16), (1, 1, 16), (1, 16)])
+def test_the_logits_use_the_same_matrix_transposed_and_are_not_scaled(shape):
     embedding = TokenEmbedding(5, 16, scale=True)
-    states = random(2, 3, 16)
+    states = random(*shape)
     embedding.build()
     assert len(embedding.weights) == 1
     assert_close(embedding(states, reverse=True), states @ numpy(embedding.embeddings).T)
