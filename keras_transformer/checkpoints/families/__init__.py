@@ -51,6 +51,7 @@ from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.wav2vec2 import HUBERT, WAV2VEC2
 from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
@@ -111,6 +112,8 @@ FAMILIES = {
         DINOV2,
         AST,
         WHISPER,
+        WAV2VEC2,
+        HUBERT,
         CLIP,
         SIGLIP,
     )
