@@ -14,7 +14,7 @@ from keras_transformer.config_checks import option
 from keras_transformer.config_feed_forward import ACTIVATIONS
 from keras_transformer.config_stem_base import StemConfig
 from keras_transformer.config_waveform import WaveformStemConfig
-from keras_transformer.weight import Weight, weight_of
+from keras_transformer.weight import weight_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

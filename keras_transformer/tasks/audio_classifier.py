@@ -45,9 +45,10 @@ class AudioClassifier(InputClassifier):
     """A backbone of sound with a linear layer on one state of a recording. Returns logits.
 
     With `pooling="mean"` that is the mean over the states of the recording, and, but for waveforms,
-    of the silence behind it up to the processor's length; with `"attention"` a mean whose weights are a softmax
-    over a linear layer of the states. For patches of a spectrogram also `"first"`, the state of the
-    class token, `"tokens"`, the mean of class and distillation token, and `"first_and_mean"`.
+    of the silence behind it up to the processor's length; with `"attention"` a mean whose weights
+    are a softmax over a linear layer of the states. For patches of a spectrogram also `"first"`,
+    the state of the class token, `"tokens"`, the mean of class and distillation token, and
+    `"first_and_mean"`.
 
     Recordings are paths, bytes, arrays of samples, `(array, rate)`, or what else
     `processors.AudioProcessor` takes, of any lengths and rates. They are read when a batch is made;

@@ -1,7 +1,7 @@
 """Speech to text by an encoder alone: a token, or none, for each of its states."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, ClassVar
 
 import keras
@@ -210,7 +210,7 @@ class CTCSpeechToText(Task):
                 blank = self.tokenizer.id_to_token(self.blank_id)
                 raise ValueError(f"`y[{place}]` has the token {blank!r}, which stands for nothing.")
             states = max(stem.lengths(count)[-1], 1)
-            needed = len(row) + sum(a == b for a, b in zip(row, row[1:], strict=False))
+            needed = len(row) + sum(a == b for a, b in pairwise(row))
             if needed > states:
                 raise ValueError(
                     f"`y[{place}]` needs {needed} states, one a token and one more between two of "
