@@ -20,7 +20,7 @@ What there is:
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
     ImageClassifier, AudioClassifier
                         likewise, on images and on sound
-    ImageToText, SpeechToText
+    ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers to questions about an image; what was said
     Forecaster          what follows on series of numbers
     Tokenizer           text to ids and back
@@ -73,6 +73,7 @@ from keras_transformer.processors import AudioProcessor, ImageProcessor, SeriesP
 from keras_transformer.tasks import (  # noqa: E402
     AudioClassifier,
     CausalLM,
+    CTCSpeechToText,
     Forecaster,
     ImageClassifier,
     ImageToText,
@@ -91,6 +92,7 @@ from keras_transformer.tokenizers import Tokenizer  # noqa: E402
 register_tasks(
     AudioClassifier,
     CausalLM,
+    CTCSpeechToText,
     Forecaster,
     ImageClassifier,
     ImageToText,
@@ -107,6 +109,7 @@ __all__ = [
     "AudioClassifier",
     "AudioProcessor",
     "Backbone",
+    "CTCSpeechToText",
     "CausalLM",
     "Forecaster",
     "ImageClassifier",

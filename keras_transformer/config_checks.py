@@ -326,6 +326,8 @@ def check_agreement(config: "TransformerConfig") -> None:
             f"'dual' by `encoder={{'stem': ...}}`; received kind={config.kind!r} and "
             f"vocabulary_size={config.vocabulary_size}."
         )
+    if config.stem is not None:
+        config.stem.check_width(config.embedding_dim)
     projected = config.embedding_projection or config.token_projection
     if config.embedding_dim != config.hidden_dim and not projected:
         raise ValueError(

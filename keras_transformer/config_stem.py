@@ -10,39 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.checking import describe, nearest, shorten
-from keras_transformer.config_checks import check_fields, option
+from keras_transformer.config_checks import option
 from keras_transformer.config_feed_forward import ACTIVATIONS
-from keras_transformer.weight import Weight, weight_of
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StemConfig:
-    """The values of a stem, of which `kind` says which it is. One of a config is a dict."""
-
-    kind: str
-
-    def __post_init__(self):
-        check_fields(self)
-
-    @property
-    def num_states(self) -> int | None:
-        """How many states one input of the usual size has. None if that is for the input to say."""
-        return None
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights of its layers; their axes are of the config of the side, or of `sizes`."""
-        return ()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The sizes of axes that the config of the side does not have."""
-        return {}
-
-    @property
-    def products(self) -> dict[str, int]:
-        """How many times each kernel is applied to one input of the usual size."""
-        return {}
+from keras_transformer.config_stem_base import StemConfig
+from keras_transformer.config_waveform import WaveformStemConfig
+from keras_transformer.weight import weight_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -326,6 +298,7 @@ STEMS: dict[str, type[StemConfig]] = {
     "convolutions": ConvolutionStemConfig,
     "frames": FrameStemConfig,
     "series": SeriesStemConfig,
+    "waveform": WaveformStemConfig,
 }
 
 
@@ -335,6 +308,7 @@ WHOLE = (
     ConvolutionStemConfig(use_bias=True),
     FrameStemConfig(),
     SeriesStemConfig(context_length=16),
+    WaveformStemConfig(norm="layer", use_bias=True),
 )
 
 

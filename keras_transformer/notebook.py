@@ -32,6 +32,7 @@ _ROWS = {
 # Of what makes the states of other inputs than tokens.
 _OF_STEM = (
     "image_size", "patch_size", "num_frames", "num_bins", "context_length", "patch_length",
+    "norm", "kernel_sizes", "strides",
 )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ _SIZES = {
     ),
     "one": lambda config: 1,
     "positions": lambda config: config.num_positions + config.position_offset,
+    # That a group of a convolution of positions sees.
+    "position_features": lambda config: config.embedding_dim // config.stem.position_groups,
 }
 
 # Axes over parts that each have a vector or a matrix.

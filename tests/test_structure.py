@@ -35,6 +35,8 @@ def tiny_presets():
         changed = dict(TINY)
         if config.stem is not None:
             changed["vocabulary_size"] = 0
+            if config.stem.kind == "waveform":
+                changed["stem"] = {**values["stem"], "position_groups": 4}
         changed["num_heads"] = 4
         changed["head_dim"] = 8 if config.head_dim * config.num_heads != config.hidden_dim else 6
         grouped = config.num_key_value_heads < config.num_heads

@@ -21,6 +21,8 @@ from keras_transformer.checkpoints.expert_tensors import gathered as gathered_ex
 from keras_transformer.checkpoints.expert_tensors import unpacked
 from keras_transformer.checkpoints.other_formats import what_it_is
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
+from keras_transformer.checkpoints.weight_norm import DTYPE as WEIGHT_NORM
+from keras_transformer.checkpoints.weight_norm import folded, kernel_of
 from keras_transformer.distribution.layout import gathered
 from keras_transformer.files import write_safetensors
 
@@ -67,7 +69,7 @@ class Checkpoint(Mapping):
             name = place.parent.name
             header = read_header(path_inside(folder, f"{name}/{WEIGHTS_FILE}"))
             tensors |= {f"{name}/{tensor}": info for tensor, info in header.items()}
-        self._tensors = gathered_experts(tensors)
+        self._tensors = gathered_experts(folded(tensors))
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -86,6 +88,10 @@ class Checkpoint(Mapping):
         if info.dtype == "MXFP4":
             blocks, scales = (_numbers(part, name, "u1").reshape(part.shape) for part in info.parts)
             array = unpacked(blocks, scales)
+            _check_finite(array, name, info.path)
+            return array
+        if info.dtype == WEIGHT_NORM:
+            array = kernel_of(*(self._read(name, part) for part in info.parts))
             _check_finite(array, name, info.path)
             return array
         if info.parts:

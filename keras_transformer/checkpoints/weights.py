@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
+from keras_transformer.checkpoints.weight_norm import parts_of
 from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.structure import sides
 from keras_transformer.weight import NORMALIZATIONS
@@ -36,6 +37,7 @@ class Weight:
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
+    norm_axes: tuple[int, ...] = ()  # theirs is two, with a length over these axes: weight norm
     also: tuple[str, ...] = ()  # further names that the tensor may have, or have too
     copies: tuple[str, ...] = ()  # likewise, and it is written under these too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
@@ -269,6 +271,9 @@ def export(
     tensors: dict[str, np.ndarray] = {}
     for name, parts in together.items():
         array = parts[0].join([to_numpy(variables[line.ours]) for line in parts])
+        if parts[0].norm_axes:
+            tensors |= parts_of(name, array, parts[0].norm_axes)
+            continue
         # `*` is the number of an expert.
         each = enumerate(array) if "*" in name else [("", array)]
         tensors |= {name.replace("*", str(number)): own for number, own in each}

@@ -14,7 +14,11 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.config import TransformerConfig
-from keras_transformer.processors.audio_files import is_one_recording, read_audio
+from keras_transformer.processors.audio_files import (
+    count_samples,
+    is_one_recording,
+    read_audio,
+)
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.mel import filter_bank, log_mel
 
@@ -44,6 +48,9 @@ class AudioProcessor(MediaProcessor):
         num_bins: int, bands of frequencies of a frame.
         window_length, hop_length: int, samples of a frame, and from one frame to the next.
         normalize: bool, for a waveform: each is given the mean 0 and the variance 1.
+        return_attention_mask: bool, of a waveform, what its file tells Transformers of padding: it
+            is False for models like wav2vec 2.0's base, which were trained without a mask. Here a
+            recording gives what it gives alone either way.
         mean, std: floats, of a filter bank: the mean is subtracted, and twice `std` divided by.
             None for neither.
 
@@ -81,6 +88,7 @@ class AudioProcessor(MediaProcessor):
         normalize: bool = True,
         mean: float | None = None,
         std: float | None = None,
+        return_attention_mask: bool = False,
     ):
         self.features = check_choice("features", features, FEATURES)
         self.sampling_rate = check_int("sampling_rate", sampling_rate, 100, 1_000_000)
@@ -89,6 +97,7 @@ class AudioProcessor(MediaProcessor):
         self.window_length = check_int("window_length", window_length, 2, 2**20)
         self.hop_length = check_int("hop_length", hop_length, 1, 2**20)
         self.normalize = check_bool("normalize", normalize)
+        self.return_attention_mask = check_bool("return_attention_mask", return_attention_mask)
         if (mean is None) != (std is None):
             raise ValueError("`mean` and `std` go together: give both, or None for both.")
         self.mean = check_number("mean", mean, none=True)
@@ -130,12 +139,23 @@ class AudioProcessor(MediaProcessor):
         """
         return self.features_of(self.read(recordings, places))
 
-    def features_of(self, samples: Sequence[np.ndarray]) -> np.ndarray:
-        """The same, of samples as `read` gives them."""
+    def counts(self, recordings: Sequence, places: Sequence[int] | None = None) -> list[int]:
+        """How many samples each recording has at the processor's rate, at most `most_samples`.
+
+        Of a file it is what the file says of itself.
+        """
+        places = range(len(recordings)) if places is None else places
+        both = zip(places, recordings, strict=True)
+        found = (count_samples(row, self.sampling_rate, f"x[{i}]") for i, row in both)
+        return [min(count, self.most_samples or count) for count in found]
+
+    def features_of(self, samples: Sequence[np.ndarray], size: int | None = None) -> np.ndarray:
+        """The same, of samples as `read` gives them; waveforms are padded to `size`, if given."""
         longest = max(map(len, samples))
         if self.features == "waveform":
             made = [self._normalized(row[: self.length]) for row in samples]
-            return _padded(made, self.length or math.ceil(longest / _PIECE) * _PIECE)
+            usual = math.ceil(longest / _PIECE) * _PIECE if size is None else max(size, longest)
+            return _padded(made, self.length or usual)
         options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
         if self.features == "log_mel":
             # Silence behind a recording counts for the loudest place, so all are padded before.
@@ -171,6 +191,13 @@ class AudioProcessor(MediaProcessor):
 
     def check(self, config: TransformerConfig) -> None:
         stem = config.sides[0].stem
+        if stem is not None and stem.kind == "waveform":
+            if self.features != "waveform":
+                raise ValueError(
+                    f"The model reads a waveform, and the processor gives features="
+                    f"{self.features!r}."
+                )
+            return
         bins = getattr(stem, "num_bins", None)
         size = getattr(stem, "image_size", None)  # of patches of a spectrogram
         if bins is None and size is not None and stem.num_channels == 1:
@@ -199,7 +226,13 @@ class AudioProcessor(MediaProcessor):
         }
         if self.features == "waveform":
             length = {} if self.length is None else {"length": self.length}
-            return {**values, "feature_size": 1, "do_normalize": self.normalize, **length}
+            return {
+                **values,
+                "feature_size": 1,
+                "do_normalize": self.normalize,
+                "return_attention_mask": self.return_attention_mask,
+                **length,
+            }
         sizes = {"n_fft": self.window_length, "hop_length": self.hop_length}
         if self.features == "log_mel":
             seconds = (self.length or 3000) * self.hop_length / self.sampling_rate
@@ -226,6 +259,8 @@ class AudioProcessor(MediaProcessor):
             ValueError: for a class that is not known, or values out of range.
         """
         named = values.get("feature_extractor_type")
+        if named is None and values.get("feature_size") == 1:
+            named = "Wav2Vec2FeatureExtractor"  # Files of its time do not say so.
         if named not in _CLASSES:
             raise ValueError(
                 f"Sound for {shorten(named)} is not supported, only for "
@@ -235,7 +270,9 @@ class AudioProcessor(MediaProcessor):
         given: dict[str, Any] = {"sampling_rate": values.get("sampling_rate", 16_000)}
         if features == "waveform":
             length = values.get("length")
-            return cls(features, length=length, normalize=values.get("do_normalize", True), **given)
+            given["normalize"] = values.get("do_normalize", True)
+            given["return_attention_mask"] = values.get("return_attention_mask", False)
+            return cls(features, length=length, **given)
         given["window_length"] = values.get("n_fft", 400)
         given["hop_length"] = values.get("hop_length", 160)
         if features == "log_mel":

@@ -58,6 +58,30 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
     return np.ascontiguousarray(samples, "float32")
 
 
+def count_samples(given: Any, sampling_rate: int, place: str = "x") -> int:
+    """How many samples `read_audio` gives, of a file by what it says of itself.
+
+    Another rate may make it one more or less.
+    """
+    content = given
+    if isinstance(given, Mapping) and given.get("array") is None:
+        content = next((given[n] for n in ("bytes", "path") if given.get(n) is not None), None)
+    if isinstance(content, (str, os.PathLike)):
+        content, place = read_path(content, place, MOST_BYTES)
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        return len(read_audio(given, sampling_rate, place))
+    module = soundfile()
+    try:
+        with module.SoundFile(io.BytesIO(bytes(content))) as file:
+            return max(-(-file.frames * sampling_rate // file.samplerate), 1)
+    except module.LibsndfileError as error:
+        raise _unreadable(place, error) from None
+
+
+def _unreadable(place: str, error: Exception) -> ValueError:
+    return ValueError(f"`{place}` cannot be read as sound: {error} Is the file whole?")
+
+
 def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, str]:
     """Samples, float32 with channels behind if any, their rate, and what errors call them."""
     if isinstance(given, Mapping):
@@ -103,7 +127,7 @@ def _decoded(content: bytes, place: str) -> tuple[np.ndarray, int]:
                 )
             return file.read(dtype="float32"), file.samplerate
     except module.LibsndfileError as error:
-        raise ValueError(f"`{place}` cannot be read as sound: {error} Is the file whole?") from None
+        raise _unreadable(place, error) from None
 
 
 def _of_array(array: np.ndarray, place: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.audio_classifier import AudioClassifier
 from keras_transformer.tasks.causal_lm import CausalLM
+from keras_transformer.tasks.ctc_speech_to_text import CTCSpeechToText
 from keras_transformer.tasks.forecaster import Forecaster
 from keras_transformer.tasks.image_classifier import ImageClassifier
 from keras_transformer.tasks.image_to_text import ImageToText
@@ -18,6 +19,7 @@ from keras_transformer.tasks.token_classifier import TokenClassifier
 
 __all__ = [
     "AudioClassifier",
+    "CTCSpeechToText",
     "CausalLM",
     "Forecaster",
     "ImageClassifier",

@@ -6,31 +6,49 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_bool
+from keras_transformer.checking import check_bool, check_int
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.processors import AudioProcessor
-from keras_transformer.structure import norm_of, shapes_of
+from keras_transformer.structure import dense_of, norm_of, shapes_of
 from keras_transformer.tasks.input_classifier import InputClassifier
 
 
-def arrays_of_sound(backbone: Backbone, features: np.ndarray) -> dict:
-    """The features of recordings as the arrays of a backbone: a spectrogram may be an image."""
-    name = backbone.id_inputs[0].removeprefix("encoder_")
+def arrays_of_sound(
+    backbone: Backbone,
+    processor: AudioProcessor,
+    recordings: Sequence,
+    places: Sequence[int] | None = None,
+    size: int | None = None,
+) -> dict:
+    """Recordings as the arrays of a backbone: a spectrogram may be an image, samples have a mask.
+
+    Waveforms are padded to `size` samples, if that is given.
+    """
+    samples = processor.read(recordings, places)
+    features = processor.features_of(samples, size)
+    main = backbone.id_inputs[0]
+    side = "encoder_" if main.startswith("encoder_") else ""
+    name = main.removeprefix(side)
+    if name == "samples":
+        lengths = np.array([[len(row)] for row in samples])
+        mask = np.arange(features.shape[1]) < lengths
+        return {main: features, f"{side}padding_mask": mask}
     if name == "images":  # Patches of it: frequencies are the rows, frames the columns.
         features = np.moveaxis(features, 1, 2)[..., None]
-    return {backbone.id_inputs[0]: np.ascontiguousarray(features)}
+    return {main: np.ascontiguousarray(features)}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class AudioClassifier(InputClassifier):
     """A backbone of sound with a linear layer on one state of a recording. Returns logits.
 
-    With `pooling="mean"` that is the mean over the states of the recording, and of the silence
-    behind it up to the processor's length; with `"attention"` a mean whose weights are a softmax
-    over a linear layer of the states. For patches of a spectrogram also `"first"`, the state of the
-    class token, `"tokens"`, the mean of class and distillation token, and `"first_and_mean"`.
+    With `pooling="mean"` that is the mean over the states of the recording, and, but for waveforms,
+    of the silence behind it up to the processor's length; with `"attention"` a mean whose weights
+    are a softmax over a linear layer of the states. For patches of a spectrogram also `"first"`,
+    the state of the class token, `"tokens"`, the mean of class and distillation token, and
+    `"first_and_mean"`.
 
     Recordings are paths, bytes, arrays of samples, `(array, rate)`, or what else
     `processors.AudioProcessor` takes, of any lengths and rates. They are read when a batch is made;
@@ -55,10 +73,12 @@ class AudioClassifier(InputClassifier):
         distilled: bool, as for `ImageClassifier`.
         hidden_activation, hidden_bias, block_norm: a hidden layer, as for `TextClassifier`.
         output_norm: bool, a normalization of that state before the linear layer.
+        projection_dim: int, the width of a further linear layer in front of it (wav2vec 2.0).
+            Defaults to no such layer.
 
     Call arguments:
         inputs: dict of the array of the stem, such as `frames`, float `(batch, length, num_bins)`,
-            as the processor makes it.
+            as the processor makes it; of waveforms `samples` and `padding_mask`.
 
     Returns:
         Float `(batch, num_classes)`.
@@ -92,9 +112,9 @@ class AudioClassifier(InputClassifier):
     alias = "audio_classification"
     published_as = ("ForAudioClassification",)
     row_unit = "recording"
-    reads_arrays = ("frames", "images")
+    reads_arrays = ("frames", "images", "samples")
     stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
-    task_options = (*InputClassifier.task_options, "output_norm")
+    task_options = (*InputClassifier.task_options, "output_norm", "projection_dim")
 
     def __init__(
         self,
@@ -111,10 +131,20 @@ class AudioClassifier(InputClassifier):
         hidden_bias: bool = True,
         block_norm: bool = False,
         output_norm: bool = False,
+        projection_dim: int | None = None,
     ):
+        self.projection_dim = check_int("projection_dim", projection_dim, 1, 2**20, none=True)
         hidden = (hidden_activation, hidden_bias, block_norm)
         head = (num_classes, labels, dropout, pooling, name, multi_label, distilled)
         super().__init__(backbone, processor, *head, *hidden)
+        self.projection = None
+        if self.projection_dim is not None:
+            if self.pooling == "first_and_mean" or self.distilled or self.hidden_dense is not None:
+                raise ValueError(
+                    "`projection_dim` is of one state: it needs another `pooling`, and no hidden "
+                    "layer beside it."
+                )
+            self.projection = self._dense(self.projection_dim, "projection")
         self.output_norm = check_bool("output_norm", output_norm)
         self.output_normalization = None
         if self.output_norm:
@@ -130,18 +160,24 @@ class AudioClassifier(InputClassifier):
             self.output_normalization.build((None, config.hidden_dim))
 
     def arrays_of(self, given: Sequence, places: Sequence[int] | None = None) -> dict:
-        features = self._require_processor()(given, places=places)
-        return arrays_of_sound(self.backbone, features)
+        return arrays_of_sound(self.backbone, self._require_processor(), given, places)
 
-    def pooled(self, states):
-        state = super().pooled(states)
-        return state if self.output_normalization is None else self.output_normalization(state)
+    def output_width(self, config: TransformerConfig) -> int:
+        return self.projection_dim or super().output_width(config)
+
+    def pooled(self, states, mask=None):
+        state = super().pooled(states, mask)
+        if self.output_normalization is not None:
+            state = self.output_normalization(state)
+        # Linear, as the mean is: so it need not be of each state.
+        return state if self.projection is None else self.projection(state)
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         return {
             **super().head_values(config, values),
             "output_norm": bool(values.get("output_norm")),
+            "projection_dim": values.get("projection_dim"),
         }
 
     @classmethod
@@ -149,6 +185,10 @@ class AudioClassifier(InputClassifier):
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         shapes = super().head_shapes(config, values)
+        width = values.get("projection_dim")
+        if width is not None:
+            shapes |= shapes_of(dense_of("projection", "hidden_dim", "width"), config, width=width)
+            shapes["output/kernel"] = (width, shapes["output/kernel"][1])
         if values.get("output_norm"):
             shapes |= shapes_of(norm_of("output_norm"), config)
         return shapes

@@ -15,6 +15,7 @@ from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
+from keras_transformer.tasks.pooling import pool
 from keras_transformer.tasks.row_classifier import RowClassifier
 
 POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
@@ -72,7 +73,7 @@ class InputClassifier(RowClassifier):
         self.augmentation = self.pooling_dense = None
         if self.pooling == "attention":
             self.pooling_dense = self._dense(1, "pooling")
-        width = backbone.config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
+        width = self.output_width(backbone.config)
         names = ("class_output", "distillation_output") if self.distilled else ("output",)
         self.outputs_dense = [self._dense(self.num_classes, name, width=width) for name in names]
         self.built = True
@@ -119,22 +120,31 @@ class InputClassifier(RowClassifier):
                 layer(self.dropout_layer(state, training=training)) for layer, state in both
             )
             return (first + second) / 2
-        state = self.pooled(states)
+        mask = inputs.get("padding_mask")
+        if mask is not None:
+            mask = self.backbone.stem.mask_of_states(mask, ops.shape(states)[1])
+        state = self.pooled(states, mask)
         if self.hidden_dense is not None:
             state = self.hidden(self.dropout_layer(state, training=training))
         return self.outputs_dense[0](self.dropout_layer(state, training=training))
 
-    def pooled(self, states):
-        """The state that the output reads, `(batch, width)`."""
+    def output_width(self, config: TransformerConfig) -> int:
+        """The width of what the output reads."""
+        return config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
+
+    def pooled(self, states, mask=None):
+        """The state that the output reads, `(batch, width)`; `mask` is of the states, if any."""
         if self.pooling == "first":
             return states[:, 0]
         if self.pooling == "attention":
-            weights = ops.softmax(ops.cast(self.pooling_dense(states), "float32"), axis=1)
+            scores = ops.cast(self.pooling_dense(states), "float32")
+            scores = scores if mask is None else ops.where(mask[..., None], scores, -1e9)
+            weights = ops.softmax(scores, axis=1)
             return ops.sum(states * ops.cast(weights, states.dtype), axis=1)
         tokens = getattr(self.backbone.config.stem, "num_tokens", 0)
         if self.pooling == "tokens":
             return ops.mean(states[:, :tokens], axis=1)
-        mean = ops.mean(states[:, tokens:], axis=1)
+        mean = ops.mean(states[:, tokens:], axis=1) if mask is None else pool(states, mask, "mean")
         if self.pooling == "mean":
             return mean
         return ops.concatenate([states[:, 0], mean], axis=-1)

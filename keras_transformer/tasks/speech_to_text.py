@@ -79,8 +79,7 @@ class SpeechToText(SourceToText):
         return None if self.processor is None else self.processor.speech_tokens
 
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
-        features = self._require_processor().source(sources, places)
-        return arrays_of_sound(self.backbone, features)
+        return arrays_of_sound(self.backbone, self._require_processor().source, sources, places)
 
     def prompt_rows(
         self, prompts, count, language=None, task: str | None = None, timestamps: bool = False

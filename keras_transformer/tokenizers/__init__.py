@@ -1,10 +1,17 @@
 """Text to token ids and back. The work is done by the Rust library `tokenizers`."""
 
+from keras_transformer.tokenizers.ctc import CTCTokenizer
 from keras_transformer.tokenizers.languages import set_source_language
 from keras_transformer.tokenizers.moses import moses_detokenize, moses_tokenize
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Tokenizer", "moses_detokenize", "moses_tokenize", "set_source_language"]
+__all__ = [
+    "CTCTokenizer",
+    "Tokenizer",
+    "moses_detokenize",
+    "moses_tokenize",
+    "set_source_language",
+]
 
 
 def __dir__() -> list[str]:

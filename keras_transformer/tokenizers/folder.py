@@ -87,6 +87,7 @@ _CLASS_OF_MODEL = {
     "electra": "BertTokenizer",
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
+    "hubert": "Wav2Vec2CTCTokenizer",
     "marian": "MarianTokenizer",
     "mbart": "MBartTokenizer",
     "mistral": GENERIC,
@@ -99,6 +100,7 @@ _CLASS_OF_MODEL = {
     "roberta": "RobertaTokenizer",
     "t5": "T5Tokenizer",
     "umt5": GENERIC,
+    "wav2vec2": "Wav2Vec2CTCTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
 # Models whose files often name another class than theirs.
@@ -144,6 +146,12 @@ class Folder:
         """Whether it is to be read from Marian's files."""
         named = self.class_name == "MarianTokenizer" or self.tokenizer_json is None
         return named and self.has(*MARIAN_FILES)
+
+    @property
+    def is_ctc(self) -> bool:
+        """Whether it is to be read as the vocabulary of wav2vec 2.0."""
+        named = self.class_name == "Wav2Vec2CTCTokenizer"
+        return named and self.tokenizer_json is None and self.has("vocab.json")
 
     def _class_name(self) -> str:
         """The class that `AutoTokenizer` takes, without the ending "Fast"; `GENERIC` for none."""

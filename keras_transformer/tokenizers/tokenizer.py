@@ -131,7 +131,8 @@ class Tokenizer(ForeignNames, Vocabulary):
             directory: a folder with `tokenizer.json`, or the older files of a published class:
                 `vocab.txt` (WordPiece), `vocab.json` and `merges.txt` (BPE), a SentencePiece
                 file (`spiece.model`, `sentencepiece.bpe.model`, `spm.model`, `tokenizer.model`),
-                or Marian's `source.spm`, `target.spm` and `vocab.json`. `tokenizer_config.json`,
+                or Marian's `source.spm`, `target.spm` and `vocab.json`, or the `vocab.json` of
+                characters of wav2vec 2.0. `tokenizer_config.json`,
                 `special_tokens_map.json`, `added_tokens.json` and `config.json`, if there, say
                 which class it is, which tokens are added, and which has which role. The template
                 of chats is that of `chat_template.jinja`, else of `tokenizer_config.json`.
@@ -145,6 +146,10 @@ class Tokenizer(ForeignNames, Vocabulary):
             from keras_transformer.tokenizers.marian import MarianTokenizer  # a subclass
 
             return MarianTokenizer.from_files(directory)
+        if folder.is_ctc:
+            from keras_transformer.tokenizers.ctc import CTCTokenizer  # likewise
+
+            return CTCTokenizer.from_files(directory)
         backend = loading.read_folder(folder)
         roles, chat_template = folder.roles(backend), folder.chat_template()
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):

@@ -9,7 +9,7 @@ from keras_transformer.training.embedding_losses import (
     MultipleNegativesRankingLoss,
 )
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
-from keras_transformer.training.losses import ClassCrossEntropy, TokenCrossEntropy
+from keras_transformer.training.losses import ClassCrossEntropy, CTCLoss, TokenCrossEntropy
 from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
 from keras_transformer.training.objectives import Denoising, MaskedTokens, NextToken, SpanCorruption
 from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
@@ -20,6 +20,7 @@ from keras_transformer.training.throughput import Throughput, matmul_flops_per_s
 __all__ = [
     "BLEU",
     "BLEUCallback",
+    "CTCLoss",
     "ClassAccuracy",
     "ClassCrossEntropy",
     "CoSENTLoss",

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_choice, check_number
+from keras_transformer.checking import check_choice, check_int, check_number
 from keras_transformer.distribution.replicas import share_of_weight
 
 _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
@@ -149,3 +149,53 @@ class QuantileLoss(keras.losses.Loss):
 
     def get_config(self):
         return {**super().get_config(), "quantiles": self.quantiles}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CTCLoss(keras.losses.Loss):
+    """Of a text the probability that states say it, whichever of them say which token.
+
+    Takes int targets `(batch, length)`, blanks behind those of a text, and logits `(batch, states,
+    vocabulary)` of any float dtype. That of a text is its negative log-probability, in nats, a
+    token. Computed in float32. It is infinite, or very large, where a text has more tokens than
+    there are states for it.
+
+    Args:
+        blank_id: int, the token that stands for nothing.
+        reduction, name: as in `keras.losses.Loss`.
+
+    Raises:
+        ValueError: for a negative `blank_id`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import CTCLoss
+
+    targets, logits = np.array([[1, 0]]), np.zeros((1, 2, 4), "float32")
+    # Three of the sixteen things that two states can say are the text: 1 1, 1 and a blank.
+    assert abs(float(CTCLoss()(targets, logits)) - np.log(16 / 3)) < 1e-5
+    ```
+
+    Source: Graves et al. 2006, "Connectionist Temporal Classification", section 4.
+    """
+
+    def __init__(
+        self,
+        blank_id: int = 0,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "ctc_loss",
+    ):
+        check_choice("reduction", reduction, _REDUCTIONS, none=True)
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+        self.blank_id = check_int("blank_id", blank_id, at_least=0)
+
+    def call(self, y_true, y_pred):
+        targets, logits = ops.cast(y_true, "int32"), ops.cast(y_pred, "float32")
+        tokens = ops.sum(ops.cast(ops.not_equal(targets, self.blank_id), "int32"), axis=-1)
+        states = ops.full((ops.shape(logits)[0],), ops.shape(logits)[1], dtype="int32")
+        losses = ops.ctc_loss(targets, logits, tokens, states, mask_index=self.blank_id)
+        return losses / ops.cast(ops.maximum(tokens, 1), "float32")
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), "blank_id": self.blank_id}

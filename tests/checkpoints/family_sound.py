@@ -23,7 +23,24 @@ _AST = [
      "num_mel_bins": 15, "qkv_bias": False, "hidden_act": "relu", "layer_norm_eps": 1e-3},
 ]  # fmt: skip
 
+_WAVES = {
+    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20,
+    "conv_dim": [6, 5, 4], "conv_kernel": [10, 3, 2], "conv_stride": [5, 2, 2],
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "vocab_size": 11,
+    "classifier_proj_size": 7,
+}  # fmt: skip
+_WAV2VEC2 = [
+    _WAVES,
+    {**_WAVES, "feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True,
+     "num_conv_pos_embeddings": 7, "num_conv_pos_embedding_groups": 3, "layer_norm_eps": 1e-3},
+    {**_WAVES, "conv_dim": [7, 3], "conv_kernel": [6, 4], "conv_stride": [4, 3], "pad_token_id": 4,
+     "hidden_act": "relu", "feat_extract_activation": "relu", "num_attention_heads": 2},
+]  # fmt: skip
+_HUBERT = [*_WAV2VEC2[:2], {**_WAV2VEC2[2], "feat_proj_layer_norm": False}]
+
 CONFIGS = {
     "audio-spectrogram-transformer": ("AST", _AST),
     "whisper": ("Whisper", _WHISPER),
+    "wav2vec2": ("Wav2Vec2", _WAV2VEC2),
+    "hubert": ("Hubert", _HUBERT),
 }

@@ -43,6 +43,15 @@ def spectrogram(**values):
     return config({**stem, "num_channels": 1, "distillation_token": True, **values})
 
 
+def waveform(**values):
+    """Convolutions over samples, as of wav2vec 2.0."""
+    stem = {"kind": "waveform", "filters": [6, 5, 4], "kernel_sizes": [10, 3, 2]}
+    stem |= {"strides": [5, 2, 2], "position_size": 8, "position_groups": 4, **values}
+    first = stem.get("norm") == "layer"
+    norms = {"normalize_first": first, "embedding_normalization": not first}
+    return config(stem, position="none", **norms)
+
+
 def processor(**values):
     return kt.AudioProcessor(
         **{"sampling_rate": RATE, "length": 26, "num_bins": 12, "window_length": 200}

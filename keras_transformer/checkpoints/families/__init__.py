@@ -57,6 +57,7 @@ from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
+from keras_transformer.checkpoints.families.wav2vec2 import HUBERT, WAV2VEC2
 from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 
@@ -120,6 +121,8 @@ FAMILIES = {
         WHISPER,
         VISION_ENCODER_DECODER,
         BLIP,
+        WAV2VEC2,
+        HUBERT,
         CLIP,
         SIGLIP,
         LLAVA,

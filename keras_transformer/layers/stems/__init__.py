@@ -6,6 +6,7 @@ from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.series import SeriesStem
 from keras_transformer.layers.stems.stem import Embedded, Input, Stem
 from keras_transformer.layers.stems.token import TokenStem
+from keras_transformer.layers.stems.waveform import WaveformStem
 
 # By their kind in a config, `config_stem.STEMS`.
 STEMS: dict[str, type[PositionedStem]] = {
@@ -13,6 +14,7 @@ STEMS: dict[str, type[PositionedStem]] = {
     "convolutions": ConvolutionStem,
     "frames": FrameStem,
     "series": SeriesStem,
+    "waveform": WaveformStem,
 }
 
 __all__ = [
@@ -25,4 +27,5 @@ __all__ = [
     "SeriesStem",
     "Stem",
     "TokenStem",
+    "WaveformStem",
 ]

@@ -62,5 +62,15 @@ class Stem(SavesArguments, keras.layers.Layer):
         """The arrays that it takes."""
         raise NotImplementedError
 
+    def mask_of_states(self, padding_mask, length):
+        """The mask of the `length` states, bool `(batch, length)`, of the input `padding_mask`."""
+        return padding_mask
+
+    def states_shape(self, inputs) -> tuple[int | None, ...] | None:
+        """The shape of the states of symbolic inputs. None for Keras to find it by a call.
+
+        Keras calls with lengths of its own, which may be too short for a state.
+        """
+
     def rematerialized_call(self, layer_call, *args, **kwargs):
         return layer_call  # Recomputing an embedding saves nothing.

@@ -1,0 +1,133 @@
+"""The values of the stem of waveforms, the samples of sound as they are."""
+
+import dataclasses
+
+from keras_transformer.checking import shorten
+from keras_transformer.config_checks import option
+from keras_transformer.config_feed_forward import ACTIVATIONS
+from keras_transformer.config_stem_base import StemConfig
+from keras_transformer.weight import Weight, dense_of, weight_of
+
+_USUAL = 160_000  # samples by which plans count: ten seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WaveformStemConfig(StemConfig):
+    """`layers.stems.WaveformStem`: convolutions over the samples of sound."""
+
+    kind: str = option("which stem.", "waveform", choices=("waveform",))
+    filters: tuple | list = option("width of each convolution.", (512,) * 7)
+    kernel_sizes: tuple | list = option(
+        "samples, or states, that each convolution sees.", (10, 3, 3, 3, 3, 2, 2)
+    )
+    strides: tuple | list = option("how many it goes on.", (5, 2, 2, 2, 2, 2, 2))
+    activation: str = option(
+        "behind each convolution, that of positions too.", "gelu", choices=ACTIVATIONS
+    )
+    use_bias: bool = option(
+        "a bias of each convolution but that of positions, which has one.", False
+    )
+    norm: str = option(
+        '`"group"`: each feature of the first convolution is normalized over the recording; '
+        '`"layer"`: each state of every convolution over its features.',
+        "group",
+        choices=("group", "layer"),
+    )
+    projection_norm: bool = option("a normalization in front of the projection.", True)
+    position_size: int = option(
+        "states that the convolution of positions sees.", 128, least=1, most=2**15
+    )
+    position_groups: int = option("parts of the features that it sees apart.", 16, least=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        count = len(self.filters)
+        for name in ("filters", "kernel_sizes", "strides"):
+            values = getattr(self, name)
+            fits = len(values) == count and all(type(n) is int and 1 <= n <= 2**15 for n in values)
+            if not fits or not 1 <= count <= 16:
+                raise ValueError(
+                    f"`{name}` of the stem must be {count} integers of at least 1, one for each of "
+                    f"1 to 16 convolutions, received {shorten(values)}."
+                )
+        if self.lengths(_USUAL)[-1] < 1:
+            raise ValueError(
+                f"The convolutions of kernel_sizes={self.kernel_sizes} and strides={self.strides} "
+                f"make no state of {_USUAL:,} samples."
+            )
+
+    def check_width(self, width: int) -> None:
+        if width % self.position_groups:
+            raise ValueError(
+                f"position_groups={self.position_groups} of the stem must divide the width of the "
+                f"states, {width}."
+            )
+
+    def lengths(self, samples):
+        """How many states each convolution makes of so many samples: an int, or an array of them.
+
+        A list, the last of which are the states of the stem. Below 1 there are too few samples.
+        """
+        found = []
+        for size, step in zip(self.kernel_sizes, self.strides, strict=True):
+            samples = (samples - size) // step + 1
+            found.append(samples)
+        return found
+
+    @property
+    def fewest_samples(self) -> int:
+        """Samples that one state is made of."""
+        count = 1
+        for size, step in zip(self.kernel_sizes[::-1], self.strides[::-1], strict=True):
+            count = (count - 1) * step + size
+        return count
+
+    @property
+    def samples_of_state(self) -> int:
+        """Samples from one state to the next."""
+        count = 1
+        for step in self.strides:
+            count *= step
+        return count
+
+    @property
+    def num_states(self):
+        return self.lengths(_USUAL)[-1]
+
+    @property
+    def weights(self):
+        found: list[Weight] = []
+        before = "one"
+        for i in range(len(self.filters)):
+            path, width = f"input_convolution_{i}", f"filters_{i}"
+            found += weight_of(f"{path}/kernel", f"kernel_size_{i}", before, width)
+            found += weight_of(f"{path}/bias", width) if self.use_bias else ()
+            if self.norm == "layer" or i == 0:
+                found += _norm_of(f"{path}_norm", width)
+            before = width
+        found += _norm_of("input_projection_norm", before) if self.projection_norm else ()
+        found += dense_of("input_projection", before, "embedding_dim")
+        axes = ("position_size", "position_features", "embedding_dim")
+        found += weight_of("input_positions/kernel", *axes)
+        found += weight_of("input_positions/bias", "embedding_dim")
+        return tuple(found)
+
+    @property
+    def sizes(self):
+        each = {"filters": self.filters, "kernel_size": self.kernel_sizes}
+        return {f"{name}_{i}": n for name, values in each.items() for i, n in enumerate(values)} | {
+            "position_size": self.position_size
+        }
+
+    @property
+    def products(self):
+        lengths = self.lengths(_USUAL)
+        names = [f"input_convolution_{i}" for i in range(len(lengths))]
+        names += ["input_projection", "input_positions"]
+        counts = [*lengths, lengths[-1], lengths[-1]]
+        return {f"{name}/kernel": n for name, n in zip(names, counts, strict=True)}
+
+
+def _norm_of(path: str, axis: str) -> tuple[Weight, ...]:
+    """A normalization that is a LayerNorm, whatever those of the blocks are."""
+    return weight_of(f"{path}/gamma", axis) + weight_of(f"{path}/beta", axis)
