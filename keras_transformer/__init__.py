@@ -20,6 +20,7 @@ What there is:
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
     ImageClassifier, AudioClassifier
                         likewise, on images and on sound
+    ImageEmbedder       vectors of images, and of texts in the same space; any labels, untrained
     ImageToText, SpeechToText
                         captions and answers to questions about an image; what was said
     Forecaster          what follows on series of numbers
@@ -75,6 +76,7 @@ from keras_transformer.tasks import (  # noqa: E402
     CausalLM,
     Forecaster,
     ImageClassifier,
+    ImageEmbedder,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
@@ -93,6 +95,7 @@ register_tasks(
     CausalLM,
     Forecaster,
     ImageClassifier,
+    ImageEmbedder,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
@@ -110,6 +113,7 @@ __all__ = [
     "CausalLM",
     "Forecaster",
     "ImageClassifier",
+    "ImageEmbedder",
     "ImageProcessor",
     "ImageToText",
     "MaskedLM",

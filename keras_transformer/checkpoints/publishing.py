@@ -36,6 +36,7 @@ TOKENIZER_PARTS = (
     "additional_chat_templates",
     "preprocessor.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "processor.*",
     "assets/tokenizer",
 )

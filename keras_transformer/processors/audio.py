@@ -67,6 +67,7 @@ class AudioProcessor(MediaProcessor):
     kind = "audio processor"
     raw = "recordings"
     unit = "recording"
+    part = "feature_extractor"
     keys = frozenset({"bytes", "path", "array"})
 
     def __init__(

@@ -60,6 +60,7 @@ class ImageProcessor(MediaProcessor):
     kind = "image processor"
     raw = "images"
     unit = "image"
+    part = "image_processor"
 
     def __init__(
         self,

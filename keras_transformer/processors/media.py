@@ -11,18 +11,21 @@ import numpy as np
 
 from keras_transformer.checking import check_path, describe
 from keras_transformer.columns import is_column
-from keras_transformer.files import read_file, write_text
+from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
 
 FILE = "preprocessor_config.json"
+# What Transformers 5 writes for models with a tokenizer, with the values of each part by name.
+_OF_ALL_PARTS = "processor_config.json"
 _LIMIT = 2**24  # Of old, files of Whisper hold their filters.
 
 
 class MediaProcessor(Processor):
     """A processor of inputs that are files, bytes or arrays each, by `preprocessor_config.json`."""
 
-    files = (FILE,)
+    files = (FILE, _OF_ALL_PARTS)
     unit: ClassVar[str]  # what errors call one input
+    part: ClassVar[str]  # its name in a `processor_config.json`
     # The keys of a dict that is one input, and not the arrays of a backbone.
     keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
 
@@ -64,14 +67,24 @@ class MediaProcessor(Processor):
 
     @classmethod
     def from_files(cls, directory: str) -> Self:
-        path = Path(directory, FILE)
+        path = Path(directory, _OF_ALL_PARTS)
         try:
-            values = json.loads(read_file(path, _LIMIT))
-            if not isinstance(values, dict):
-                raise ValueError(f"it holds {describe(values)} and no object.")
+            values = _read_object(path).get(cls.part) if has_file(path) else None
+            if values is None:
+                path = Path(directory, FILE)
+                values = _read_object(path)
+            elif not isinstance(values, dict):
+                raise ValueError(f"{cls.part!r} must be an object, but is {describe(values)}.")
             return cls.from_values(values)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    values = json.loads(read_file(path, _LIMIT))
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {describe(values)} and no object.")
+    return values
 
 
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:

@@ -5,6 +5,7 @@ from keras_transformer.tasks.audio_classifier import AudioClassifier
 from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.forecaster import Forecaster
 from keras_transformer.tasks.image_classifier import ImageClassifier
+from keras_transformer.tasks.image_embedder import ImageEmbedder
 from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
@@ -21,6 +22,7 @@ __all__ = [
     "CausalLM",
     "Forecaster",
     "ImageClassifier",
+    "ImageEmbedder",
     "ImageToText",
     "MaskedLM",
     "Processor",

@@ -15,9 +15,15 @@ from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
+from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.row_classifier import RowClassifier
 
 POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
+
+
+def num_tokens(config: TransformerConfig) -> int:
+    """The states of a stem that are of no patch and no frame, and stand before them."""
+    return getattr(config.stem, "num_tokens", 0)
 
 
 class InputClassifier(RowClassifier):
@@ -126,18 +132,10 @@ class InputClassifier(RowClassifier):
 
     def pooled(self, states):
         """The state that the output reads, `(batch, width)`."""
-        if self.pooling == "first":
-            return states[:, 0]
         if self.pooling == "attention":
             weights = ops.softmax(ops.cast(self.pooling_dense(states), "float32"), axis=1)
             return ops.sum(states * ops.cast(weights, states.dtype), axis=1)
-        tokens = getattr(self.backbone.config.stem, "num_tokens", 0)
-        if self.pooling == "tokens":
-            return ops.mean(states[:, :tokens], axis=1)
-        mean = ops.mean(states[:, tokens:], axis=1)
-        if self.pooling == "mean":
-            return mean
-        return ops.concatenate([states[:, 0], mean], axis=-1)
+        return pool_stem(states, self.pooling, num_tokens(self.backbone.config))
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Inputs as batches, which are read when they are asked for. See `Task.make_dataset`."""
@@ -191,7 +189,7 @@ class InputClassifier(RowClassifier):
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
-        usual = "first" if getattr(config.stem, "num_tokens", 0) else "mean"
+        usual = "first" if num_tokens(config) else "mean"
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,

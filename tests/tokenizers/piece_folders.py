@@ -76,7 +76,8 @@ def siglip(folder: Path) -> None:
     )
     write_json(folder, "config.json", {"model_type": "siglip"})
     config = {"do_lower_case": True, "model_max_length": 64, "tokenizer_class": "SiglipTokenizer"}
-    write_json(folder, "tokenizer_config.json", config)
+    # No mask of padding: so were the models trained.
+    write_json(folder, "tokenizer_config.json", {**config, "model_input_names": ["input_ids"]})
 
 
 def t5(folder: Path) -> None:

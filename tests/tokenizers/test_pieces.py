@@ -62,7 +62,9 @@ def test_pieces_of_trained_tokenizers(kind, add_prefix_space):
 
 def test_pieces_that_end_words(tmp_path):
     clip(tmp_path)
-    with pytest.raises(ValueError, match="not known for a tokenizer with the decoder ByteLevel and"):
+    with pytest.raises(
+        ValueError, match="not known for a tokenizer with the decoder ByteLevel and"
+    ):
         token_bytes(Tokenizer.from_files(tmp_path))
 
 
