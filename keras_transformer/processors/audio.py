@@ -68,6 +68,8 @@ class AudioProcessor(MediaProcessor):
     raw = "recordings"
     unit = "recording"
     part = "feature_extractor"
+    feature = "Audio"
+    column_names = ("audio", "recording", "speech", "audio_path", "path", "file", "file_name")
     keys = frozenset({"bytes", "path", "array"})
 
     def __init__(

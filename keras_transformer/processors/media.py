@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from keras_transformer.checking import check_path, describe
-from keras_transformer.columns import is_column
+from keras_transformer.columns import TableColumn, is_column, is_table
 from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
 
@@ -28,6 +28,8 @@ class MediaProcessor(Processor):
     part: ClassVar[str]  # its name in a `processor_config.json`
     # The keys of a dict that is one input, and not the arrays of a backbone.
     keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
+    feature: ClassVar[str]  # what `datasets` calls the type of a column of them
+    column_names: ClassVar[tuple[str, ...]]  # of other tables, the usual first
 
     @staticmethod
     @abc.abstractmethod
@@ -57,10 +59,22 @@ class MediaProcessor(Processor):
             raise ValueError(
                 f"Give a list of {self.unit}s: [{self.unit}], not one {self.unit} alone."
             )
-        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
+        if hasattr(x, "column_name") and is_table(getattr(x, "source", None)):  # of `datasets`
+            x = TableColumn(x.source, x.column_name)
+        rows = x if isinstance(x, (np.ndarray, Sequence)) else list(x)
         if len(rows) == 0:
             raise ValueError(f"`x` has no {self.unit}s.")
         return rows
+
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        held = getattr(task, "held", None)
+        return data if held is None else held(data, batch_size, steps, **options)
+
+    @classmethod
+    def whole(cls, task, data, options):
+        held = getattr(task, "held_inputs", None)
+        return data if held is None else held(data, options)
 
     def save(self, directory: str) -> None:
         write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")

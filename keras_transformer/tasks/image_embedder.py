@@ -15,6 +15,7 @@ from keras_transformer.tasks.input_classifier import num_tokens
 from keras_transformer.tasks.labels import check_weights, likeliest
 from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.sources import PairProcessor
+from keras_transformer.tasks.tables import TakesTables
 from keras_transformer.tasks.task import Task, sigmoid, softmax
 from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, token_batches
 from keras_transformer.tasks.zero_shot import checked_labels, label_texts, mean_over_templates
@@ -26,7 +27,7 @@ POOLINGS = ("first", "mean", "first_and_mean", "tokens")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ImageEmbedder(Task):
+class ImageEmbedder(TakesTables, Task):
     """A vector of each image, and of a model of images and texts a vector of each text too.
 
     `predict` and `encode` give the vectors of images, `encode_texts` those of texts, and
@@ -97,6 +98,7 @@ class ImageEmbedder(Task):
     reads_arrays = ("images",)
     task_options = ("pooling", "normalize")
     takes_records = False
+    beside, learned, needs_beside = ("text", "caption", "captions", "sentence"), (), True
 
     def __init__(
         self,

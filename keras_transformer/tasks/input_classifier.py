@@ -17,6 +17,7 @@ from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.row_classifier import RowClassifier
+from keras_transformer.tasks.tables import TakesTables
 
 POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
 
@@ -26,7 +27,7 @@ def num_tokens(config: TransformerConfig) -> int:
     return getattr(config.stem, "num_tokens", 0)
 
 
-class InputClassifier(RowClassifier):
+class InputClassifier(TakesTables, RowClassifier):
     """A backbone whose stem reads images or sound, with a linear layer on one state of an input.
 
     The state is that of the first token with `pooling="first"`; with `"mean"` the mean over the

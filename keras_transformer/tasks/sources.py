@@ -63,6 +63,14 @@ class SourceProcessor(Processor):
             return len(x) == 2 and cls.source_class.takes(x[0])
         return cls.source_class.takes(x)
 
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        return cls.source_class.stream(task, data, batch_size, steps, **options)
+
+    @classmethod
+    def whole(cls, task, data, options):
+        return cls.source_class.whole(task, data, options)
+
     def parts(self, x: Any) -> tuple[Sequence, Any]:
         """Sources as a sequence, and the prompts beside them, if any."""
         if isinstance(x, tuple) and not self.source_class.is_one(x):
