@@ -18,6 +18,8 @@ What there is:
 
     TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
+    SequenceClassifier, SequenceLabeler
+                        a class of rows of symbols such as DNA or notes, or of each symbol
     ImageClassifier, AudioClassifier
                         likewise, on images and on sound
     ImageEmbedder       vectors of images, and of texts in the same space; any labels, untrained
@@ -81,6 +83,8 @@ from keras_transformer.tasks import (  # noqa: E402
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SequenceClassifier,
+    SequenceLabeler,
     SpeechToText,
     Task,
     TextClassifier,
@@ -100,6 +104,8 @@ register_tasks(
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SequenceClassifier,
+    SequenceLabeler,
     SpeechToText,
     TextClassifier,
     TextEmbedder,
@@ -119,6 +125,8 @@ __all__ = [
     "MaskedLM",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SequenceClassifier",
+    "SequenceLabeler",
     "SeriesProcessor",
     "SpeechToText",
     "Task",

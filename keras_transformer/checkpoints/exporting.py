@@ -66,7 +66,9 @@ def export_to_huggingface(
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
-    task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
+    task = None if backbone is model else {**model.task_values()}
+    if task is not None:
+        task["name"] = model.head_of or type(model).__name__
     # Its head, if any, goes to files of its own.
     pooled = task is not None and task["name"] == sentence_transformers.TASK
     bare = task is None or pooled or (not model.published_as and not model.head)

@@ -56,7 +56,7 @@ examples:
 )  # fmt: skip
 def _classify(options: argparse.Namespace) -> Asking:
     if options.labels is None:
-        also = ("ImageClassifier", "AudioClassifier")
+        also = ("ImageClassifier", "AudioClassifier", "SequenceClassifier")
         task = load("TextClassifier", options.preset, trained=True, also=also)
         names = task.label_names
     else:
@@ -174,7 +174,7 @@ examples:
     found="entities",
 )
 def _recognize(options: argparse.Namespace) -> Asking:
-    task = load("TokenClassifier", options.preset, trained=True)
+    task = load("TokenClassifier", options.preset, trained=True, also=("SequenceLabeler",))
 
     def find(texts):
         found = task.recognize(texts, batch_size=options.batch_size)

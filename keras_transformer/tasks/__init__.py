@@ -10,6 +10,7 @@ from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
+from keras_transformer.tasks.sequences import SequenceClassifier, SequenceLabeler
 from keras_transformer.tasks.speech_to_text import SpeechToText
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import TextProcessor
@@ -28,6 +29,8 @@ __all__ = [
     "Processor",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SequenceClassifier",
+    "SequenceLabeler",
     "SpeechToText",
     "Task",
     "TextClassifier",
