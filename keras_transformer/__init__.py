@@ -18,8 +18,11 @@ What there is:
 
     TextClassifier, TokenClassifier, QuestionAnswerer, MaskedLM, TextEmbedder, CausalLM, Seq2SeqLM
                         tasks: `from_preset`, Keras's verbs on strings, and a verb of their own
+    SequenceClassifier, SequenceLabeler
+                        a class of rows of symbols such as DNA or notes, or of each symbol
     ImageClassifier, AudioClassifier
                         likewise, on images and on sound
+    ImageEmbedder       vectors of images, and of texts in the same space; any labels, untrained
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers to questions about an image; what was said
     Forecaster          what follows on series of numbers
@@ -76,10 +79,13 @@ from keras_transformer.tasks import (  # noqa: E402
     CTCSpeechToText,
     Forecaster,
     ImageClassifier,
+    ImageEmbedder,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SequenceClassifier,
+    SequenceLabeler,
     SpeechToText,
     Task,
     TextClassifier,
@@ -95,10 +101,13 @@ register_tasks(
     CTCSpeechToText,
     Forecaster,
     ImageClassifier,
+    ImageEmbedder,
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
     Seq2SeqLM,
+    SequenceClassifier,
+    SequenceLabeler,
     SpeechToText,
     TextClassifier,
     TextEmbedder,
@@ -113,11 +122,14 @@ __all__ = [
     "CausalLM",
     "Forecaster",
     "ImageClassifier",
+    "ImageEmbedder",
     "ImageProcessor",
     "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SequenceClassifier",
+    "SequenceLabeler",
     "SeriesProcessor",
     "SpeechToText",
     "Task",

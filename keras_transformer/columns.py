@@ -1,5 +1,6 @@
 """Columns and data frames of other libraries, known by what they can do and not by import."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,40 @@ import numpy as np
 def is_frame(data: Any) -> bool:
     """Whether it is a data frame: of pandas, Polars or pyarrow."""
     return hasattr(data, "columns") and hasattr(data, "shape") and hasattr(data, "__getitem__")
+
+
+def is_table(data: Any) -> bool:
+    """Whether it is a `datasets.Dataset`, whose rows have numbers: no stream of rows."""
+    return hasattr(data, "select_columns") and hasattr(data, "__len__")
+
+
+def undecoded(table: Any, name: str) -> Any:
+    """A data set of `datasets` with files as they are, of a column of images or of sound.
+
+    So a file that is damaged is an error of its row, and none is decoded before it is needed.
+    """
+    features = getattr(table, "features", None) or {}
+    feature = features.get(name)
+    custom = (getattr(table, "format", None) or {}).get("type") == "custom"  # a user's function
+    if custom or not (dataclasses.is_dataclass(feature) and hasattr(feature, "decode")):
+        return table
+    return table.cast_column(name, dataclasses.replace(feature, decode=False))
+
+
+class TableColumn(Sequence):
+    """A column of a `datasets.Dataset`, whose values are read when they are asked for."""
+
+    def __init__(self, table: Any, name: str):
+        self.name = name
+        self._table = undecoded(table, name).select_columns([name])
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, place):
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        return self._table[int(place)][self.name]
 
 
 def is_column(values: Any) -> bool:

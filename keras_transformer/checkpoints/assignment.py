@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_transformer.checkpoints import sentence_transformers
+from keras_transformer.checkpoints.heads import head_name
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
@@ -185,7 +186,8 @@ def _plan(
         family = weights.family
         lines, names = family.lines(config), family.names
         names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*"))
-        head_lines = family.heads[task].weights if task in family.heads else ()
+        known = None if task is None else family.heads.get(head_name(task))
+        head_lines = known.weights if known is not None else ()
         required = task == sentence_transformers.TASK
         if required:
             head_lines = sentence_transformers.dense_lines(checkpoint)
@@ -193,7 +195,8 @@ def _plan(
         lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
         names = Names(ignored=(HEAD_PREFIX + "*",))
         # Written by save_preset, which does not leave out the head of a task.
-        required = task is not None and (weights.config.get("task") or {}).get("name") == task
+        saved = (weights.config.get("task") or {}).get("name")
+        required = task is not None and saved is not None and head_name(saved) == head_name(task)
         head_lines = [Weight(path, HEAD_PREFIX + path) for path in head or () if required]
     plan = match(lines, shapes, checkpoint, names, where)
     theirs = {names.canonical(name) for name in checkpoint}

@@ -17,10 +17,11 @@ from keras_transformer.checkpoints.preset import CONFIG_FILE, GENERATION, GENERA
 from keras_transformer.checkpoints.publishing import atomic_directory
 from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tensors
 from keras_transformer.checkpoints.saving import refuse_own_blocks
-from keras_transformer.checkpoints.untrusted import write_json
+from keras_transformer.checkpoints.untrusted import read_json, write_json
 from keras_transformer.checkpoints.weights import export
 from keras_transformer.config import TransformerConfig
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.folder import CONFIG_FILE as TOKENIZER_CONFIG
 
 
 def export_to_huggingface(
@@ -65,10 +66,13 @@ def export_to_huggingface(
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")
-    task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
+    task = None if backbone is model else {**model.task_values()}
+    if task is not None:
+        task["name"] = model.head_of or type(model).__name__
     # Its head, if any, goes to files of its own.
     pooled = task is not None and task["name"] == sentence_transformers.TASK
-    head = _exported_head(backbone) if task is None or pooled else task
+    bare = task is None or pooled or (not model.published_as and not model.head)
+    head = _exported_head(backbone) if bare else task
     chosen, config = _choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
@@ -79,6 +83,10 @@ def export_to_huggingface(
         processor = getattr(model, "processor", None)
         if processor is not None:
             processor.save(folder)
+            if tokenizer is not None and backbone.config.sides[-1].vector_pooling == "last":
+                # Padding is read as it was in training (SigLIP): no mask is to be made of it.
+                path = folder / TOKENIZER_CONFIG
+                write_json(path, read_json(path) | {"model_input_names": ["input_ids"]})
         if pooled:
             sentence_transformers.write_embedder(folder, model, task, dtype)
         if head is not None and TASKS[head["name"]].generates:

@@ -22,6 +22,11 @@ def register_tasks(*classes: type) -> None:
     TASKS.update({each.__name__: each for each in classes})
 
 
+def head_name(task: str) -> str:
+    """The name of the class whose head a task has: its own, or that of the one it is a kind of."""
+    return getattr(TASKS.get(task), "head_of", None) or task
+
+
 @dataclasses.dataclass(frozen=True)
 class Conversion:
     """Values that do not correspond one to one.

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_transformer.checking import check_int, shorten
 from keras_transformer.checkpoints.assignment import LoadReport
+from keras_transformer.checkpoints.heads import head_name
 from keras_transformer.checkpoints.preset import CONFIG_FILE, Preset
 from keras_transformer.config import TransformerConfig
 
@@ -24,8 +25,8 @@ class SavedHead:
         given: Mapping[str, Any],
         parameters: set[str],
     ):
-        name = task_class.__name__
-        same_task = saved is not None and saved["name"] == name
+        name = head_name(task_class.__name__)
+        same_task = saved is not None and head_name(saved["name"]) == name
         values = {k: v for k, v in preset.task_options(name).items() if k in parameters}
         values |= {k: v for k, v in saved.items() if k != "name"} if same_task else {}
         unknown = sorted(set(values) - parameters)

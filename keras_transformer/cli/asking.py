@@ -5,7 +5,16 @@ import pathlib
 
 import keras_transformer as kt
 from keras_transformer.cli.command import Option, option, positive
-from keras_transformer.cli.lines import Asking, asking, decoded, load, one_line, pairs, show_texts
+from keras_transformer.cli.lines import (
+    Asking,
+    asking,
+    decoded,
+    load,
+    one_line,
+    pairs,
+    reads_images,
+    show_texts,
+)
 from keras_transformer.files import read_file
 
 
@@ -20,8 +29,9 @@ def _top_k(default: int) -> Option:
 print the label of texts, images or recordings
 
 Prints the likeliest label of each text and its probability; as tsv or json all labels, the
-likeliest first. With a preset that classifies images or sound each TEXT is the path of one. The
-preset must be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
+likeliest first. With a preset that classifies images or sound each TEXT is the path of one. With
+--labels the preset is a model of images and texts, such as CLIP, which knows any labels. Without,
+it must be a classifier that was trained and saved, as TextClassifier.save_to_preset does:
 
   import keras_transformer as kt
   classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["negative", "positive"])
@@ -31,23 +41,37 @@ preset must be a classifier that was trained and saved, as TextClassifier.save_t
 examples:
   keras-transformer classify --preset my_classifier "What a film!" "I want my money back."
   keras-transformer classify --preset vit_base_patch16_224 photo.jpg
+  keras-transformer classify --preset clip_vit_base_patch32 --labels "cat,dog" photo.jpg
   keras-transformer classify --preset spoken_digits seven.wav
   keras-transformer classify --preset my_classifier < reviews.txt
   keras-transformer classify --preset my_classifier --format tsv < reviews.txt | cut -f 1
 """,
     option("--pairs", "each text is two, with a tab between them", action="store_true"),
+    option("--labels", "of images, with commas between them", metavar="LABELS"),
+    option(
+        "--template", 'the text of a label (default "%(default)s")', metavar="TEXT",
+        default="a photo of a {}.",
+    ),
     found="classes",
-)
+)  # fmt: skip
 def _classify(options: argparse.Namespace) -> Asking:
-    task = load(
-        "TextClassifier", options.preset, trained=True, also=("ImageClassifier", "AudioClassifier")
-    )
-    names = task.label_names
+    if options.labels is None:
+        also = ("ImageClassifier", "AudioClassifier", "SequenceClassifier")
+        task = load("TextClassifier", options.preset, trained=True, also=also)
+        names = task.label_names
+    else:
+        names = [label.strip() for label in options.labels.split(",") if label.strip()]
+        if not names:
+            raise ValueError('--labels has no label: give some, as in --labels "cat,dog".')
+        task = load("ImageEmbedder", options.preset)
+    given = {"batch_size": options.batch_size, "top_k": len(names)}
+    if options.labels is not None:
+        given |= {"labels": names, "template": options.template}
     width = max(map(len, names))
 
     def find(texts):
         x = pairs(texts, "two texts") if options.pairs else texts
-        found = task.classify(x, batch_size=options.batch_size, top_k=task.num_classes)
+        found = task.classify(x, **given)
         return [[{"label": label, "probability": share} for label, share in row] for row in found]
 
     def show(text, rows):
@@ -55,33 +79,46 @@ def _classify(options: argparse.Namespace) -> Asking:
 
     find.takes_files = not isinstance(task, kt.TextClassifier)
     if find.takes_files and options.pairs:
-        raise ValueError(f"--pairs is of texts, and the preset classifies {task.row_unit}s.")
+        unit = "image" if options.labels is not None else task.row_unit
+        raise ValueError(f"--pairs is of texts, and the preset classifies {unit}s.")
     return find, show
 
 
 @asking(
     "embed",
     """\
-print the vectors of texts
+print the vectors of texts or images
 
-Prints a vector of each text. The dot product of two says how near the texts are to each other, if
-the model makes vectors of length 1, as minilm_l6_en does.
+Prints a vector of each text; or, with a preset that embeds images, of each image, whose path each
+TEXT is. The dot product of two says how near they are to each other, if the model makes vectors of
+length 1, as minilm_l6_en does. With --as-texts a model of images and texts, such as CLIP, reads the
+TEXTs themselves.
 
 examples:
   keras-transformer embed --preset minilm_l6_en "a cat" "a kitten" "a car"
   keras-transformer embed --preset minilm_l6_en --format tsv < texts.txt > vectors.tsv
+  keras-transformer embed --preset dinov2_small --format json cat.jpg dog.jpg
+  keras-transformer embed --preset clip_vit_base_patch32 --as-texts "a photo of a cat."
 """,
+    option("--as-texts", "the texts of a model of images and texts", action="store_true"),
 )
 def _embed(options: argparse.Namespace) -> Asking:
-    task = load("TextEmbedder", options.preset)
+    of_images = reads_images(options.preset)
+    if options.as_texts and not of_images:
+        raise ValueError(
+            "--as-texts is for a model of images and texts; the preset reads texts alone."
+        )
+    task = load("ImageEmbedder" if of_images else "TextEmbedder", options.preset)
+    encode = task.encode_texts if options.as_texts else task.encode
 
     def find(texts):
-        vectors = task.predict(texts, batch_size=options.batch_size, verbose=0)
+        vectors = encode(texts, batch_size=options.batch_size)
         return [[{"vector": [float(f"{x:.7g}") for x in vector]}] for vector in vectors.tolist()]
 
     def show(text, rows):
         return " ".join(f"{x:.4f}" for x in rows[0]["vector"])
 
+    find.takes_files = of_images and not options.as_texts
     return find, show
 
 
@@ -137,7 +174,7 @@ examples:
     found="entities",
 )
 def _recognize(options: argparse.Namespace) -> Asking:
-    task = load("TokenClassifier", options.preset, trained=True)
+    task = load("TokenClassifier", options.preset, trained=True, also=("SequenceLabeler",))
 
     def find(texts):
         found = task.recognize(texts, batch_size=options.batch_size)

@@ -74,6 +74,12 @@ def load(name: str, preset, trained: bool = False, also: tuple[str, ...] = ()):
     return task_class.from_preset(opened)
 
 
+def reads_images(preset) -> bool:
+    """Whether the first side of a preset's model is of images."""
+    config = kt.checkpoints.resolve_preset(preset).description[0]
+    return getattr(config.sides[0].stem, "image_size", None) is not None
+
+
 def _read_texts(options: argparse.Namespace) -> Iterator[list[str]]:
     """The texts of the command line, else the lines of standard input, in chunks."""
     for number, text in enumerate(options.texts, 1):

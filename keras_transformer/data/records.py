@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_transformer.checking import check_choice, check_path, describe, shorten
+from keras_transformer.columns import TableColumn, is_table
+from keras_transformer.data.held_column import HeldColumn
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
 
@@ -65,6 +67,26 @@ class Records:
             if values:
                 yield _chunk(source, values, numbers, before)
             before += source.size
+
+    def held(self) -> tuple[Sequence, ...]:
+        """Each column as a sequence, for what is read row by row, such as images and sound.
+
+        Bytes lie in a temporary file. The path of a file, in the first column, is from the folder
+        of the file that it is named in.
+        """
+        tables = [source.data for source in self.sources if isinstance(source, ObjectSource)]
+        if tables and is_table(tables[0]):
+            return tuple(TableColumn(tables[0], name) for name in self.columns)
+        columns = tuple(HeldColumn() for _ in self.columns)
+        for source in self.sources:
+            folder = getattr(source, "path", Path()).absolute().parent
+            for _, row in source.rows(self.columns):
+                first, *others = row
+                if isinstance(first, str) and isinstance(source, FileSource):
+                    first = str(folder / first)
+                for column, value in zip(columns, (first, *others), strict=True):
+                    column.append(value)
+        return columns
 
     def fingerprint(self) -> str | None:
         """A hash of the content, without a pass over the rows; None if only such a pass tells."""

@@ -75,6 +75,8 @@ class AudioProcessor(MediaProcessor):
     raw = "recordings"
     part = "feature_extractor"
     unit = "recording"
+    feature = "Audio"
+    column_names = ("audio", "recording", "speech", "audio_path", "path", "file", "file_name")
     keys = frozenset({"bytes", "path", "array"})
 
     def __init__(

@@ -61,6 +61,8 @@ class ImageProcessor(MediaProcessor):
     raw = "images"
     part = "image_processor"
     unit = "image"
+    feature = "Image"
+    column_names = ("image", "images", "img", "image_path", "path", "file", "file_name")
 
     def __init__(
         self,

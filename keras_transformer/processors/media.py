@@ -10,24 +10,26 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from keras_transformer.checking import check_path, describe
-from keras_transformer.columns import is_column
-from keras_transformer.files import read_file, write_text
+from keras_transformer.columns import TableColumn, is_column, is_table
+from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
 
 FILE = "preprocessor_config.json"
-# The file of a processor with a tokenizer, since release 5 of Transformers: one within another.
-_WITH_TOKENIZER = "processor_config.json"
+# What Transformers 5 writes for models with a tokenizer, with the values of each part by name.
+_OF_ALL_PARTS = "processor_config.json"
 _LIMIT = 2**24  # Of old, files of Whisper hold their filters.
 
 
 class MediaProcessor(Processor):
     """A processor of inputs that are files, bytes or arrays each, by `preprocessor_config.json`."""
 
-    files = (FILE, _WITH_TOKENIZER)
-    part: ClassVar[str]  # what the file of a processor with a tokenizer calls it
+    files = (FILE, _OF_ALL_PARTS)
     unit: ClassVar[str]  # what errors call one input
+    part: ClassVar[str]  # its name in a `processor_config.json`
     # The keys of a dict that is one input, and not the arrays of a backbone.
     keys: ClassVar[frozenset[str]] = frozenset({"bytes", "path"})
+    feature: ClassVar[str]  # what `datasets` calls the type of a column of them
+    column_names: ClassVar[tuple[str, ...]]  # of other tables, the usual first
 
     @staticmethod
     @abc.abstractmethod
@@ -57,24 +59,36 @@ class MediaProcessor(Processor):
             raise ValueError(
                 f"Give a list of {self.unit}s: [{self.unit}], not one {self.unit} alone."
             )
-        rows = x if isinstance(x, (list, np.ndarray)) else list(x)
+        if hasattr(x, "column_name") and is_table(getattr(x, "source", None)):  # of `datasets`
+            x = TableColumn(x.source, x.column_name)
+        rows = x if isinstance(x, (np.ndarray, Sequence)) else list(x)
         if len(rows) == 0:
             raise ValueError(f"`x` has no {self.unit}s.")
         return rows
+
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        held = getattr(task, "held", None)
+        return data if held is None else held(data, batch_size, steps, **options)
+
+    @classmethod
+    def whole(cls, task, data, options):
+        held = getattr(task, "held_inputs", None)
+        return data if held is None else held(data, options)
 
     def save(self, directory: str) -> None:
         write_text(Path(directory, FILE), json.dumps(self.values(), indent=2) + "\n")
 
     @classmethod
     def from_files(cls, directory: str) -> Self:
-        path = Path(directory, _WITH_TOKENIZER)
+        path = Path(directory, _OF_ALL_PARTS)
         try:
-            values = _read_object(path).get(cls.part) if path.is_file() else None
+            values = _read_object(path).get(cls.part) if has_file(path) else None
             if values is None:
                 path = Path(directory, FILE)
                 values = _read_object(path)
             elif not isinstance(values, dict):
-                raise ValueError(f"{cls.part!r} is {describe(values)} and no object.")
+                raise ValueError(f"{cls.part!r} must be an object, but is {describe(values)}.")
             return cls.from_values(values)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from None

@@ -6,10 +6,12 @@ from keras_transformer.tasks.causal_lm import CausalLM
 from keras_transformer.tasks.ctc_speech_to_text import CTCSpeechToText
 from keras_transformer.tasks.forecaster import Forecaster
 from keras_transformer.tasks.image_classifier import ImageClassifier
+from keras_transformer.tasks.image_embedder import ImageEmbedder
 from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
+from keras_transformer.tasks.sequences import SequenceClassifier, SequenceLabeler
 from keras_transformer.tasks.speech_to_text import SpeechToText
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import TextProcessor
@@ -23,11 +25,14 @@ __all__ = [
     "CausalLM",
     "Forecaster",
     "ImageClassifier",
+    "ImageEmbedder",
     "ImageToText",
     "MaskedLM",
     "Processor",
     "QuestionAnswerer",
     "Seq2SeqLM",
+    "SequenceClassifier",
+    "SequenceLabeler",
     "SpeechToText",
     "Task",
     "TextClassifier",

@@ -76,6 +76,8 @@ class ImageToText(SourceToText):
     reads_arrays = ("encoder_images",)
     stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
     source_unit = "image"
+    beside = ("question", "prompt")
+    learned = ("answer", "caption", "captions", "text", "sentence")
     task_options = (*SourceToText.task_options, "template")
 
     def __init__(

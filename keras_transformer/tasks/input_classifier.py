@@ -15,13 +15,19 @@ from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
-from keras_transformer.tasks.pooling import pool
+from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.row_classifier import RowClassifier
+from keras_transformer.tasks.tables import TakesTables
 
 POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
 
 
-class InputClassifier(RowClassifier):
+def num_tokens(config: TransformerConfig) -> int:
+    """The states of a stem that are of no patch and no frame, and stand before them."""
+    return getattr(config.stem, "num_tokens", 0)
+
+
+class InputClassifier(TakesTables, RowClassifier):
     """A backbone whose stem reads images or sound, with a linear layer on one state of an input.
 
     The state is that of the first token with `pooling="first"`; with `"mean"` the mean over the
@@ -134,20 +140,12 @@ class InputClassifier(RowClassifier):
 
     def pooled(self, states, mask=None):
         """The state that the output reads, `(batch, width)`; `mask` is of the states, if any."""
-        if self.pooling == "first":
-            return states[:, 0]
         if self.pooling == "attention":
             scores = ops.cast(self.pooling_dense(states), "float32")
             scores = scores if mask is None else ops.where(mask[..., None], scores, -1e9)
             weights = ops.softmax(scores, axis=1)
             return ops.sum(states * ops.cast(weights, states.dtype), axis=1)
-        tokens = getattr(self.backbone.config.stem, "num_tokens", 0)
-        if self.pooling == "tokens":
-            return ops.mean(states[:, :tokens], axis=1)
-        mean = ops.mean(states[:, tokens:], axis=1) if mask is None else pool(states, mask, "mean")
-        if self.pooling == "mean":
-            return mean
-        return ops.concatenate([states[:, 0], mean], axis=-1)
+        return pool_stem(states, self.pooling, num_tokens(self.backbone.config), mask)
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Inputs as batches, which are read when they are asked for. See `Task.make_dataset`."""
@@ -201,7 +199,7 @@ class InputClassifier(RowClassifier):
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
-        usual = "first" if getattr(config.stem, "num_tokens", 0) else "mean"
+        usual = "first" if num_tokens(config) else "mean"
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,

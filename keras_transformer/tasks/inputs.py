@@ -142,10 +142,11 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     held = {name: on_host(array) for name, array in x.items()}
     if any(held[name] is not x[name] for name in x):
         task._named(held)  # Values of tensors; Keras takes them from where they are.
-    for name in task.intake.id_inputs:
+    given = [name for name in task.intake.id_inputs if name in x]  # of two sides one may be enough
+    for name in given:
         if 0 in x[name].shape:
             raise ValueError(f"`{name}` is empty: it has shape {tuple(x[name].shape)}.")
-    ids = x.get("mask_positions", x[task.intake.id_inputs[-1]])
+    ids = x.get("mask_positions", x[given[-1]])
     rows = ids.shape[0]
     y = on_host(y)
     if y is None and learns and task.loss is not None:

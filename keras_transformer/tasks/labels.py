@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.checking import (
+    check_int,
+    check_number,
+    describe,
+    is_int,
+    is_number,
+    nearest,
+    shorten,
+)
 from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data.buckets import array_of
 
@@ -87,6 +95,31 @@ def check_probabilities(rows: np.ndarray) -> np.ndarray:
             "make the task with multi_label=True."
         )
     return rows
+
+
+def likeliest(
+    shares: np.ndarray,
+    names: Sequence[str],
+    top_k: int | None = None,
+    threshold: float | None = None,
+    several: bool = False,
+) -> list:
+    """Of rows of probabilities the likeliest name each, `(name, probability)`.
+
+    With `top_k`, `threshold` or `several` a list of them, the likeliest first: those of at least
+    the threshold, which is 0.5 for `several` without `top_k`.
+    """
+    top_k = check_int("top_k", top_k, at_least=1, none=True)
+    threshold = check_number("threshold", threshold, at_least=0, at_most=1, none=True)
+    single = top_k is None and threshold is None and not several
+    if threshold is None:
+        threshold = 0.5 if several and top_k is None else 0.0
+    found = []
+    for row in shares:
+        order = np.argsort(-row, kind="stable")[: 1 if single else top_k]
+        pairs = [(names[i], float(row[i])) for i in order if row[i] >= threshold]
+        found.append(pairs[0] if single else pairs)
+    return found
 
 
 def real_numbers(y: Any, count: int, unit: str = "text") -> np.ndarray:

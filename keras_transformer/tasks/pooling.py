@@ -32,6 +32,20 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
     return total / (ops.sqrt(number) if pooling == "mean_sqrt_len" else number)
 
 
+def pool_stem(states, pooling: str, tokens: int, mask=None):
+    """One state of those of a stem, `tokens` of which stand before what was read.
+
+    `"first"` is the first, `"mean"` the mean over those of no token, `"first_and_mean"` both side
+    by side, `"tokens"` the mean of the tokens.
+    """
+    if pooling == "first":
+        return states[:, 0]
+    if pooling == "tokens":
+        return ops.mean(states[:, :tokens], axis=1)
+    mean = ops.mean(states[:, tokens:], axis=1) if mask is None else pool(states, mask, "mean")
+    return mean if pooling == "mean" else ops.concatenate([states[:, 0], mean], axis=-1)
+
+
 def last_of(mask):
     """The last place of each row that a bool mask has, int `(batch, 1)`; 0 where it has none."""
     places = sequence_positions(mask[..., None])

@@ -15,6 +15,7 @@ from keras_transformer.tasks.labels import (
     check_probabilities,
     class_number,
     class_rows,
+    likeliest,
     real_numbers,
 )
 from keras_transformer.tasks.task import sigmoid, softmax
@@ -94,19 +95,13 @@ class RowClassifier(Classifier):
 
     def likeliest(self, x, batch_size=None, top_k=None, threshold=None, alone=False) -> list:
         """What `classify` gives; `alone`: `x` has one row, and its result is wanted."""
-        top_k = check_int("top_k", top_k, at_least=1, none=True)
-        threshold = check_number("threshold", threshold, at_least=0, at_most=1, none=True)
+        check_int("top_k", top_k, at_least=1, none=True)  # before anything is computed
+        check_number("threshold", threshold, at_least=0, at_most=1, none=True)
         if self.num_classes == 1:
             raise ValueError("This task is a regression (num_classes=1): `predict` gives numbers.")
         logits = self.predict(x, batch_size=batch_size, verbose=0)
-        single = top_k is None and threshold is None and not self.multi_label
-        if threshold is None:
-            threshold = 0.5 if self.multi_label and top_k is None else 0.0
-        found = []
-        for row in sigmoid(logits) if self.multi_label else softmax(logits):
-            order = np.argsort(-row, kind="stable")[: 1 if single else top_k]
-            pairs = [(self.label_names[i], float(row[i])) for i in order if row[i] >= threshold]
-            found.append(pairs[0] if single else pairs)
+        shares = sigmoid(logits) if self.multi_label else softmax(logits)
+        found = likeliest(shares, self.label_names, top_k, threshold, several=self.multi_label)
         return found[0] if alone else found
 
     @classmethod

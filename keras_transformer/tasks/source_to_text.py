@@ -16,11 +16,12 @@ from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.placeholders import placed_rows
 from keras_transformer.tasks.sources import SourceProcessor, SourceRows
+from keras_transformer.tasks.tables import TakesTables
 from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, with_end
 from keras_transformer.tokenizers import Tokenizer
 
 
-class SourceToText(LanguageModel):
+class SourceToText(TakesTables, LanguageModel):
     """An encoder whose input is images or sound, and a decoder that writes text.
 
     A subclass names its processor, what it may read (`reads_arrays`), and how arrays are made of
@@ -37,6 +38,7 @@ class SourceToText(LanguageModel):
     stem_example: ClassVar[str]
     source_unit: ClassVar[str]  # what errors call a source
     task_options = ("end_ids", "start_id")
+    learned = ("text", "sentence", "transcription", "transcript")
 
     def __init__(
         self,
@@ -194,7 +196,7 @@ class SourceToText(LanguageModel):
             ValueError: for sources that cannot be read, with their place, or options that the model
                 cannot take.
         """
-        processor = self._require_processor()
+        processor, sources = self._require_processor(), self.held_inputs(sources, {})
         alone = processor.source.is_one(sources)
         sources = [sources] if alone else processor.source.rows(sources)
         rows = self.prompt_rows(prompts, len(sources), **options)
@@ -232,7 +234,7 @@ class SourceToText(LanguageModel):
         Raises:
             ValueError: for sources and targets of different numbers.
         """
-        processor = self._require_processor()
+        processor, sources = self._require_processor(), self.held_inputs(sources, {})
         alone = processor.source.is_one(sources)
         sources = [sources] if alone else processor.source.rows(sources)
         texts = [targets] if isinstance(targets, str) else text_rows(targets, "targets")

@@ -1,17 +1,20 @@
-"""The processor of sources that are no texts, beside the tokenizer of what is written of them."""
+"""The processor of sources that are no texts, beside the tokenizer of the texts about them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from keras_transformer.checking import describe
 from keras_transformer.config import TransformerConfig
+from keras_transformer.files import has_file
 from keras_transformer.processors import AudioProcessor, ImageProcessor
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.speech_tokens import SpeechTokens
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.folder import TOKENIZER_FILES
 
 
 class SourceProcessor(Processor):
@@ -26,13 +29,15 @@ class SourceProcessor(Processor):
     options = ("max_length",)
     made = "arrays and ids"
     has_tokenizer = True
+    needs_tokenizer: ClassVar[bool] = True
 
-    def __init__(self, source: Processor, tokenizer: Tokenizer):
+    def __init__(self, source: Processor, tokenizer: Tokenizer | None = None):
         if not isinstance(source, self.source_class):
             raise ValueError(
                 f"`processor` must be of {self.source_class.__name__}, received {describe(source)}."
             )
-        if not isinstance(tokenizer, Tokenizer):
+        left_out = tokenizer is None and not self.needs_tokenizer
+        if not left_out and not isinstance(tokenizer, Tokenizer):
             raise ValueError(f"`tokenizer` must be a Tokenizer, received {describe(tokenizer)}.")
         self.source, self.tokenizer = source, tokenizer
 
@@ -43,11 +48,11 @@ class SourceProcessor(Processor):
             return processor
         if processor is None and tokenizer is None:
             return None
-        if processor is None or tokenizer is None:
+        if processor is None or (tokenizer is None and cls.needs_tokenizer):
             missing = "`processor`" if processor is None else "`tokenizer`"
             raise ValueError(
-                f"{missing} is missing: a task that reads {cls.source_class.raw} and writes text "
-                "needs both, or neither to take arrays and ids."
+                f"{missing} is missing: a task of {cls.source_class.raw} and texts needs both, or "
+                "neither to take arrays and ids."
             )
         return cls(processor, tokenizer)
 
@@ -58,6 +63,14 @@ class SourceProcessor(Processor):
             return len(x) == 2 and cls.source_class.takes(x[0])
         return cls.source_class.takes(x)
 
+    @classmethod
+    def stream(cls, task, data, batch_size=None, steps=None, **options):
+        return cls.source_class.stream(task, data, batch_size, steps, **options)
+
+    @classmethod
+    def whole(cls, task, data, options):
+        return cls.source_class.whole(task, data, options)
+
     def parts(self, x: Any) -> tuple[Sequence, Any]:
         """Sources as a sequence, and the prompts beside them, if any."""
         if isinstance(x, tuple) and not self.source_class.is_one(x):
@@ -66,15 +79,20 @@ class SourceProcessor(Processor):
 
     def save(self, directory: str) -> None:
         self.source.save(directory)
-        self.tokenizer.save(directory)
+        if self.tokenizer is not None:
+            self.tokenizer.save(directory)
 
     @classmethod
     def from_files(cls, directory: str) -> "SourceProcessor":
-        return cls(cls.source_class.from_files(directory), Tokenizer.from_files(directory))
+        source, tokenizer = cls.source_class.from_files(directory), None
+        if cls.needs_tokenizer or any(has_file(Path(directory, n)) for n in TOKENIZER_FILES):
+            tokenizer = Tokenizer.from_files(directory)
+        return cls(source, tokenizer)
 
     def check(self, config: TransformerConfig) -> None:
         self.source.check(config)
-        TextProcessor(self.tokenizer).check(config.sides[-1])
+        if self.tokenizer is not None:
+            TextProcessor(self.tokenizer).check(config.sides[-1])
 
 
 class SpeechProcessor(SourceProcessor):
@@ -99,6 +117,12 @@ class PictureProcessor(SourceProcessor):
     kind = "image processor and tokenizer"
     raw = "images"
     files = ImageProcessor.files
+
+
+class PairProcessor(PictureProcessor):
+    """An `ImageProcessor`, and a tokenizer for a model that has a side of texts."""
+
+    needs_tokenizer = False
 
 
 class SourceRows:

@@ -157,7 +157,7 @@ class SpeechToText(SourceToText):
                 the model does not know.
         """
         timestamps = check_flag("timestamps", timestamps)
-        source = self._require_processor().source
+        source, recordings = self._require_processor().source, self.held_inputs(recordings, {})
         alone = source.is_one(recordings)
         samples = source.read([recordings] if alone else recordings)
         window = source.most_samples

@@ -71,6 +71,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     # What presets and families of checkpoints read of a task, see `checkpoints.heads`.
     alias: ClassVar[str] = ""  # What users call it, such as "text_classification".
     published_as: ClassVar[tuple[str, ...]] = ()  # Ends of the names of published classes.
+    head_of: ClassVar[str | None] = None  # The class whose head it has, if not its own.
     generates: ClassVar[bool] = False  # Whether its head is the backbone's logits, with a cache.
     # What the first array of its backbone may be.
     reads_arrays: ClassVar[tuple[str, ...]] = ("token_ids", "encoder_token_ids")
@@ -84,8 +85,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     needs_labels: ClassVar[bool] = False  # Whether `fit` on what users have needs `y`.
     takes_records: ClassVar[bool] = True  # Whether its texts may be what `data.read` makes.
     most_texts: ClassVar[int | None] = 2  # Lists of texts in a tuple; None for any number.
-    # Of the names of a data set's columns, gives those of the texts and that of the labels, if any.
-    # None for the usual names.
+    # Of a data set's columns, gives the names of the texts and of the labels. None for the usual.
     usual_columns: ClassVar[Callable | None] = None
     # Whether its rows are pairs of texts, and its labels spans of the second.
     answers: ClassVar[bool] = False

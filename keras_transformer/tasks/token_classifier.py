@@ -205,6 +205,23 @@ class TokenClassifier(Classifier):
             For each text a list of `Entity`; for a string its list alone. Example: see the class.
         """
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
+        encodings, found = self._token_probabilities(rows, batch_size)
+        results = [
+            self._entities(text, words_of(text, encoding), probabilities)
+            for text, encoding, probabilities in zip(rows, encodings, found, strict=True)
+        ]
+        return results[0] if isinstance(texts, str) else results
+
+    def word_probabilities(self, texts: list[str], batch_size: int | None = None) -> list:
+        """Of each text the probabilities of its words, float `(words, num_classes)`."""
+        encodings, found = self._token_probabilities(texts, batch_size)
+        return [
+            probabilities[[word.token for word in words_of(text, encoding)]]
+            for text, encoding, probabilities in zip(texts, encodings, found, strict=True)
+        ]
+
+    def _token_probabilities(self, rows: list[str], batch_size: int | None) -> tuple[list, list]:
+        """Each text as it is encoded, and the probabilities of its tokens."""
         encodings = tokenizer_of(self).encode_batch_with_offsets(rows)
         limit = self.backbone.config.max_sequence_length
         parts = [windows(e, 0, limit) for e in encodings]
@@ -216,11 +233,7 @@ class TokenClassifier(Classifier):
         rows_found = zip(chosen, masks, self._row_outputs(dataset), strict=True)
         for (i, places), mask, logits in rows_found:
             probabilities[i][places[mask]] = softmax(logits[: len(places)][mask])
-        results = [
-            self._entities(text, words_of(text, encoding), found)
-            for text, encoding, found in zip(rows, encodings, probabilities, strict=True)
-        ]
-        return results[0] if isinstance(texts, str) else results
+        return encodings, probabilities
 
     def _entities(self, text: str, words: list[Word], probabilities) -> list[Entity]:
         groups: list[tuple[str, list[Word]]] = []

@@ -161,7 +161,7 @@ def _guess_class(folder: Folder) -> str | None:
     if folder.has("vocab.json", "merges.txt"):
         vocabulary = read_json_object(folder.path / "vocab.json")
         if any(token.endswith("</w>") for token in vocabulary):
-            return "OpenAIGPTTokenizer"
+            return "CLIPTokenizer" if "<|startoftext|>" in vocabulary else "OpenAIGPTTokenizer"
         return "RobertaTokenizer" if {"<s>", "</s>"} <= vocabulary.keys() else "GPT2Tokenizer"
     if folder.has("spiece.model"):
         pieces = parse_sentencepiece(folder.path / "spiece.model").pieces

@@ -59,7 +59,8 @@ class _Pieces:
         self._refusing = tokenizer._refusing
         kinds = [step["type"] for step in decoder_steps(tokenizer)]
         unknown = set(kinds) - _KNOWN
-        if unknown or ("ByteLevel" in kinds and set(kinds[: kinds.index("ByteLevel")])):
+        before = "ByteLevel" in kinds and set(kinds[: kinds.index("ByteLevel")])
+        if unknown or before or {"ByteLevel", "Replace"} <= set(kinds):  # ends of words, of CLIP
             raise ValueError(
                 f"What a token adds to a text is not known for a tokenizer with the decoder "
                 f"{' and '.join(sorted(unknown or kinds))}."

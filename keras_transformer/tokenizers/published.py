@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, processors
 
+from keras_transformer.tokenizers import preparing
 from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.languages import CODES_25, CODES_50, set_language
 from keras_transformer.tokenizers.piece_orders import (
@@ -26,19 +27,12 @@ from keras_transformer.tokenizers.piece_orders import (
     sentinels,
     t5_pieces,
 )
-from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
+from keras_transformer.tokenizers.preparing import Setter
 from keras_transformer.tokenizers.sentencepiece_file import SentencePieceModel
 from keras_transformer.tokenizers.training import TEMPLATES, set_template
 
-_QWEN2_WORD = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 # `<s> a </s>`, `<s> a </s></s> b </s>`, of RoBERTa and BART.
 PAIRS = ("{start} $A {end}", "{start} $A {end} {end} $B {end}")
-
-# What sets something of a backend by what a folder says.
-Setter = Callable[[tokenizers.Tokenizer, Folder], None]
 
 
 def start_and_end(backend: tokenizers.Tokenizer, folder: Folder) -> None:
@@ -80,120 +74,13 @@ def _roberta_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     )
 
 
+def _clip_template(backend: tokenizers.Tokenizer, folder: Folder) -> None:
+    start, end = folder.needed(backend, "bos_token", "eos_token")
+    ids = ((token, backend.token_to_id(token)) for token in (end, start))
+    backend.post_processor = processors.RobertaProcessing(*ids, False, False)
+
+
 _BERT_TEMPLATE = _around(TEMPLATES["bert"], "cls_token", "sep_token")
-
-
-# How text is prepared
-
-
-def _prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words and punctuation marks, by default in lower case and without accents."""
-    backend.normalizer = normalizers.BertNormalizer(
-        lowercase=folder.flag("do_lower_case", True),
-        handle_chinese_chars=folder.flag("tokenize_chinese_chars", True),
-        strip_accents=folder.flag("strip_accents", None),
-    )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-
-
-def _prepare_gpt(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """As BERT, for merges that know where a word ends (GPT, 2018)."""
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.BPEDecoder(suffix="</w>")
-
-
-def _prepare_bytes(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """GPT-2's words, spelled in bytes."""
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=folder.flag("add_prefix_space", False)
-    )
-    backend.decoder = decoders.ByteLevel()
-
-
-def _prepare_neox(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """GPT-2's words of composed characters."""
-    _prepare_bytes(backend, folder)
-    backend.normalizer = normalizers.NFC()
-
-
-def _prepare_qwen2(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words and single digits of composed characters, spelled in bytes."""
-    _prepare_neox(backend, folder)
-    spelled = backend.pre_tokenizer
-    spelled.use_regex = False
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_QWEN2_WORD), behavior="isolated"), spelled]
-    )
-
-
-def _prepare_words(
-    backend: tokenizers.Tokenizer, folder: Folder, prefix: bool | None = None
-) -> None:
-    """Words that start with `▁`, as SentencePiece has them, normalized by the file's rules."""
-    prefix = folder.flag("add_prefix_space", True) if prefix is None else prefix
-    for rules in charsmap_normalizers(folder.charsmap, folder.where):
-        backend.normalizer = rules
-    _set_words(backend, "always" if prefix else "never")
-
-
-def _set_words(
-    backend: tokenizers.Tokenizer, scheme: str = "always", at_white_space: bool = True
-) -> None:
-    words = pre_tokenizers.Metaspace(SPACE, scheme)
-    split = [pre_tokenizers.WhitespaceSplit(), words]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(split) if at_white_space else words
-    backend.decoder = decoders.Metaspace(SPACE, scheme)
-
-
-def _prepare_albert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """Words behind `▁`, by default in lower case and without accents."""
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not folder.flag("keep_accents", False):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if folder.flag("do_lower_case", True):
-        steps += [normalizers.Lowercase()]
-    steps += charsmap_normalizers(folder.charsmap, folder.where)
-    _prepare_words(backend, folder)
-    backend.normalizer = normalizers.Sequence(steps)
-
-
-def _prepare_deberta(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The whole text, composed, with `▁` for spaces; not by the file's rules."""
-    prefix = "always" if folder.flag("add_prefix_space", True) else "first"
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Lowercase()] * folder.flag("do_lower_case", False)
-        + [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
-        + [normalizers.Strip(left=False, right=True)]
-    )
-    words = {"replacement": SPACE, "prepend_scheme": prefix}
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Punctuation(behavior="isolated")] * folder.flag("split_by_punct", False)
-        + [pre_tokenizers.Metaspace(**words)]
-    )
-    backend.decoder = decoders.Metaspace(**words)
-
-
-def _prepare_llama(backend: tokenizers.Tokenizer, folder: Folder) -> None:
-    """The whole text, with `▁` for spaces and one before it."""
-    prefix = folder.flag("add_prefix_space", True)
-    # What is "legacy" about it: a space also behind a special token that is written in a text.
-    scheme = "always" if folder.flag("legacy", False) else "first"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
-    )
-    backend.decoder = space_decoder(strip=prefix)
-
-
-def _prepare_spaces(
-    backend: tokenizers.Tokenizer, folder: Folder, unruled: Sequence[tuple[str, str]] = ()
-) -> None:
-    """Words behind `▁`, normalized by the file's rules or else as `unruled` says."""
-    steps = charsmap_normalizers(folder.charsmap, folder.where)
-    steps = steps or [normalizers.Replace(old, new) for old, new in unruled]
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    _set_words(backend, at_white_space=False)
 
 
 def _language_template(first: bool) -> Setter:
@@ -264,7 +151,7 @@ _BERT = Published(
     model=models.WordPiece,
     files=("vocab.txt",),
     tokens=_BERT_TOKENS,
-    prepare=_prepare_bert,
+    prepare=preparing.prepare_bert,
     template=_BERT_TEMPLATE,
     own_template=True,
     options={"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"},
@@ -274,7 +161,7 @@ _GPT2 = Published(
     model=models.BPE,
     files=("vocab.json", "merges.txt"),
     tokens=_END_OF_TEXT,
-    prepare=_prepare_bytes,
+    prepare=preparing.prepare_bytes,
     options=_BPE_OPTIONS,
 )
 _ROBERTA = dataclasses.replace(
@@ -284,7 +171,7 @@ _T5 = Published(
     model=models.Unigram,
     files=("spiece.model",),
     tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    prepare=functools.partial(_prepare_words, prefix=True),
+    prepare=functools.partial(preparing.prepare_words, prefix=True),
     template=_around(TEMPLATES["end"], "eos_token", "eos_token"),
     own_template=True,
     from_pieces=t5_pieces,
@@ -315,22 +202,43 @@ CLASSES = {
     "GPTNeoXTokenizer": dataclasses.replace(
         _GPT2,
         tokens={**_END_OF_TEXT, "pad_token": "<|padding|>"},
-        prepare=_prepare_neox,
+        prepare=preparing.prepare_neox,
         own_template=True,
     ),
     "Qwen2Tokenizer": dataclasses.replace(
         _GPT2,
         tokens=dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
-        prepare=_prepare_qwen2,
+        prepare=preparing.prepare_qwen2,
     ),
     "OpenAIGPTTokenizer": dataclasses.replace(
         _GPT2,
         tokens={"unk_token": "<unk>"},
-        prepare=_prepare_gpt,
+        prepare=preparing.prepare_gpt,
+        options={**_BPE_OPTIONS, "end_of_word_suffix": "</w>"},
+        names_unknown=True,
+    ),
+    "CLIPTokenizer": dataclasses.replace(
+        _GPT2,
+        tokens={
+            "bos_token": "<|startoftext|>",
+            **dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+        },
+        prepare=preparing.prepare_clip,
+        template=_clip_template,
+        own_template=True,
         options={**_BPE_OPTIONS, "end_of_word_suffix": "</w>"},
         names_unknown=True,
     ),
     "T5Tokenizer": _T5,
+    "SiglipTokenizer": dataclasses.replace(
+        _T5,
+        tokens={**_T5.tokens, "pad_token": "</s>"},
+        prepare=preparing.prepare_siglip,
+        from_pieces=lambda pieces, folder: models.Unigram(
+            pieces.scored, pieces.special_ids["unk"], False
+        ),
+        further=lambda folder: [],
+    ),
     "AlbertTokenizer": Published(
         model=models.Unigram,
         files=("spiece.model",),
@@ -341,7 +249,7 @@ CLASSES = {
             "unk_token": "<unk>",
             "pad_token": "<pad>",
         },
-        prepare=_prepare_albert,
+        prepare=preparing.prepare_albert,
         template=_BERT_TEMPLATE,
         from_pieces=lambda pieces, folder: models.Unigram(pieces.scored, 1, False),
     ),
@@ -349,7 +257,7 @@ CLASSES = {
         model=models.Unigram,
         files=("sentencepiece.bpe.model",),
         tokens=_ROBERTA_TOKENS,
-        prepare=_prepare_words,
+        prepare=preparing.prepare_words,
         template=_around(PAIRS, "bos_token", "eos_token"),  # whatever the classifier token is
         own_template=True,
         from_pieces=fairseq_pieces,
@@ -358,20 +266,20 @@ CLASSES = {
         model=models.Unigram,
         files=("spm.model",),
         tokens={**_BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
-        prepare=_prepare_deberta,
+        prepare=preparing.prepare_deberta,
         template=_BERT_TEMPLATE,
         own_template=True,
         from_pieces=lambda pieces, folder: models.Unigram(
             pieces.scored, pieces.special_ids["unk"], False
         ),
     ),
-    "MBartTokenizer": _mbart(CODES_25, False, lambda backend, folder: _set_words(backend)),
-    "MBart50Tokenizer": _mbart(CODES_50, True, _prepare_spaces),
+    "MBartTokenizer": _mbart(CODES_25, False, lambda backend, folder: preparing.set_words(backend)),
+    "MBart50Tokenizer": _mbart(CODES_50, True, preparing.prepare_spaces),
     "PegasusTokenizer": Published(
         model=models.Unigram,
         files=("spiece.model",),
         tokens={**_T5.tokens, "mask_token": "<mask_2>"},
-        prepare=functools.partial(_prepare_spaces, unruled=[("\n", " ")]),
+        prepare=functools.partial(preparing.prepare_spaces, unruled=[("\n", " ")]),
         template=_around(("$A {end}", "$A $B {end}"), "eos_token", "eos_token"),
         own_template=True,
         from_pieces=pegasus_pieces,
@@ -381,7 +289,7 @@ CLASSES = {
         model=models.BPE,
         files=("tokenizer.model",),
         tokens={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        prepare=_prepare_llama,
+        prepare=preparing.prepare_llama,
         options={**_BPE_OPTIONS, "fuse_unk": True, "byte_fallback": True},
         from_pieces=lambda pieces, folder: models.BPE(
             pieces.vocabulary, pieces.merges(), fuse_unk=True, byte_fallback=True

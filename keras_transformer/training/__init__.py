@@ -13,6 +13,11 @@ from keras_transformer.training.losses import ClassCrossEntropy, CTCLoss, TokenC
 from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
 from keras_transformer.training.objectives import Denoising, MaskedTokens, NextToken, SpanCorruption
 from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
+from keras_transformer.training.pair_losses import (
+    ContrastiveLoss,
+    PairAccuracy,
+    PairwiseSigmoidLoss,
+)
 from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay
 from keras_transformer.training.throughput import Throughput, matmul_flops_per_second
@@ -24,6 +29,7 @@ __all__ = [
     "ClassAccuracy",
     "ClassCrossEntropy",
     "CoSENTLoss",
+    "ContrastiveLoss",
     "CosineSimilarityLoss",
     "Denoising",
     "Distiller",
@@ -34,6 +40,8 @@ __all__ = [
     "MaskedTokens",
     "MultipleNegativesRankingLoss",
     "NextToken",
+    "PairAccuracy",
+    "PairwiseSigmoidLoss",
     "Perplexity",
     "ResumableRun",
     "SpanCorruption",

@@ -8,7 +8,7 @@ from PIL import Image
 
 import keras_transformer as kt
 from tests.cli.conftest import LINES, asked
-from tests.tasks import images
+from tests.tasks import duals, images
 
 pytestmark = pytest.mark.one_backend
 
@@ -128,3 +128,52 @@ def test_classify_images(run, folder, tmp_path):
     assert code == 2 and "line 3 (`x`): there is no file" in error
     code, _, error = run(*preset, "--pairs", paths[0])
     assert code == 2 and "--pairs is of texts, and the preset classifies images" in error
+
+
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory):
+    """A model of images and texts, its folder, and paths of images."""
+    place = tmp_path_factory.mktemp("pairs")
+    task = duals.embedder()
+    task.save_to_preset(place / "preset")
+    paths = []
+    for i, picture in enumerate(images.pictures(2)[0]):
+        paths.append(str(place / f"{i}.png"))
+        Image.fromarray(picture).save(paths[-1])
+    return task, place / "preset", paths
+
+
+def test_classify_by_any_labels(run, of_pairs):
+    task, preset, paths = of_pairs
+    preset = ("classify", "--preset", preset)
+    code, out, _ = run(*preset, "--labels", "dark, bright,", "--format", "json", *paths)
+    expected = task.classify(paths, duals.LABELS, top_k=2)
+    assert code == 0
+    for line, row in zip(out.splitlines(), expected, strict=True):
+        found = {each["label"]: each["probability"] for each in json.loads(line)["classes"]}
+        assert found == pytest.approx(dict(row), abs=1e-5)
+    code, out, _ = run(*preset, "--labels", "dark,bright", "--template", "{}", paths[0])
+    label, share = task.classify(paths[0], duals.LABELS, template="{}")
+    assert code == 0 and out.split() == [label, f"{share:.3f}", paths[0]]
+    for options, message in (
+        (("--labels", " ,"), "--labels has no label"),
+        (("--labels", "dark,dark"), "'dark' twice"),
+        (("--labels", "dark", "--template", "photo"), "must have {} where the label goes"),
+        (("--labels", "dark", "--pairs"), "--pairs is of texts, and the preset classifies images"),
+        ((), "is a ImageEmbedder, not a TextClassifier"),
+    ):
+        code, _, error = run(*preset, *options, paths[0])
+        assert code == 2 and message in error
+
+
+def test_embed_images_and_texts(run, of_pairs, folder):
+    task, preset, paths = of_pairs
+    code, out, error = run("embed", "--preset", preset, "--format", "json", *paths)
+    assert code == 0 and "taken as a text" not in error
+    for line, vector in zip(out.splitlines(), task.encode(paths), strict=True):
+        assert json.loads(line)["vector"] == pytest.approx(vector.tolist(), abs=1e-5)
+    code, out, _ = run("embed", "--preset", preset, "--as-texts", "--format", "json", "a photo")
+    expected = task.encode_texts("a photo").tolist()
+    assert code == 0 and json.loads(out)["vector"] == pytest.approx(expected, abs=1e-5)
+    code, _, error = run("embed", "--preset", folder / "embedder", "--as-texts", "a photo")
+    assert code == 2 and "--as-texts is for a model of images and texts" in error

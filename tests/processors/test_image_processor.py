@@ -244,3 +244,21 @@ def test_values_are_plain_json(tmp_path):
     processor.save(tmp_path)
     assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == processor.values()
     assert kt.ImageProcessor.unpacked(processor.packed()).values() == processor.values()
+
+
+def test_the_file_of_all_parts(tmp_path):
+    """What Transformers 5 writes for models that have a tokenizer too."""
+    processor = kt.ImageProcessor(size=8, family="CLIP")
+    whole = {"processor_class": "CLIPProcessor", "image_processor": processor.values()}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    assert kt.ImageProcessor.from_files(tmp_path).values() == processor.values()
+    kt.ImageProcessor(size=9).save(tmp_path)  # the older file counts where the other has no part
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
+    assert kt.ImageProcessor.from_files(tmp_path).size == {"height": 9, "width": 9}
+    for content, message in (
+        ('{"image_processor": 3}', "'image_processor' must be an object"),
+        ("[]", "processor_config.json: it holds"),
+    ):
+        (tmp_path / "processor_config.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            kt.ImageProcessor.from_files(tmp_path)

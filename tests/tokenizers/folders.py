@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.tokenizers.folder_parts import REAL, train_bytes, write_bpe, write_json
+from tests.tokenizers.folder_parts import BYTES, REAL, train_bytes, write_bpe, write_json
 from tests.tokenizers.piece_folders import (
     albert,
     albert_accents,
@@ -35,6 +35,9 @@ transformers = pytest.importorskip("transformers")
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CLIP_WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
@@ -137,6 +140,30 @@ def gpt(folder: Path) -> None:
     backend.train_from_iterator(REAL, trainer)
     write_bpe(folder, backend)
     write_json(folder, "config.json", {"model_type": "openai-gpt"})
+
+
+def clip(folder: Path) -> None:
+    """Bytes, alone and at the end of a word, then what was merged, then two special tokens."""
+    backend = tokenizers.Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    words = pre_tokenizers.Split(Regex(CLIP_WORDS), behavior="removed", invert=True)
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of])
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, end_of_word_suffix="</w>", initial_alphabet=BYTES, show_progress=False
+    )
+    backend.train_from_iterator(REAL, trainer)
+    write_bpe(folder, backend)
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    ends = [f"{byte}</w>" for byte in BYTES if f"{byte}</w>" not in vocabulary]
+    tokens = [*vocabulary, *ends, "<|startoftext|>", "<|endoftext|>"]
+    write_json(folder, "vocab.json", {token: index for index, token in enumerate(tokens)})
+    write_json(folder, "config.json", {"model_type": "clip"})
+
+
+def clip_json(folder: Path) -> None:
+    clip(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
 
 
 def llama3(folder: Path) -> None:
@@ -256,7 +283,7 @@ def modernbert(folder: Path) -> None:
 
 FAMILIES = [
     *(bert, bert_json, bert_cased, distilbert, electra),
-    *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt),
+    *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt, clip, clip_json),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
     *(mbart, mbart50, pegasus),
     *(llama, llama_legacy, llama_no_prefix, llama_json, mistral, mistral_pieces),

@@ -70,6 +70,16 @@ def pegasus(folder: Path) -> None:
     write_json(folder, "config.json", {"model_type": "pegasus"})
 
 
+def siglip(folder: Path) -> None:
+    train_pieces(
+        folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, pad_piece="</pad>"
+    )
+    write_json(folder, "config.json", {"model_type": "siglip"})
+    config = {"do_lower_case": True, "model_max_length": 64, "tokenizer_class": "SiglipTokenizer"}
+    # No mask of padding: so were the models trained.
+    write_json(folder, "tokenizer_config.json", {**config, "model_input_names": ["input_ids"]})
+
+
 def t5(folder: Path) -> None:
     train_pieces(folder, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     write_json(folder, "config.json", {"model_type": "t5"})

@@ -8,7 +8,7 @@ from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.loading import _CLEAN_UP
 from keras_transformer.tokenizers.pieces import decoder_steps, strips_first_space, token_bytes
 from tests.tokenizers.folder_parts import REAL
-from tests.tokenizers.folders import FAMILIES, gpt
+from tests.tokenizers.folders import FAMILIES, clip, clip_json, gpt
 from tests.tokenizers.nasty import NASTY
 from tests.tokenizers.piece_folders import marian, xlm_roberta
 
@@ -34,7 +34,10 @@ def without_unknown(tokenizer, rows):
     return [row for row in rows if tokenizer.unknown_id not in row]
 
 
-@pytest.mark.parametrize("make", [f for f in FAMILIES if f is not gpt], ids=lambda f: f.__name__)
+OTHER = (gpt, clip, clip_json)  # whose words end with `</w>`
+
+
+@pytest.mark.parametrize("make", [f for f in FAMILIES if f not in OTHER], ids=lambda f: f.__name__)
 def test_pieces_of_every_family_join_to_the_decoded_text(make, tmp_path):
     make(tmp_path)
     tokenizer = Tokenizer.from_files(tmp_path)
@@ -55,6 +58,14 @@ def test_pieces_of_trained_tokenizers(kind, add_prefix_space):
     rows = without_unknown(tokenizer, tokenizer.encode_batch(TEXTS))
     assert joined(tokenizer, rows) == tokenizer.decode_batch(rows)
     assert strips_first_space(tokenizer) is (kind == "wordpiece" or add_prefix_space)
+
+
+def test_pieces_that_end_words(tmp_path):
+    clip(tmp_path)
+    with pytest.raises(
+        ValueError, match="not known for a tokenizer with the decoder ByteLevel and"
+    ):
+        token_bytes(Tokenizer.from_files(tmp_path))
 
 
 def test_pieces_of_marian(tmp_path):
