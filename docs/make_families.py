@@ -26,6 +26,7 @@ TITLES = {
     "seq2seq": "Encoder-decoders",
     "images": "Encoders of images",
     "sound": "Sound and speech",
+    "series": "Series of numbers",
     "dual": "Encoders of images and texts",
 }
 
@@ -49,6 +50,8 @@ def group(family: Family) -> str:
     """The part of the page that a family is in."""
     if {"AudioClassifier", "SpeechToText"} & family.heads.keys():
         return "sound"
+    if "Forecaster" in family.heads:
+        return "series"
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 
@@ -75,6 +78,15 @@ NOT_COVERED = (
         "The text model alone is covered (`gemma3_text`), as a decoder, and as an encoder whose "
         "tokens see both sides (EmbeddingGemma).",
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
+    ),
+    NotCovered(
+        "PatchTST for pretraining, regression and classes, and with a distribution as its output",
+        "The task here forecasts values. A model whose channels have embeddings or outputs of "
+        "their own, or attend to each other, is no row for each channel.",
+        (
+            {"model_type": "patchtst", "architectures": ["PatchTSTForPretraining"]},
+            {"model_type": "patchtst", "channel_attention": True},
+        ),
     ),
     NotCovered(
         "Heads of T5Gemma for classes",

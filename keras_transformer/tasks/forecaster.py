@@ -7,21 +7,23 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number, shorten
+from keras_transformer.checking import check_choice, check_int, check_number, shorten
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.series import Series, SeriesProcessor, following_dates
+from keras_transformer.tasks.pooling import pool
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.losses import QuantileLoss
 
+POOLINGS = ("mean", "max", "first")
 _MOST_HORIZON = 2**20
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Forecaster(Task):
-    """An encoder of series with a linear layer from all its states to the values that follow.
+    """An encoder of series with a linear layer from its states to the values that follow.
 
     Each channel of a series is a row of its own, by the same weights. What a row has before is
     brought to the mean 0 and the deviation 1, and the forecast back; so a model knows no levels. A
@@ -43,6 +45,8 @@ class Forecaster(Task):
             the mean by the squared error.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         name: str.
+        pooling: `"mean"`, `"max"` or `"first"`, the one state that the last layer reads. None for
+            all of them, side by side.
 
     Call arguments:
         inputs: dict of `values`, float `(batch, context_length)`, and optionally `observed`, bool
@@ -52,7 +56,8 @@ class Forecaster(Task):
         Float `(batch, horizon, quantiles)`, of one without quantiles.
 
     Raises:
-        ValueError: for a backbone that reads no series, or quantiles out of range.
+        ValueError: for a backbone that reads no series, quantiles out of range, or an unknown
+            pooling.
 
     Example:
     ```python
@@ -77,8 +82,9 @@ class Forecaster(Task):
     backbone_kinds = ("encoder",)
     processor_class = SeriesProcessor
     alias = "forecasting"
+    published_as = ("ForPrediction",)
     takes_records = False
-    task_options = ("horizon", "quantiles", "dropout")
+    task_options = ("horizon", "quantiles", "dropout", "pooling")
 
     def __init__(
         self,
@@ -88,9 +94,11 @@ class Forecaster(Task):
         quantiles: Sequence[float] | None = None,
         dropout: float | None = None,
         name: str | None = None,
+        pooling: str | None = None,
     ):
         self.horizon = check_int("horizon", horizon, 1, _MOST_HORIZON)
         self.quantiles = _checked(quantiles)
+        self.pooling = check_choice("pooling", pooling, POOLINGS, none=True)
         super().__init__(backbone, processor, name=name)
         if backbone.id_inputs != ("values",) or backbone.config.stem is None:
             raise ValueError(
@@ -130,7 +138,10 @@ class Forecaster(Task):
         return (outputs, collected) if collect else outputs
 
     def head_outputs(self, states, inputs, training: bool):
-        flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        if self.pooling is None:
+            flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        else:
+            flat = pool(states, None, self.pooling)
         outputs = self.output_dense(self.dropout_layer(flat, training=training))
         return ops.reshape(outputs, (-1, self.horizon, len(self.quantiles or (0,))))
 
@@ -158,10 +169,16 @@ class Forecaster(Task):
             windows.append(np.insert(places, 0, number, axis=1))
         places = np.concatenate(windows).astype("int32")
 
+        length = np.arange(context + horizon)
+        first = np.cumsum([0, *(values.size for values in rows)])
+        steps = np.array([values.shape[1] for values in rows])
+        flat = np.concatenate([values.ravel() for values in rows])
+
         def make_batch(arrays, masks):
-            chosen = places[arrays["row"]]
-            made = [rows[i][start : start + context + horizon, c] for i, start, c in chosen]
-            whole = np.stack(made)
+            series, start, channel = places[arrays["row"]].T
+            step = steps[series]
+            where = (first[series] + start * step + channel)[:, None] + step[:, None] * length
+            whole = flat[where]
             inputs = known_values(whole[:, :context])
             following = whole[:, context:, None]
             weights = np.isfinite(following[..., 0]).astype("float32")
@@ -248,6 +265,7 @@ class Forecaster(Task):
         return {
             "horizon": values.get("horizon", 24),
             "quantiles": _checked(values.get("quantiles")),
+            "pooling": values.get("pooling"),
         }
 
     @classmethod
@@ -257,7 +275,8 @@ class Forecaster(Task):
         head = cls.head_values(config, values)
         horizon = check_int("horizon", head["horizon"], 1, _MOST_HORIZON)
         units = horizon * len(head["quantiles"] or (0,))
-        width = config.num_positions * config.hidden_dim
+        states = config.num_positions if head["pooling"] is None else 1
+        width = states * config.hidden_dim
         return {"output/kernel": (width, units), "output/bias": (units,)}
 
 

@@ -8,11 +8,17 @@ from tests.checkpoints import (
     family_encoders,
     family_images,
     family_seq2seqs,
+    family_series,
     family_sound,
 )
 
 OF_TEXTS = {**family_encoders.CONFIGS, **family_decoders.CONFIGS, **family_seq2seqs.CONFIGS}
-OF_OTHERS = {**family_images.CONFIGS, **family_sound.CONFIGS, **family_duals.CONFIGS}
+OF_OTHERS = {
+    **family_images.CONFIGS,
+    **family_sound.CONFIGS,
+    **family_series.CONFIGS,
+    **family_duals.CONFIGS,
+}
 CONFIGS = {**OF_TEXTS, **OF_OTHERS}
 LANGUAGE_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -70,6 +76,11 @@ def make(model_type, number, suffix, seed=0, **values):
             offset = 1.0 if norm and name.endswith("weight") else 0.0
             noise = torch.randn(parameter.shape, generator=random)
             parameter.copy_(offset + 0.3 * noise)
+        for name, buffer in model.named_buffers():  # of a batch normalization
+            if name.endswith(("running_mean", "running_var")):
+                offset = 1.0 if name.endswith("var") else 0.0
+                noise = torch.rand(buffer.shape, generator=random)
+                buffer.copy_(offset + 0.5 * noise)
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model

@@ -41,6 +41,7 @@ from keras_transformer.checkpoints.families.nomic_bert import NOMIC_BERT
 from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.olmoe import OLMOE
 from keras_transformer.checkpoints.families.opt import OPT
+from keras_transformer.checkpoints.families.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -111,6 +112,7 @@ FAMILIES = {
         DINOV2,
         AST,
         WHISPER,
+        PATCHTST,
         CLIP,
         SIGLIP,
     )
