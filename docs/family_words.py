@@ -33,6 +33,7 @@ NORMALIZATIONS = {
     "layer_norm_no_bias": "LayerNorm without bias",
     "rms_norm": "RMSNorm",
     "rms_norm_plus_one": "RMSNorm by 1 + weight",
+    "batch_norm": "batch normalization",
 }
 
 
@@ -227,6 +228,8 @@ def special(family: Family) -> list[str]:
         tokens += ["one of distillation"] * stem.distillation_token
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}, behind {' and '.join(tokens)}")
+    if stem is not None and stem.kind == "series":
+        parts.append("pieces of series, behind a class token if the config says so")
     if stem is not None and stem.kind == "frames":
         parts.append("an encoder of frames of sound, behind two convolutions")
     if config.attention_bias and not config.key_bias:

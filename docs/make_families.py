@@ -27,6 +27,7 @@ TITLES = {
     "images": "Encoders of images",
     "captions": "Images to text",
     "sound": "Sound and speech",
+    "series": "Series of numbers",
     "dual": "Encoders of images and texts",
 }
 
@@ -52,6 +53,8 @@ def group(family: Family) -> str:
         return "sound"
     if "ImageToText" in family.heads:
         return "captions"
+    if "Forecaster" in family.heads:
+        return "series"
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 
@@ -89,6 +92,15 @@ NOT_COVERED = (
         "The text model alone is covered (`gemma3_text`), as a decoder, and as an encoder whose "
         "tokens see both sides (EmbeddingGemma).",
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
+    ),
+    NotCovered(
+        "PatchTST for pretraining, regression and classes, and with a distribution as its output",
+        "The task here forecasts values. A model whose channels have embeddings or outputs of "
+        "their own, or attend to each other, is no row for each channel.",
+        (
+            {"model_type": "patchtst", "architectures": ["PatchTSTForPretraining"]},
+            {"model_type": "patchtst", "channel_attention": True},
+        ),
     ),
     NotCovered(
         "Heads of T5Gemma for classes",

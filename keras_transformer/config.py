@@ -184,8 +184,9 @@ class TransformerConfig(
         "what is applied to it, of `config.ACTIVATIONS`.", "gelu", choices=ACTIVATIONS
     )
     normalization: str = option(
-        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"` or `"rms_norm_plus_one"`, which '
-        "multiplies by one more than its weight (Gemma).",
+        '`"layer_norm"`, `"layer_norm_no_bias"`, `"rms_norm"`, `"rms_norm_plus_one"`, which '
+        'multiplies by one more than its weight (Gemma), or `"batch_norm"`, with a `stem` only: '
+        "over all places of a batch, by their moving averages outside of training (PatchTST).",
         "layer_norm",
         choices=tuple(NORMALIZATIONS),
     )

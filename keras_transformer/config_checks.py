@@ -340,6 +340,11 @@ def check_agreement(config: "TransformerConfig") -> None:
 def _check_block(config: "TransformerConfig") -> None:
     if config.parallel_residual and not config.normalize_first:
         raise ValueError("`parallel_residual` needs `normalize_first`.")
+    if config.normalization == "batch_norm" and config.stem is None and config.kind != "seq2seq":
+        raise ValueError(
+            "normalization='batch_norm' needs a `stem`: the statistics of a batch would count the "
+            "padding of texts, and what comes behind a token."
+        )
     check_pattern(config, config.kind == "decoder", config.position == "rotary")
     alone = not (config.parallel_residual and config.attention_normalization)
     if config.share_normalization and alone:

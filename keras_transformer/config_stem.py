@@ -258,6 +258,14 @@ class SeriesStemConfig(StemConfig):
         False,
     )
     use_bias: bool = option("a bias of the projection.", True)
+    class_token: bool = option("a trained state before those of the pieces.", False)
+    num_channels: int = option(
+        "channels of a series. Each is a row of its own, and no weight depends on their number: "
+        "it is for an export, which Transformers gives series of as many.",
+        1,
+        least=1,
+        most=2**24,
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -275,13 +283,14 @@ class SeriesStemConfig(StemConfig):
 
     @property
     def num_states(self):
-        return self.pieces(self.context_length)
+        return self.pieces(self.context_length) + self.class_token
 
     @property
     def weights(self):
         return (
             *weight_of("input_patches/kernel", "patch_length", "embedding_dim"),
             *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
         )
 
     @property
@@ -290,7 +299,7 @@ class SeriesStemConfig(StemConfig):
 
     @property
     def products(self):
-        return {"input_patches/kernel": self.num_states}
+        return {"input_patches/kernel": self.pieces(self.context_length)}
 
 
 STEMS: dict[str, type[StemConfig]] = {
@@ -307,7 +316,7 @@ WHOLE = (
     PatchStemConfig(distillation_token=True),
     ConvolutionStemConfig(use_bias=True),
     FrameStemConfig(),
-    SeriesStemConfig(context_length=16),
+    SeriesStemConfig(context_length=16, class_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
 )
 

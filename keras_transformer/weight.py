@@ -14,6 +14,7 @@ NORMALIZATIONS = {
     "layer_norm_no_bias": ("gamma",),
     "rms_norm": ("scale",),
     "rms_norm_plus_one": ("scale",),
+    "batch_norm": ("gamma", "beta", "moving_mean", "moving_variance"),
 }
 
 Shapes = dict[str, tuple[int, ...]]

@@ -92,6 +92,7 @@ def test_values_that_follow_from_others():
             {"layer_pattern": "local"},
             "`layer_pattern` must be of type tuple | list, received 'local'",
         ),
+        ({"normalization": "batch_norm"}, "normalization='batch_norm' needs a `stem`"),
         ({"parallel_residual": True}, "`parallel_residual` needs `normalize_first`"),
         ({"share_normalization": True}, "`share_normalization` needs `parallel_residual`"),
         ({"residual_scale": 0.0}, "`residual_scale` must be a positive number, received 0.0"),

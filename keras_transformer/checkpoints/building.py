@@ -183,6 +183,9 @@ def _processor(preset: Preset, kind: type, required: bool):
     except OSError as error:
         if required:
             raise
+        made = kind.of_published({})
+        if made is not None:
+            return made
         logging.getLogger("keras_transformer").warning(
             "The %s of %r is not on this machine, and the model takes %s only: %s",
             kind.kind,
@@ -192,7 +195,8 @@ def _processor(preset: Preset, kind: type, required: bool):
         )
         return None
     if found is None:
-        return None
+        values = preset.published_values
+        return None if values is None else kind.of_published(values)
     return kind.from_files(found.directory) if kind.files else preset.load_tokenizer()
 
 

@@ -177,6 +177,17 @@ class Preset(os.PathLike):
         folder = self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
         return Preset(self.name, folder).folder_of(names)
 
+    @property
+    def published_values(self) -> dict[str, Any] | None:
+        """The config of the published folder that the weights lie in, `None` if there is none."""
+        if self.is_published:
+            return None if self.is_keras_hub else self.config
+        if self._pointer is None:
+            return None
+        return Preset(
+            self.name, self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
+        ).config
+
     @functools.cached_property
     def weights(self) -> "Preset":
         """The preset whose folder holds the weights, downloaded if need be.

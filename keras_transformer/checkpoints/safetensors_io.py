@@ -171,6 +171,9 @@ def save_tensors(
     arrays = {}
     for name, tensor in tensors.items():
         array = to_numpy(tensor)
+        if array.dtype == np.int64:  # a number of something, no weight
+            arrays[name] = array
+            continue
         own = "float16" if array.dtype == np.float16 else "float32"
         with np.errstate(over="ignore"):  # an overflow is reported with the tensor's name below
             # Always dense and row-major: the bytes are written as they lie.

@@ -42,6 +42,7 @@ class Weight:
     copies: tuple[str, ...] = ()  # likewise, and it is written under these too
     when: tuple[str, Any] | None = None  # a config value and what it must be for this line to hold
     outside: bool = False  # beside the bare model: its name has no prefix
+    counter: str | None = None  # a count of steps of theirs beside it, written as 0 and not read
     groups: int = 1  # in how many the parts stand side by side; `of` sets it
 
     def of(self, config: TransformerConfig) -> "Weight":
@@ -56,7 +57,8 @@ class Weight:
         ours, theirs = (name.replace("{i}", str(i)) for name in (self.ours, self.theirs))
         theirs = theirs.replace("{group}", str(i // each)).replace("{inner}", str(i % each))
         also = tuple(name.replace("{i}", str(i)) for name in self.also)
-        return dataclasses.replace(self, ours=ours, theirs=theirs, also=also)
+        counter = self.counter and self.counter.replace("{i}", str(i))
+        return dataclasses.replace(self, ours=ours, theirs=theirs, also=also, counter=counter)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,13 +126,15 @@ def layers(
     lines: list[Weight] = []
     for mine, its in table.items():
         path, (first, second) = f"{ours}{mine}", (f"{theirs}{its}{end}" for end in ends)
+        averages = [f"{theirs}{its}.running_{name}" for name in ("mean", "var")]
+        counter = {"moving_mean": {"counter": f"{theirs}{its}.num_batches_tracked"}}
         kernel = {"convolution": True} if convolution else {"transpose": transpose}
         parts = [("kernel", first, kernel), ("bias", second, {})]
         if path.endswith("norm"):
             parts = [
-                (name, tensor, {"when": ("normalization", kind)})
+                (name, tensor, {"when": ("normalization", kind), **counter.get(name, {})})
                 for kind, names in NORMALIZATIONS.items()
-                for name, tensor in zip(names, (first, second), strict=False)
+                for name, tensor in zip(names, (first, second, *averages), strict=False)
             ]
         elif path.endswith(("_embedding", "_bias")):
             parts = [("embeddings", first, {})]
@@ -232,7 +236,7 @@ def match(
             problem = f"{name} has shape {theirs}, the config says {expected}"
             if problem not in differing:  # of a tensor that holds several variables
                 differing.append(problem)
-    known = {name for line in lines.values() for name in line.names}
+    known = {name for line in lines.values() for name in (*line.names, line.counter)}
     left_over = [n for c, n in actual.items() if c not in known and not names.ignores(c)]
     problems = {
         "missing": missing,
@@ -278,6 +282,8 @@ def export(
         each = enumerate(array) if "*" in name else [("", array)]
         tensors |= {name.replace("*", str(number)): own for number, own in each}
         tensors |= dict.fromkeys(parts[0].copies, array)
+        if parts[0].counter:
+            tensors[parts[0].counter] = np.zeros((), "int64")
     return tensors
 
 

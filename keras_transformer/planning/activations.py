@@ -31,7 +31,13 @@ CHUNK_BYTES = 16 * 2**20
 # Positions at a time where the shape of a batch is known to the compiler alone (TensorFlow).
 _WIDTH_OF_UNKNOWN = 8
 # Of a normalization: its output, and factors of the input, broadcast.
-_OF_NORM = {"layer_norm": 3, "layer_norm_no_bias": 3, "rms_norm": 2, "rms_norm_plus_one": 2}
+_OF_NORM = {
+    "layer_norm": 3,
+    "layer_norm_no_bias": 3,
+    "rms_norm": 2,
+    "rms_norm_plus_one": 2,
+    "batch_norm": 3,
+}
 _FLOAT32 = 4
 
 

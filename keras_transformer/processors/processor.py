@@ -3,6 +3,7 @@
 import abc
 import base64
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -89,6 +90,11 @@ class Processor(abc.ABC):
     @abc.abstractmethod
     def from_files(cls, directory: str) -> Self:
         """The processor whose files `save` wrote."""
+
+    @classmethod
+    def of_published(cls, values: Mapping[str, Any]) -> Self | None:
+        """That of a published folder without any of its files, whose config has these values."""
+        return None
 
     @classmethod
     def stream(cls, task, data: Any, batch_size=None, steps=None, **options) -> Any:

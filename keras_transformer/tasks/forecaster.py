@@ -7,21 +7,23 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number, shorten
+from keras_transformer.checking import check_choice, check_int, check_number
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.processors.series import Series, SeriesProcessor, following_dates
+from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.tasks.pooling import pool
+from keras_transformer.tasks.series import MOST_HORIZON, ForecastsSeries, checked_quantiles
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.losses import QuantileLoss
 
-_MOST_HORIZON = 2**20
+POOLINGS = ("mean", "max", "first")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Forecaster(Task):
-    """An encoder of series with a linear layer from all its states to the values that follow.
+class Forecaster(ForecastsSeries, Task):
+    """An encoder of series with a linear layer from its states to the values that follow.
 
     Each channel of a series is a row of its own, by the same weights. What a row has before is
     brought to the mean 0 and the deviation 1, and the forecast back; so a model knows no levels. A
@@ -43,6 +45,8 @@ class Forecaster(Task):
             the mean by the squared error.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         name: str.
+        pooling: `"mean"`, `"max"` or `"first"`, the one state that the last layer reads. None for
+            all of them, side by side.
 
     Call arguments:
         inputs: dict of `values`, float `(batch, context_length)`, and optionally `observed`, bool
@@ -52,7 +56,8 @@ class Forecaster(Task):
         Float `(batch, horizon, quantiles)`, of one without quantiles.
 
     Raises:
-        ValueError: for a backbone that reads no series, or quantiles out of range.
+        ValueError: for a backbone that reads no series, quantiles out of range, or an unknown
+            pooling.
 
     Example:
     ```python
@@ -77,8 +82,9 @@ class Forecaster(Task):
     backbone_kinds = ("encoder",)
     processor_class = SeriesProcessor
     alias = "forecasting"
+    published_as = ("ForPrediction",)
     takes_records = False
-    task_options = ("horizon", "quantiles", "dropout")
+    task_options = ("horizon", "quantiles", "dropout", "pooling")
 
     def __init__(
         self,
@@ -88,9 +94,11 @@ class Forecaster(Task):
         quantiles: Sequence[float] | None = None,
         dropout: float | None = None,
         name: str | None = None,
+        pooling: str | None = None,
     ):
-        self.horizon = check_int("horizon", horizon, 1, _MOST_HORIZON)
-        self.quantiles = _checked(quantiles)
+        self.horizon = check_int("horizon", horizon, 1, MOST_HORIZON)
+        self.quantiles = checked_quantiles(quantiles)
+        self.pooling = check_choice("pooling", pooling, POOLINGS, none=True)
         super().__init__(backbone, processor, name=name)
         if backbone.id_inputs != ("values",) or backbone.config.stem is None:
             raise ValueError(
@@ -130,7 +138,10 @@ class Forecaster(Task):
         return (outputs, collected) if collect else outputs
 
     def head_outputs(self, states, inputs, training: bool):
-        flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        if self.pooling is None:
+            flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
+        else:
+            flat = pool(states, None, self.pooling)
         outputs = self.output_dense(self.dropout_layer(flat, training=training))
         return ops.reshape(outputs, (-1, self.horizon, len(self.quantiles or (0,))))
 
@@ -144,30 +155,17 @@ class Forecaster(Task):
             **options: as for `Task.make_dataset`.
         """
         self._refuse_targets(y, sample_weight)
-        context, horizon = self.context_length, self.horizon
-        rows, windows = self._scaled(self._require_processor().rows(x)), []
-        for number, values in enumerate(rows):
-            count = len(values) - context - horizon + 1
-            if count < 1:
-                raise ValueError(
-                    f"Series {number} has {len(values)} values; a window takes {context} and "
-                    f"{horizon} that follow, {context + horizon} in all."
-                )
-            starts, channels = np.arange(count), np.arange(values.shape[1])
-            places = np.stack(np.meshgrid(starts, channels, indexing="ij"), -1).reshape(-1, 2)
-            windows.append(np.insert(places, 0, number, axis=1))
-        places = np.concatenate(windows).astype("int32")
+        context = self.context_length
+        count, windows = self.windows(x, context, self.horizon, fewest=context)
 
         def make_batch(arrays, masks):
-            chosen = places[arrays["row"]]
-            made = [rows[i][start : start + context + horizon, c] for i, start, c in chosen]
-            whole = np.stack(made)
+            whole = windows(arrays["row"])
             inputs = known_values(whole[:, :context])
             following = whole[:, context:, None]
             weights = np.isfinite(following[..., 0]).astype("float32")
             return inputs, np.nan_to_num(following), weights
 
-        columns = {"place": np.zeros((len(places), 1), "int32")}
+        columns = {"place": np.zeros((count, 1), "int32")}
         return self._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
 
     @reads
@@ -189,28 +187,13 @@ class Forecaster(Task):
         Raises:
             ValueError: for a series that is too short, or has dates that leave some out.
         """
-        processor = self._require_processor()
-        horizon = check_int("horizon", horizon, 1, _MOST_HORIZON, none=True) or self.horizon
-        series = processor.rows(x)
+        horizon = check_int("horizon", horizon, 1, MOST_HORIZON, none=True) or self.horizon
         context = self.context_length
-        for number, each in enumerate(series):
-            if len(each.values) < context:
-                name = "x" if processor.is_one(x) else f"x[{number}]"
-                raise ValueError(
-                    f"`{name}` has {len(each.values)} values, and the model reads {context}."
-                )
-        last = [values[-context:].T for values in self._scaled(series)]
-        found = self._continued(np.concatenate(last), horizon, batch_size)
-        results, first = [], 0
-        for each in series:
-            count = each.values.shape[1]
-            made = np.moveaxis(found[first : first + count], 0, 1)
-            results.append(self._as_given(processor.unscaled(made), each))
-            first += count
-        one = processor.is_one(x)
-        if one and series[0].kind == "array" and np.ndim(x) == 1:
-            return results[0][:, 0]
-        return results[0] if one else results
+
+        def make(rows):
+            return self._continued(np.stack(rows), horizon, batch_size)
+
+        return self.forecasts(x, make, context, context, self.quantiles)
 
     def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
         """Forecasts `(rows, horizon, quantiles)` of rows of known values."""
@@ -222,32 +205,12 @@ class Forecaster(Task):
             known = np.concatenate([known, middle], axis=1)
         return np.concatenate(made, axis=1)[:, :horizon]
 
-    def _as_given(self, values: np.ndarray, series: Series):
-        """Forecasts `(horizon, channels, quantiles)` as what the series was."""
-        if series.kind == "array":
-            return values if self.quantiles else values[..., 0]
-        import pandas
-
-        dates = following_dates(series.dates, len(values))
-        if self.quantiles is None:
-            frame = pandas.DataFrame(values[..., 0], index=dates, columns=series.names)
-        else:
-            names = pandas.MultiIndex.from_product([series.names, self.quantiles])
-            frame = pandas.DataFrame(values.reshape(len(values), -1), index=dates, columns=names)
-        return frame if series.kind == "frame" else frame[series.names[0]]
-
-    def _scaled(self, series: list[Series]) -> list[np.ndarray]:
-        one = len(series) == 1
-        return [
-            self.processor.scaled(each.values, "x" if one else f"x[{i}]")
-            for i, each in enumerate(series)
-        ]
-
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         return {
             "horizon": values.get("horizon", 24),
-            "quantiles": _checked(values.get("quantiles")),
+            "quantiles": checked_quantiles(values.get("quantiles")),
+            "pooling": values.get("pooling"),
         }
 
     @classmethod
@@ -255,9 +218,10 @@ class Forecaster(Task):
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
         head = cls.head_values(config, values)
-        horizon = check_int("horizon", head["horizon"], 1, _MOST_HORIZON)
+        horizon = check_int("horizon", head["horizon"], 1, MOST_HORIZON)
         units = horizon * len(head["quantiles"] or (0,))
-        width = config.num_positions * config.hidden_dim
+        states = config.num_positions if head["pooling"] is None else 1
+        width = states * config.hidden_dim
         return {"output/kernel": (width, units), "output/bias": (units,)}
 
 
@@ -265,15 +229,3 @@ def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of rows `(batch, length)`, NaN where a value is missing."""
     observed = np.isfinite(rows)
     return {"values": np.nan_to_num(rows).astype("float32"), "observed": observed}
-
-
-def _checked(quantiles: Any) -> list[float] | None:
-    if quantiles is None:
-        return None
-    several = isinstance(quantiles, (list, tuple)) and len(quantiles) > 0
-    found = [check_number("quantiles", q, above=0, below=1) for q in quantiles] if several else []
-    if not found or sorted(set(found)) != found:
-        raise ValueError(
-            f"`quantiles` must be rising numbers between 0 and 1, received {shorten(quantiles)}."
-        )
-    return found

@@ -9,6 +9,7 @@ from tests.checkpoints import (
     family_images,
     family_placed,
     family_seq2seqs,
+    family_series,
     family_sound,
     family_writers,
 )
@@ -22,6 +23,7 @@ OF_TEXTS = {
 OF_OTHERS = {
     **family_images.CONFIGS,
     **family_sound.CONFIGS,
+    **family_series.CONFIGS,
     **family_duals.CONFIGS,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
@@ -88,6 +90,11 @@ def make(model_type, number, suffix, seed=0, **values):
             offset = 1.0 if norm and name.endswith("weight") else 0.0
             noise = torch.randn(parameter.shape, generator=random)
             parameter.copy_(offset + 0.3 * noise)
+        for name, buffer in model.named_buffers():  # of a batch normalization
+            if name.endswith(("running_mean", "running_var")):
+                offset = 1.0 if name.endswith("var") else 0.0
+                noise = torch.rand(buffer.shape, generator=random)
+                buffer.copy_(offset + 0.5 * noise)
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=random))
     return model

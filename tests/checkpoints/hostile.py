@@ -61,6 +61,8 @@ def _suffix(name):
         return "Model"
     if FAMILIES[name].constants["kind"] != "encoder":
         return "LanguageModel"
+    if "Forecaster" in FAMILIES[name].heads:
+        return "ForPrediction"
     for kind in ("Image", "Audio"):
         if f"{kind}Classifier" in FAMILIES[name].heads:
             return f"For{kind}Classification"

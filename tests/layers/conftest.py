@@ -45,6 +45,9 @@ def randomize(layer, seed=0):
         noise = generator.normal(size=variable.shape, scale=0.3)
         norm = variable.name in ("gamma", "scale", "strength")
         variable.assign(1 + noise if norm else noise)
+    for variable in layer.non_trainable_variables:
+        if variable.name.startswith("moving_"):
+            variable.assign(generator.uniform(0.5, 1.5, size=variable.shape))
     return layer
 
 

@@ -78,6 +78,11 @@ def test_the_order_of_the_sublayers(normalize_first, normalize_output, normaliza
         if normalization.startswith("rms_norm"):
             scale = numpy(sublayer.scale) + (normalization == "rms_norm_plus_one")
             return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+        if normalization == "batch_norm":
+            scaled = (x - numpy(sublayer.moving_mean)) / np.sqrt(
+                numpy(sublayer.moving_variance) + 1e-6
+            )
+            return scaled * numpy(sublayer.gamma) + numpy(sublayer.beta)
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
         shift = numpy(sublayer.beta) if normalization == "layer_norm" else 0
@@ -133,9 +138,10 @@ def test_statistics_are_float32_in_half_precision():
     """In float16 the squares of these would be infinite, in bfloat16 their sum imprecise."""
     x = 300 * random(2, 5, 64)
     for kind in NORMALIZATIONS:
-        expected = make_normalization(kind, 1e-6)(x)
+        of_batch = {"training": True} if kind == "batch_norm" else {}
+        expected = make_normalization(kind, 1e-6)(x, **of_batch)
         for policy in ("mixed_float16", "mixed_bfloat16"):
-            result = make_normalization(kind, 1e-6, dtype=policy)(x)
+            result = make_normalization(kind, 1e-6, dtype=policy)(x, **of_batch)
             assert_close(result, expected, atol=0.03)
 
 

@@ -46,6 +46,7 @@ from keras_transformer.checkpoints.families.olmo2 import OLMO2
 from keras_transformer.checkpoints.families.olmoe import OLMOE
 from keras_transformer.checkpoints.families.opt import OPT
 from keras_transformer.checkpoints.families.paligemma import PALIGEMMA
+from keras_transformer.checkpoints.families.patchtst import PATCHTST
 from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -123,6 +124,7 @@ FAMILIES = {
         BLIP,
         WAV2VEC2,
         HUBERT,
+        PATCHTST,
         CLIP,
         SIGLIP,
         LLAVA,

@@ -255,7 +255,7 @@ class Family:
                     f"A {self.model_type} checkpoint of a {name} cannot express {value}={mine!r}, "
                     f"only {only!r}."
                 )
-        back = task_class.head_values(config, self.task(theirs))
+        back = task_class.head_values(config, self.task(base | theirs))
         for value, mine in task_class.head_values(config, task).items():
             if mine != back[value]:
                 raise ValueError(

@@ -24,8 +24,9 @@ class SeriesStem(PositionedStem):
             optionally `observed`, bool likewise, False for what is missing and counts as 0.
 
     Returns:
-        `Embedded`: a state for each piece. The last piece ends where the values end; of what does
-        not fill a piece the first values are left out.
+        `Embedded`: a state for each piece, behind that of the token if the stem has one. The last
+        piece ends where the values end; of what does not fill a piece the first values are left
+        out.
 
     Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1.
     """
@@ -50,6 +51,11 @@ class SeriesStem(PositionedStem):
 
     def build(self, input_shape=None):
         self.patches.build((None, None, self.config.stem.patch_length))
+        self.token = None
+        if self.config.stem.class_token:
+            self.token = self.add_weight(
+                (self.config.embedding_dim,), self._embeddings, name="input_class_token"
+            )
         super().build(input_shape)
 
     def call(self, inputs, training=False):
@@ -65,4 +71,9 @@ class SeriesStem(PositionedStem):
         starts = first + stem.stride * np.arange(count)
         places = (starts[:, None] + np.arange(stem.patch_length)).astype("int32")
         pieces = ops.reshape(ops.take(x, places.ravel(), axis=1), (-1, *places.shape))
-        return Embedded(self.positioned(self.patches(pieces), training=training))
+        states = self.patches(pieces)
+        if self.token is not None:
+            token = ops.cast(self.token, states.dtype)[None, None]
+            token = ops.broadcast_to(token, (ops.shape(states)[0], 1, token.shape[-1]))
+            states = ops.concatenate([token, states], axis=1)
+        return Embedded(self.positioned(states, training=training))

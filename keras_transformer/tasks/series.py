@@ -1,0 +1,124 @@
+"""What tasks of series share: windows to learn from, and forecasts as what the series was."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.checking import check_number, shorten
+from keras_transformer.processors.series import Series, following_dates
+
+MOST_HORIZON = 2**20
+
+
+class ForecastsSeries:
+    """Mixin of a task whose processor is a `SeriesProcessor`."""
+
+    def forecasts(
+        self,
+        x: Any,
+        make: Callable[[list[np.ndarray]], np.ndarray],
+        context: int,
+        fewest: int,
+        quantiles: Sequence[float] | None,
+    ):
+        """What follows on series, as `forecast` returns it.
+
+        Args:
+            x: a series, or a list of them.
+            make: gives `(rows, horizon, quantiles)` for rows, the last `context` values of each
+                channel of each series.
+            context: int, the most values of a row.
+            fewest: int, the fewest values that a series must have.
+            quantiles: list of floats, whose columns the forecasts have. None for one forecast.
+        """
+        processor = self._require_processor()
+        series = processor.rows(x)
+        for number, each in enumerate(series):
+            if len(each.values) < fewest:
+                name = "x" if processor.is_one(x) else f"x[{number}]"
+                raise ValueError(
+                    f"`{name}` has {len(each.values)} values, and the model reads {fewest}."
+                )
+        found = make([row for values in self._scaled(series) for row in values[-context:].T])
+        results, first = [], 0
+        for each in series:
+            count = each.values.shape[1]
+            made = np.moveaxis(found[first : first + count], 0, 1)
+            results.append(_as_given(processor.unscaled(made), each, quantiles))
+            first += count
+        one = processor.is_one(x)
+        if one and series[0].kind == "array" and np.ndim(x) == 1:
+            return results[0][:, 0]
+        return results[0] if one else results
+
+    def windows(
+        self, x: Any, context: int, horizon: int, fewest: int
+    ) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+        """The number of windows of series, and what gives those of some numbers.
+
+        Each is `(context + horizon,)` values of one channel; of a series with at least `fewest`
+        and the horizon, but fewer than a window, there is one, with NaN in front.
+        """
+        rows, windows = self._scaled(self._require_processor().rows(x)), []
+        for number, values in enumerate(rows):
+            if len(values) < fewest + horizon:
+                raise ValueError(
+                    f"Series {number} has {len(values)} values; a window takes {fewest} and "
+                    f"{horizon} that follow, {fewest + horizon} in all."
+                )
+            missing = max(context + horizon - len(values), 0)
+            rows[number] = values = np.pad(
+                values, ((missing, 0), (0, 0)), constant_values=np.float32("nan")
+            )
+            starts = np.arange(len(values) - context - horizon + 1)
+            channels = np.arange(values.shape[1])
+            places = np.stack(np.meshgrid(starts, channels, indexing="ij"), -1).reshape(-1, 2)
+            windows.append(np.insert(places, 0, number, axis=1))
+        places = np.concatenate(windows).astype("int32")
+        length = np.arange(context + horizon)
+        first = np.cumsum([0, *(values.size for values in rows)])
+        steps = np.array([values.shape[1] for values in rows])
+        flat = np.concatenate([values.ravel() for values in rows])
+
+        def take(numbers: np.ndarray) -> np.ndarray:
+            series, start, channel = places[numbers].T
+            step = steps[series]
+            return flat[(first[series] + start * step + channel)[:, None] + step[:, None] * length]
+
+        return len(places), take
+
+    def _scaled(self, series: list[Series]) -> list[np.ndarray]:
+        one = len(series) == 1
+        return [
+            self.processor.scaled(each.values, "x" if one else f"x[{i}]")
+            for i, each in enumerate(series)
+        ]
+
+
+def checked_quantiles(quantiles: Any) -> list[float] | None:
+    """Quantiles as a list of floats. ValueError unless they rise between 0 and 1."""
+    if quantiles is None:
+        return None
+    several = isinstance(quantiles, (list, tuple)) and len(quantiles) > 0
+    found = [check_number("quantiles", q, above=0, below=1) for q in quantiles] if several else []
+    if not found or sorted(set(found)) != found:
+        raise ValueError(
+            f"`quantiles` must be rising numbers between 0 and 1, received {shorten(quantiles)}."
+        )
+    return found
+
+
+def _as_given(values: np.ndarray, series: Series, quantiles: Sequence[float] | None):
+    """Forecasts `(horizon, channels, quantiles)` as what the series was."""
+    if series.kind == "array":
+        return values if quantiles else values[..., 0]
+    import pandas
+
+    dates = following_dates(series.dates, len(values))
+    if quantiles is None:
+        frame = pandas.DataFrame(values[..., 0], index=dates, columns=series.names)
+    else:
+        names = pandas.MultiIndex.from_product([series.names, quantiles])
+        frame = pandas.DataFrame(values.reshape(len(values), -1), index=dates, columns=names)
+    return frame if series.kind == "frame" else frame[series.names[0]]
