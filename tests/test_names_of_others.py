@@ -117,6 +117,7 @@ def test_arrays_by_name_are_one_dict():
         (kt, "pipeline", "classify"),
         (kt, "BertForSequenceClassification", "Transformers calls so is `kt.TextClassifier`"),
         (kt, "GPT2LMHeadModel", "Transformers calls so is `kt.CausalLM`"),
+        (kt, "VisionEncoderDecoderModel", "Transformers calls so is `kt.ImageToText`"),
         (kt, "T5ForConditionalGeneration", "Transformers calls so is `kt.Seq2SeqLM`"),
         (kt, "BertModel", "Transformers calls so is `kt.Backbone`"),
         (kt, "BertConfig", "`kt.TransformerConfig`"),

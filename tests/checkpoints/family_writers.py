@@ -60,6 +60,14 @@ OF_TEXTS = {
         "EncoderDecoder",
         [
             {"encoder": {"model_type": "bert", **_BERT}, "decoder": _BERT_WRITER, **_IDS},
+            *(
+                {
+                    "encoder": {"model_type": "bert", **_BERT, "type_vocab_size": 3},
+                    "decoder": {**decoder, "tie_word_embeddings": False},
+                    **_IDS,
+                }
+                for decoder in (_BERT_WRITER, _ROBERTA_WRITER)
+            ),
             {  # Sides that do not differ.
                 "encoder": {"model_type": "bert", **_BERT},
                 "decoder": {"model_type": "bert", **_BERT, **_CROSS},

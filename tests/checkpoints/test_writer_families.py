@@ -208,6 +208,25 @@ def test_wrong_values_are_refused(model_type, values, message):
 
 
 @pytest.mark.backend_independent
+def test_ids_of_texts():
+    """Those of the decoder's config where the other says none; small models keep large ones."""
+    both = FAMILIES["vision-encoder-decoder"]
+    named = {"architectures": ["VisionEncoderDecoderModel"], "eos_token_id": 50256}
+    decoder = {"model_type": "gpt2", "vocab_size": 50257, "bos_token_id": 7, "eos_token_id": 8}
+    assert both.task({**named, "decoder": decoder}) == {
+        "name": "ImageToText", "start_id": 7, "end_ids": [50256],
+    }  # fmt: skip
+    decoder |= {"vocab_size": 100, "decoder_start_token_id": 9}
+    assert both.task({**named, "decoder": decoder}) == {"name": "ImageToText", "start_id": 9}
+    blip = {"architectures": ["BlipForConditionalGeneration"], "eos_token_id": 2}
+    found = FAMILIES["blip"].task(blip)
+    assert (found["start_id"], found["end_ids"]) == (30522, [102])
+    assert FAMILIES["blip"].task({**blip, "text_config": {"vocab_size": 50}}) == {
+        "name": "ImageToText",
+    }  # fmt: skip
+
+
+@pytest.mark.backend_independent
 def test_what_no_family_can_express():
     """Of a decoder that attends to wider states, and of blocks of another kind."""
     family = FAMILIES["vision-encoder-decoder"]

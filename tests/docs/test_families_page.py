@@ -143,6 +143,9 @@ def test_the_words_are_those_of_the_papers(page):
         "t5": ("relative, 32 buckets", "no biases", "scores not scaled", "RMSNorm first"),
         "bart": ("learned, from row 2", "on the embeddings", "bias on the logits"),
         "marian": ("arxiv.org/abs/1804.00344", "sinusoidal, sines first"),
+        "encoder-decoder": ("1907.12461", "encoder of `bert`", "`gpt2`", "where their widths"),
+        "vision-encoder-decoder": ("2109.10282", "patches of images", "`trocr`", "before the log"),
+        "blip": ("2201.12086", "patches of images", "before the logits", "sides that differ"),
     }.items():
         for word in words:
             assert word in " | ".join(rows[name]), (name, word)

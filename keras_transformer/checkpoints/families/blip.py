@@ -82,8 +82,8 @@ def _read_class(values: Values) -> dict[str, Any]:
     named = values.get("architectures")
     if isinstance(named, list) and named and named != [_CLASS]:
         raise ValueError(
-            f"architectures={named!r} is not supported for model_type 'blip', only {_CLASS!r}: a "
-            "model of three stacks of blocks, or of none that writes, is no config here."
+            f"architectures={named!r} is not supported for model_type 'blip', only {_CLASS!r}. In "
+            "the others a further stack of blocks reads a text and the image, or none writes."
         )
     return {}
 
@@ -98,11 +98,8 @@ _IDS = {"start_id": ("bos_token_id", 30522), "end_ids": ("sep_token_id", 102)}
 
 def _read_ids(values: Values) -> dict[str, Any]:
     texts = values.get("text_config") or {}
-    size = number(texts, "vocab_size", 30524)
     found = {ours: number(texts, *theirs) for ours, theirs in _IDS.items()}
-    # Small models keep the published ones.
-    found = {ours: i for ours, i in found.items() if 0 <= i < size}
-    return found | ({"end_ids": [found["end_ids"]]} if "end_ids" in found else {})
+    return {**found, "end_ids": [found["end_ids"]]}
 
 
 def _write_ids(task: Values) -> dict[str, Any]:

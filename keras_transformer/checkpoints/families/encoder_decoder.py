@@ -5,10 +5,10 @@ An encoder and a decoder of published models of text (BERT, RoBERTa; as a decode
 
 import dataclasses
 
+from keras_transformer.checkpoints.families import roberta
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.family import Head
 from keras_transformer.checkpoints.families.joined import Joined
-from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from keras_transformer.checkpoints.families.vision_encoder_decoder import (
     FLAGS,
     IDS,
@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.families.writers import (
 )
 
 _JOINED = Joined(
-    encoders=(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT),
+    encoders=(BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT),
     decoders=(BERT_WRITER, ROBERTA_WRITER, XLM_ROBERTA_WRITER, CAMEMBERT_WRITER, GPT2_WRITER),
 )
 

@@ -215,6 +215,8 @@ class Family:
             if field.ours == "vocabulary_size"
         )
         size = next(sizes, None)  # A model of images has none.
+        if self.of_config is not None:
+            size = self.config(values).sides[-1].vocabulary_size  # A config within says it.
         if not isinstance(size, int):
             return task
         ends = [i for i in task.pop("end_ids", ()) if i < size]

@@ -21,7 +21,7 @@ _JOINED = Joined(
     wide=("trocr",),
 )
 # Buffers of older releases, and a pooler that nothing reads.
-IGNORED = (
+_IGNORED = (
     "encoder.pooler.*",
     "encoder.embeddings.mask_token",
     "*.position_ids",
@@ -62,5 +62,5 @@ VISION_ENCODER_DECODER = Family(
     heads={
         "ImageToText": Head(architectures=("VisionEncoderDecoderModel",), options=(IDS,)),
     },
-    names=Names(suffixes=OLDER_NORMS, ignored=IGNORED),
+    names=Names(suffixes=OLDER_NORMS, ignored=_IGNORED),
 )

@@ -43,7 +43,7 @@ _BERT = {
 }  # fmt: skip
 
 
-def of_decoder(family: Family) -> tuple[Weight, ...]:
+def _of_decoder(family: Family) -> tuple[Weight, ...]:
     """The lines of an encoder's family as those of a decoder, without its pooler."""
     lines = [line for line in family.weights if not line.ours.startswith("pooler/")]
     ours = [line.ours.replace("encoder/", "decoder/", 1) for line in lines]
@@ -81,15 +81,15 @@ def _write_positions(config: TransformerConfig) -> dict[str, Any]:
 
 
 _DECODER = {**ENCODER, "kind": "decoder", "output_bias": True}
-_NOTHING = Conversion(_read_activation, lambda config: {})
+_ACTIVATION = Conversion(_read_activation, lambda config: {})
 
 BERT_WRITER = dataclasses.replace(
     BERT,
     constants=_DECODER,
-    conversions=(_NOTHING,),
+    conversions=(_ACTIVATION,),
     required={**BERT.required, **_CROSS},
     weights=(
-        *of_decoder(BERT),
+        *_of_decoder(BERT),
         *layers(_BERT, _BLOCK, "encoder.layer.{i}."),
         *_transform("cls.predictions.", "transform.dense", "transform.LayerNorm"),
     ),
@@ -103,7 +103,7 @@ ROBERTA_WRITER = dataclasses.replace(
     conversions=(Conversion(_read_positions, _write_positions),),
     required={**ROBERTA.required, **_CROSS},
     weights=(
-        *of_decoder(ROBERTA),
+        *_of_decoder(ROBERTA),
         *layers(_BERT, _BLOCK, "encoder.layer.{i}."),
         *_transform("lm_head.", "dense", "layer_norm"),
     ),
