@@ -27,6 +27,7 @@ TITLES = {
     "images": "Encoders of images",
     "sound": "Sound and speech",
     "dual": "Encoders of images and texts",
+    "captions": "Text of images",
 }
 
 
@@ -49,6 +50,8 @@ def group(family: Family) -> str:
     """The part of the page that a family is in."""
     if {"AudioClassifier", "SpeechToText"} & family.heads.keys():
         return "sound"
+    if "ImageToText" in family.heads:
+        return "captions"
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 
@@ -75,6 +78,15 @@ NOT_COVERED = (
         "The text model alone is covered (`gemma3_text`), as a decoder, and as an encoder whose "
         "tokens see both sides (EmbeddingGemma).",
         ({"model_type": "gemma3"}, {"model_type": "gemma", "use_bidirectional_attention": True}),
+    ),
+    NotCovered(
+        "LLaVA that reads several layers of images (`vision_feature_layer` a list), or several "
+        "images in a prompt; GIT of videos",
+        "One image a row, whose states are of one layer.",
+        (
+            {"model_type": "git", "num_image_with_embedding": 6},
+            {"model_type": "llava", "text_config": {"model_type": "phi"}},
+        ),
     ),
     NotCovered(
         "Heads of T5Gemma for classes",

@@ -68,13 +68,19 @@ CONFIGS = {
         "PaliGemma",
         [
             {
-                "vision_config": _SIGLIP, "text_config": _GEMMA, "image_token_index": 60,
-                "projection_dim": 12, "hidden_size": 12,
+                "vision_config": _SIGLIP,
+                "text_config": _GEMMA,
+                "image_token_index": 60,
+                "projection_dim": 12,
+                "hidden_size": 12,
             },
             {
                 "vision_config": {**_SIGLIP, "layer_norm_eps": 1e-3, "hidden_act": "gelu"},
-                "text_config": _GEMMA2, "image_token_index": 57, "projection_dim": 12,
-                "hidden_size": 12, "tie_word_embeddings": False,
+                "text_config": _GEMMA2,
+                "image_token_index": 57,
+                "projection_dim": 12,
+                "hidden_size": 12,
+                "tie_word_embeddings": False,
             },
         ],
     ),
@@ -83,8 +89,11 @@ CONFIGS = {
         [
             {"vision_config": {**_IMAGES, "model_type": "git_vision_model"}, **_GIT},
             {
-                "vision_config": {**_OTHER, "model_type": "git_vision_model"}, **_GIT,
-                "hidden_act": "relu", "layer_norm_eps": 1e-4, "tie_word_embeddings": True,
+                "vision_config": {**_OTHER, "model_type": "git_vision_model"},
+                **_GIT,
+                "hidden_act": "relu",
+                "layer_norm_eps": 1e-4,
+                "tie_word_embeddings": True,
                 "pad_token_id": 3,
             },
         ],

@@ -143,6 +143,12 @@ CHANGES = {
     "vector_bias": ("encoder", {}, True),
     "bidirectional": ("decoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
+    "placeholder_id": ("seq2seq", {}, 3),
+    "placeholder_visibility": ("seq2seq", {}, "states"),
+    "place_class_token": ("seq2seq", {}, False),
+    "projector": ("seq2seq", {}, "linear"),
+    "projector_activation": ("seq2seq", {}, "relu"),
+    "projector_bias": ("seq2seq", {}, False),
 }
 
 
