@@ -54,6 +54,9 @@ def tiny_presets():
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         if config.kind == "dual":
             changed |= {name: small_side(getattr(config, name), changed) for name in SIDES}
+        if config.placeholder_id is not None:
+            changed |= {"placeholder_id": 3, "encoder": small_side(config.encoder, changed)}
+            changed["num_decoder_layers"] = TINY["num_layers"]
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
