@@ -203,6 +203,14 @@ def special(family: Family) -> list[str]:
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
         parts += ["a bias of similarities"] * config.similarity_bias
+    if config.placeholder_id is not None:
+        seen = {"states": ", which see each other", "prompt": ", and see the prompt, as it them"}
+        whose = seen.get(config.placeholder_visibility, "")
+        by = {"mlp": "two layers", "normalized": "a layer and a norm"}.get(
+            config.projector, "one layer"
+        )
+        parts.append(f"states of images, projected by {by}, in the place of tokens{whose}")
+        parts += ["without that of the class token"] * (not config.place_class_token)
     biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"

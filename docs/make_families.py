@@ -103,6 +103,15 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
+        "LLaVA that reads several layers of images (`vision_feature_layer` a list), or several "
+        "images in a prompt; GIT of videos",
+        "One image a row, whose states are of one layer.",
+        (
+            {"model_type": "git", "num_image_with_embedding": 6},
+            {"model_type": "llava", "text_config": {"model_type": "phi"}},
+        ),
+    ),
+    NotCovered(
         "Heads of T5Gemma for classes",
         "The backbone of a T5Gemma loads, and the head is left out.",
     ),

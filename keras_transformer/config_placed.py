@@ -84,10 +84,10 @@ def check_placed(config: "TransformerConfig") -> None:
             "`placeholder_id` needs an encoder whose inputs have so many states each: give it a "
             "stem, `encoder={'vocabulary_size': 0, 'stem': ...}`."
         )
-    if config.placeholder_id >= decoder.vocabulary_size:
+    if config.placeholder_id > decoder.vocabulary_size:
         raise ValueError(
-            f"`placeholder_id` must be below `vocabulary_size`, {decoder.vocabulary_size}, "
-            f"received {config.placeholder_id}."
+            f"`placeholder_id` must be a token's or the one behind them, at most "
+            f"{decoder.vocabulary_size}, received {config.placeholder_id}."
         )
     if not config.place_class_token and not _tokens_of(encoder):
         raise ValueError("`place_class_token`=False needs a stem that has a `class_token`.")

@@ -58,7 +58,8 @@ def model_rows(
     for key, label in _ROWS.items():
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
-    of_images = backbone["kind"] == "dual" and (backbone["encoder"] or {})
+    sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
+    of_images = sides and (backbone["encoder"] or {})
     for key in of_images or ():
         if key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position"):
             rows[f"{_ROWS[key]}, of images"] = of_images[key]

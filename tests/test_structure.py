@@ -56,6 +56,8 @@ def tiny_presets():
         if config.layer_pattern:
             changed["layer_pattern"] = config.layer_pattern[-TINY["num_layers"] :]
         changed |= small_sides(config, changed)
+        if config.placeholder_id is not None:
+            changed |= {"placeholder_id": 3, "num_decoder_layers": TINY["num_layers"]}
         small = TransformerConfig.from_dict({**values, **changed})
         found.setdefault(json.dumps(structure.variable_shapes(small)), (path.parent.name, small))
     return list(found.values())
@@ -144,6 +146,15 @@ NARROW = {"token_projection": True, "embedding_dim": 10, "segment_vocabulary_siz
 NARROW |= {"position": "learned", "embedding_normalization": True}
 CASES.append(("heads", TransformerConfig(kind="encoder", convolution_size=3, **HEADS, **TINY)))
 CASES.append(("narrow", TransformerConfig(kind="decoder", num_heads=4, **NARROW, **TINY)))
+IMAGES = {"vocabulary_size": 0, "hidden_dim": 8, "normalization": "layer_norm", "num_heads": 2}
+IMAGES |= {
+    "position": "learned",
+    "stem": {"kind": "patches", "image_size": (8, 8), "patch_size": 4},
+}
+for projector, biased in (("linear", False), ("normalized", True), ("mlp", True)):
+    PLACED = {"placeholder_id": 3, "projector": projector, "projector_bias": biased}
+    PLACED |= {"num_heads": 4, "normalization": "rms_norm", "encoder": IMAGES}
+    CASES.append((projector, TransformerConfig(kind="seq2seq", **PLACED, **TINY)))
 # The layers make the same variables on each backend: there what is drawn is enough.
 CASES = [
     *(pytest.param(x, id=name, marks=pytest.mark.one_backend) for name, x in tiny_presets()),

@@ -91,6 +91,8 @@ class Visibility(NamedTuple):
         if self.query_pack is None:
             reason = "`query_pack`, the documents of the queries, is not given."
             refuse_unused(reason, key_pack=self.key_pack)
+        if not layer.causal and layer.window is None:
+            refuse_unused("all keys are seen without it.", prefix=self.prefix)
         positions = {"query_positions": self.query_positions, "key_positions": self.key_positions}
         if cached:
             return

@@ -155,12 +155,11 @@ class LearnedPosition(Rematerializable, Embedding):
     def _checked(self, inputs, positions):
         """The positions to look up, if there is a vector for each."""
         length, longest = inputs.shape[1], self.input_dim - self.offset
-        if (
-            isinstance(length, int) and length - self.uncounted > longest
-        ):  # on JAX it may be symbolic
+        counted = length - self.uncounted if isinstance(length, int) else 0  # on JAX it is symbolic
+        if counted > longest:
             raise ValueError(
-                f"The sequence has {length - self.uncounted} tokens, but there are learned positions "
-                f"for {longest} only. Truncate the input, or raise `max_sequence_length`."
+                f"The sequence has {counted} tokens, but there are learned positions for "
+                f"{longest} only. Truncate the input, or raise `max_sequence_length`."
             )
         return (sequence_positions(inputs) if positions is None else positions) + self.offset
 

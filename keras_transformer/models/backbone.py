@@ -305,8 +305,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
 
     def check_ids(self, **ids) -> None:
         """ValueError if NumPy ids are no integers, not in the vocabulary, or too long a row."""
-        sides = (config for _, _, config in self._inputs_of_sides())
-        most = max(sides, key=lambda side: side.vocabulary_size)
+        most = max((x for *_, x in self._inputs_of_sides()), key=lambda x: x.vocabulary_size)
         for name, array in ids.items():
             check_ids(name, array, most)
 

@@ -51,15 +51,19 @@ class Placing:
 
     def stem_inputs(self, cache_positions) -> tuple[Mapping[str, Any], Any]:
         """The inputs of the stem, and the positions that a cache counts, as the stem has them."""
+        inputs = self.inputs
+        if self.states is not None:  # The id may be none of the vocabulary.
+            ids = ops.where(self.places, 0, inputs["token_ids"])
+            inputs = {**inputs, "token_ids": ids}
         if self.config.side("decoder").position not in ADDED_POSITIONS:
-            return self.inputs, cache_positions
+            return inputs, cache_positions
         before = self.config.num_placeholders if self.states is None else self.counted
         if cache_positions is not None:
-            return self.inputs, ops.maximum(cache_positions - before, 0)
-        if self.inputs.get("position_ids") is not None:
-            return self.inputs, None
+            return inputs, ops.maximum(cache_positions - before, 0)
+        if inputs.get("position_ids") is not None:
+            return inputs, None
         positions = ops.arange(self.places.shape[1], dtype="int32")[None] - before
-        return {**self.inputs, "position_ids": ops.maximum(positions, 0)}, None
+        return {**inputs, "position_ids": ops.maximum(positions, 0)}, None
 
     def put(self, x):
         """The states of the tokens, `(batch, length, hidden_dim)`, with those that are placed."""

@@ -1,6 +1,7 @@
 """The encoder-decoder backbone, the original Transformer."""
 
 import keras
+from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
@@ -114,9 +115,11 @@ class Seq2Seq(Backbone):
         source, (prefix, arrays, config) = super()._inputs_of_sides()
         if self.config.placeholder_visibility == "prompt":
             arrays = (*arrays, PREFIX_MASK)
-        if self.is_placed:  # which take no positions of the table
-            most = config.max_sequence_length + self.config.num_placeholders
-            config = config.replace(max_sequence_length=most)
+        if self.is_placed:  # by an id that may be none of the vocabulary, and without positions
+            config = config.replace(
+                max_sequence_length=config.max_sequence_length + self.config.num_placeholders,
+                vocabulary_size=max(config.vocabulary_size, self.config.placeholder_id + 1),
+            )
         return [source, (prefix, arrays, config)]
 
     @property
@@ -142,6 +145,11 @@ class Seq2Seq(Backbone):
                 "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
                 "ids, True for placeholders and prompt and False for what follows on them."
             )
+
+    def prompt_tokens(self, inputs):
+        ids, mask = super().prompt_tokens(inputs)
+        most = self.config.sides[-1].vocabulary_size - 1
+        return (ops.minimum(ids, most) if self.is_placed else ids), mask
 
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None

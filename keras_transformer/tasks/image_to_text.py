@@ -28,8 +28,8 @@ class ImageToText(SourceToText):
             without one its padding, or with placeholders none.
         end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
         template: str, what a prompt is written into, where `"{prompt}"` stands for it, such as
-            `"USER: <image>\\n{prompt} ASSISTANT:"`. A prompt that says itself where the
-            placeholder is goes as it is. Defaults to the prompt alone.
+            `"USER: <image> {prompt} ASSISTANT:"`. A prompt that says itself where the placeholder
+            is goes as it is. Defaults to the prompt alone.
         name: str.
 
     Call arguments:

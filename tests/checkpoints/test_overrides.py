@@ -146,6 +146,12 @@ CHANGES = {
     "similarity_bias": ("encoder", {}, True),
     "encoder_projection": ("seq2seq", {}, True),
     "output_transform": ("decoder", {}, "gelu"),
+    "placeholder_id": ("seq2seq", {}, 3),
+    "placeholder_visibility": ("seq2seq", {}, "states"),
+    "place_class_token": ("seq2seq", {}, False),
+    "projector": ("seq2seq", {}, "linear"),
+    "projector_activation": ("seq2seq", {}, "relu"),
+    "projector_bias": ("seq2seq", {}, False),
 }
 
 

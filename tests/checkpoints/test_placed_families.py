@@ -200,7 +200,7 @@ def test_presets_and_keras_files(both, tmp_path):
         ({"vision_feature_layer": 99}, "vision_feature_layer=99 is none of the 24 layers"),
         ({"vision_feature_select_strategy": "some"}, "select_strategy='some' is not supported"),
         ({"projector_hidden_act": "loud"}, "projector_hidden_act='loud' is not supported"),
-        ({"image_token_index": 32000}, "`placeholder_id` must be below `vocabulary_size`, 32000"),
+        ({"image_token_index": 32001}, "`placeholder_id` must be a token's or .*at most 32000"),
     ],
 )
 def test_wrong_values_of_llava_are_refused(values, message):

@@ -146,6 +146,9 @@ def test_the_words_are_those_of_the_papers(page):
         "encoder-decoder": ("1907.12461", "encoder of `bert`", "`gpt2`", "where their widths"),
         "vision-encoder-decoder": ("2109.10282", "patches of images", "`trocr`", "before the log"),
         "blip": ("2201.12086", "patches of images", "before the logits", "sides that differ"),
+        "llava": ("2310.03744", "rotary", "two layers, in the place of tokens", "without that of"),
+        "paligemma": ("2407.07726", "one layer", "and see the prompt, as it them"),
+        "git": ("2205.14100", "learned", "a layer and a norm", "which see each other"),
     }.items():
         for word in words:
             assert word in " | ".join(rows[name]), (name, word)
@@ -164,6 +167,7 @@ def test_the_words_know_every_config_value(maker):
     said += ("token_projection",)
     # Of the sides of a dual, whose pooling is in words.
     said += ("vector_pooling", "vector_end_id", "vector_dim", "vector_bias", "bidirectional")
+    said += ("projector_activation", "projector_bias")  # of a projector, which is in words
     said += ("rotary_short_factors", "rotary_long_factors")  # numbers of longrope
     unsaid = {
         field.name

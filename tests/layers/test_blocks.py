@@ -228,6 +228,33 @@ def test_queries_in_turns_equal_all_at_once(request, options):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 9}, {"attention_soft_cap": 2.0}, {"window": 9, "rotary": {}}],
+    ids=str,
+)
+def test_a_prefix_is_seen_in_turns_too(request, options):
+    """As by a mask of all pairs: 60 tokens and 35 that see each other, whatever the window."""
+    length, counts = 100, np.array([60, 35])
+    layer, (real, _) = made(length, causal=True, **options), masks(length)
+    x, places = random(BATCH, length, DIM), np.arange(length)
+    prefix = np.where(places < counts[:, None], counts[:, None], 0)
+    steps = places[:, None] - places
+    seen = (steps >= 0) & (steps < options.get("window", length))
+    seen = seen | (places < prefix[..., None])
+    free = made(length, **{name: x for name, x in options.items() if name != "window"})
+    free.set_weights(layer.get_weights())
+    expected = numpy(free(x, mask=real, visibility=Visibility(explicit=seen)))
+    given = Visibility(prefix=prefix)
+    assert_close(numpy(layer(x, mask=real, visibility=given))[real], expected[real], atol=2e-5)
+    request.getfixturevalue("short_turns")
+    assert_close(numpy(layer(x, mask=real, visibility=given))[real], expected[real], atol=2e-5)
+    with pytest.raises(ValueError, match="`prefix` would be ignored: all keys are seen without"):
+        free(x, visibility=given)
+    with pytest.raises(ValueError, match="`prefix` must be of shape"):
+        layer(x, visibility=Visibility(prefix=prefix[:, 1:]))
+
+
 def test_a_step_of_training_in_turns_moves_all_weights_alike(request):
     """The sinks are a weight that the turns read."""
 

@@ -63,6 +63,18 @@ def test_explicit_with_and_without_heads():
     np.testing.assert_array_equal(numpy(combine_masks(3, 4, explicit=heads)), heads)
 
 
+def test_a_prefix_is_seen_whatever_causality_and_window():
+    prefix, padding = np.array([[3, 3, 3, 0, 0], [0, 2, 0, 0, 0]]), np.array([[1, 1, 1, 1, 0]] * 2)
+    result = mask(5, 5, causal=True, window=2, prefix=prefix, padding=padding)
+    steps = np.arange(5)[:, None] - np.arange(5)
+    near = (steps >= 0) & (steps < 2)
+    expected = (near | (np.arange(5) < prefix[..., None])) & padding[:, None].astype(bool)
+    np.testing.assert_array_equal(result, expected)
+    # Of queries in a cache the slots count.
+    result = mask(2, 4, causal=True, first_slot=1, prefix=np.array([[4, 0]]))[0]
+    np.testing.assert_array_equal(result, [[1, 1, 1, 1], [1, 1, 1, 0]])
+
+
 def test_all_together_is_the_conjunction():
     random = np.random.default_rng(0)
     padding, explicit = random.random((2, 4)) > 0.3, random.random((2, 4, 4)) > 0.3

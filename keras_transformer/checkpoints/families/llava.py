@@ -1,7 +1,7 @@
 """LLaVA: Liu et al. 2023, https://arxiv.org/abs/2310.03744.
 
-A tower of images, CLIP's or SigLIP's, whose states of a layer before the last stand, projected by two
-layers, among the tokens of a Llama, Mistral or Qwen 2.
+A tower of images, CLIP's or SigLIP's, whose states of a layer before the last stand, projected by
+two layers, among the tokens of a Llama, Mistral or Qwen 2.
 """
 
 from typing import Any

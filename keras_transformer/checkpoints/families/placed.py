@@ -19,7 +19,7 @@ def nested(values: Values, name: str) -> dict[str, Any]:
 
 
 def read_text(values: Values, *families: Family) -> TransformerConfig:
-    """The decoder of their `text_config`, which is of one of these families, the usual one first."""
+    """The decoder of their `text_config`, of one of these families, the usual one first."""
     text = nested(values, "text_config")
     known = {family.model_type: family for family in families}
     kind = text.get("model_type", families[0].model_type)
