@@ -23,6 +23,7 @@ What there is:
     ImageToText, SpeechToText
                         captions and answers to questions about an image; what was said
     Forecaster          what follows on series of numbers
+    SampledForecaster   likewise, drawn value by value (Chronos)
     Tokenizer           text to ids and back
     ImageProcessor, AudioProcessor
                         images and recordings to arrays; processors has what reads their files
@@ -78,6 +79,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
+    SampledForecaster,
     Seq2SeqLM,
     SpeechToText,
     Task,
@@ -96,6 +98,7 @@ register_tasks(
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
+    SampledForecaster,
     Seq2SeqLM,
     SpeechToText,
     TextClassifier,
@@ -114,6 +117,7 @@ __all__ = [
     "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
+    "SampledForecaster",
     "Seq2SeqLM",
     "SeriesProcessor",
     "SpeechToText",

@@ -37,6 +37,7 @@ TOKENIZER_PARTS = (
     "preprocessor.json",
     "preprocessor_config.json",
     "processor.*",
+    "series.json",
     "assets/tokenizer",
 )
 PARTS = (

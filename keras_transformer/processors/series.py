@@ -146,9 +146,11 @@ class SeriesProcessor(Processor):
         return values * std + mean
 
     def check(self, config: TransformerConfig) -> None:
-        if getattr(config.stem, "kind", None) != "series":
+        stem = config.sides[0].stem
+        if config.kind != "seq2seq" if stem is None else stem.kind != "series":
             raise ValueError(
-                "A SeriesProcessor belongs to a model whose config has a `stem` of kind 'series'."
+                "A SeriesProcessor belongs to a model whose config has a `stem` of kind 'series', "
+                "or to an encoder-decoder of tokens."
             )
 
     def save(self, directory: str) -> None:

@@ -8,6 +8,7 @@ from keras_transformer.tasks.image_classifier import ImageClassifier
 from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
+from keras_transformer.tasks.sampled_forecaster import SampledForecaster
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
 from keras_transformer.tasks.speech_to_text import SpeechToText
 from keras_transformer.tasks.task import Task
@@ -25,6 +26,7 @@ __all__ = [
     "MaskedLM",
     "Processor",
     "QuestionAnswerer",
+    "SampledForecaster",
     "Seq2SeqLM",
     "SpeechToText",
     "Task",

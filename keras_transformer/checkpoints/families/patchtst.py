@@ -127,9 +127,7 @@ PATCHTST = Family(
     weights=(
         *layers({"encoder/input_patches": "encoder.embedder.input_embedding"}),
         Weight("encoder/input_class_token", "encoder.positional_encoder.cls_token", row=3),
-        Weight(
-            "encoder/position_embedding/embeddings", "encoder.positional_encoder.position_enc"
-        ),
+        Weight("encoder/position_embedding/embeddings", "encoder.positional_encoder.position_enc"),
         *layers(_LAYER, *_LAYERS),
         *(line for line in layers(_PLACES, *_LAYERS) if line.when != _OF_BATCH),
         *(line for line in _BATCH_NORMS if line.when == _OF_BATCH),
