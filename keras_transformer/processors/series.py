@@ -87,7 +87,7 @@ class SeriesProcessor(Processor):
         self.std = np.where(std > 0, std, 1.0).tolist()
 
     @classmethod
-    def of_published(cls, values: Mapping[str, Any]) -> "SeriesProcessor":
+    def of_published(cls) -> "SeriesProcessor":
         return cls()
 
     @classmethod

@@ -169,6 +169,7 @@ def test_published_files_there_and_back(tmp_path):
     again, info = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info.values()), info
     assert again.config.chronos_config == CHRONOS
+    assert again.generation_config.decoder_start_token_id == 0
     with torch.no_grad():
         assert np.abs(again.eval()(**theirs).logits.numpy() - expected).max() <= 1e-5
     back = kt.Task.from_preset(tmp_path / "ours")

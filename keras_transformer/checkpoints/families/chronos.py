@@ -52,7 +52,8 @@ def _write(task: Values) -> dict[str, Any]:
         return {}
     limits = {its: task[mine] for mine, its in _LIMITS}
     own = {its: task[mine] for mine, its, _ in _NUMBERS}
-    return {NAME: {**_FIXED, "tokenizer_kwargs": limits, **own}}
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    return {NAME: {**_FIXED, "tokenizer_kwargs": limits, **own}, **ids}
 
 
 def _refuse_patches(values: Values) -> dict[str, Any]:
