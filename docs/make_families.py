@@ -112,6 +112,16 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
+        "Chronos-Bolt, TimesFM (`timesfm`)",
+        "Both read pieces of series by two products with a residual beside them, and give pieces "
+        "by two more; TimesFM has a trained scale of each feature of the queries besides. Neither "
+        "is a config value. Chronos-T5, which reads tokens, is covered: `t5`.",
+        (
+            {"model_type": "t5", "architectures": ["ChronosBoltModelForForecasting"]},
+            {"model_type": "timesfm"},
+        ),
+    ),
+    NotCovered(
         "Heads of T5Gemma for classes",
         "The backbone of a T5Gemma loads, and the head is left out.",
     ),

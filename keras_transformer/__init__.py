@@ -26,6 +26,7 @@ What there is:
     ImageToText, SpeechToText, CTCSpeechToText
                         captions and answers to questions about an image; what was said
     Forecaster          what follows on series of numbers
+    SampledForecaster   likewise, drawn value by value (Chronos)
     Tokenizer           text to ids and back
     ImageProcessor, AudioProcessor
                         images and recordings to arrays; processors has what reads their files
@@ -83,6 +84,7 @@ from keras_transformer.tasks import (  # noqa: E402
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
+    SampledForecaster,
     Seq2SeqLM,
     SequenceClassifier,
     SequenceLabeler,
@@ -105,6 +107,7 @@ register_tasks(
     ImageToText,
     MaskedLM,
     QuestionAnswerer,
+    SampledForecaster,
     Seq2SeqLM,
     SequenceClassifier,
     SequenceLabeler,
@@ -127,6 +130,7 @@ __all__ = [
     "ImageToText",
     "MaskedLM",
     "QuestionAnswerer",
+    "SampledForecaster",
     "Seq2SeqLM",
     "SequenceClassifier",
     "SequenceLabeler",

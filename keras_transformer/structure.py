@@ -380,6 +380,11 @@ def shapes_of(weights: Iterable[Weight], config: TransformerConfig, **sizes: int
     return {each.path: each.shape for each in of(weights, config, **sizes)}
 
 
+def is_average(path: str) -> bool:
+    """Whether a variable is a moving average, which follows the batches and is never trained."""
+    return path.split("/")[-1] in ("moving_mean", "moving_variance")
+
+
 def is_before_blocks(path: str) -> bool:
     """Whether a variable is of the embeddings, or of what else stands before the blocks."""
     *folders, name = path.split("/")

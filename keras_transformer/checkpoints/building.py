@@ -183,7 +183,7 @@ def _processor(preset: Preset, kind: type, required: bool):
     except OSError as error:
         if required:
             raise
-        made = kind.of_published({})
+        made = kind.of_published()
         if made is not None:
             return made
         logging.getLogger("keras_transformer").warning(
@@ -195,8 +195,7 @@ def _processor(preset: Preset, kind: type, required: bool):
         )
         return None
     if found is None:
-        values = preset.published_values
-        return None if values is None else kind.of_published(values)
+        return kind.of_published() if preset.is_from_elsewhere else None
     return kind.from_files(found.directory) if kind.files else preset.load_tokenizer()
 
 

@@ -178,15 +178,9 @@ class Preset(os.PathLike):
         return Preset(self.name, folder).folder_of(names)
 
     @property
-    def published_values(self) -> dict[str, Any] | None:
-        """The config of the published folder that the weights lie in, `None` if there is none."""
-        if self.is_published:
-            return None if self.is_keras_hub else self.config
-        if self._pointer is None:
-            return None
-        return Preset(
-            self.name, self._elsewhere(lambda hub: hub.download(DESCRIPTION_FILES))
-        ).config
+    def is_from_elsewhere(self) -> bool:
+        """Whether the weights lie in a folder that this package did not write."""
+        return self.is_published or self._pointer is not None
 
     @functools.cached_property
     def weights(self) -> "Preset":

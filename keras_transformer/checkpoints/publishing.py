@@ -38,6 +38,7 @@ TOKENIZER_PARTS = (
     "preprocessor_config.json",
     "processor_config.json",
     "processor.*",
+    "series.json",
     "assets/tokenizer",
 )
 PARTS = (

@@ -36,7 +36,7 @@ def _forecast(options: argparse.Namespace) -> None:
         import pandas
     except ImportError:
         raise ImportError("`forecast` reads CSV by pandas. Run `pip install pandas`.") from None
-    task = load("Forecaster", options.preset, trained=True)
+    task = load("Forecaster", options.preset, trained=True, also=("SampledForecaster",))
     frame = pandas.read_csv(options.file)
     found = task.forecast(frame, horizon=options.horizon)
     found.to_csv(sys.stdout, index_label=None if found.index.name else "date")

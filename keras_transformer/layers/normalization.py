@@ -39,11 +39,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of each feature, over all places of all rows (PatchTST).
 
     Its moving averages keep nine tenths of what they were in a step of training, as those of
-    PyTorch do. Keras's default keeps 99 hundredths.
+    PyTorch do. Keras's default keeps 99 hundredths. Where its weights are frozen, one by one too,
+    it normalizes by the averages, and they stay.
     """
 
     def __init__(self, momentum: float = 0.9, **kwargs):
         super().__init__(momentum=momentum, **kwargs)
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=bool(training) and self.gamma.trainable, mask=mask)
 
 
 _KINDS = {

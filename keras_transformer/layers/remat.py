@@ -4,6 +4,8 @@ import functools
 
 import keras
 
+from keras_transformer.structure import is_average
+
 
 class Rematerializable:
     """Mixin for a layer whose call takes more than one tensor.
@@ -24,14 +26,19 @@ class Rematerializable:
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _is_float_tensor(leaf)]
         # The state of the dropout comes and goes as a tensor: changed within, it would leak from
-        # JAX's trace, and the others would recompute with other numbers than were first drawn.
+        # JAX's trace, and the others would recompute with other numbers than were first drawn. So
+        # do moving averages, which would move twice.
         backend = keras.backend.backend()
-        seeds = [v for v in self.non_trainable_variables if "seed_generator" in v.path]
+        moved = [
+            variable
+            for variable in self.non_trainable_variables
+            if "seed_generator" in variable.path or is_average(variable.path)
+        ]
         # Unless XLA compiles the step, TensorFlow may recompute when the optimizer has changed a
         # weight already: the values of the first pass go along.
         # Its gradients are of what goes along, too, and not of what an argument reads.
         read = [v for leaf in leaves for v in getattr(leaf, "read_variables", ())]
-        carried = [*self.variables, *read] if backend == "tensorflow" else seeds
+        carried = [*self.variables, *read] if backend == "tensorflow" else moved
 
         @functools.wraps(layer_call)
         def call_with(states, *tensors):
@@ -46,7 +53,7 @@ class Rematerializable:
             mapping = list(inside.values())
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = layer_call(*all_args, **all_kwargs)
-            return outputs, [scope.get_current_value(v) for v in seeds], scope.losses
+            return outputs, [scope.get_current_value(v) for v in moved], scope.losses
 
         call = super().rematerialized_call(call_with, *args, **kwargs)
 
@@ -57,8 +64,8 @@ class Rematerializable:
             outputs, states, losses = call(values, *(leaves[i] for i in places))
             for loss in losses:
                 self.add_loss(loss)
-            for seed, state in zip(seeds, states, strict=True):
-                seed.assign(state)
+            for variable, state in zip(moved, states, strict=True):
+                variable.assign(state)
             return outputs
 
         return call_and_update

@@ -3,7 +3,6 @@
 import abc
 import base64
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -92,8 +91,8 @@ class Processor(abc.ABC):
         """The processor whose files `save` wrote."""
 
     @classmethod
-    def of_published(cls, values: Mapping[str, Any]) -> Self | None:
-        """That of a published folder without any of its files, whose config has these values."""
+    def of_published(cls) -> Self | None:
+        """That of a published folder, which has none of its files; None if it needs them."""
         return None
 
     @classmethod

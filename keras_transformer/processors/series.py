@@ -87,7 +87,7 @@ class SeriesProcessor(Processor):
         self.std = np.where(std > 0, std, 1.0).tolist()
 
     @classmethod
-    def of_published(cls, values: Mapping[str, Any]) -> "SeriesProcessor":
+    def of_published(cls) -> "SeriesProcessor":
         return cls()
 
     @classmethod
@@ -146,9 +146,11 @@ class SeriesProcessor(Processor):
         return values * std + mean
 
     def check(self, config: TransformerConfig) -> None:
-        if getattr(config.stem, "kind", None) != "series":
+        stem = config.sides[0].stem
+        if config.kind != "seq2seq" if stem is None else stem.kind != "series":
             raise ValueError(
-                "A SeriesProcessor belongs to a model whose config has a `stem` of kind 'series'."
+                "A SeriesProcessor belongs to a model whose config has a `stem` of kind 'series', "
+                "or to an encoder-decoder of tokens."
             )
 
     def save(self, directory: str) -> None:

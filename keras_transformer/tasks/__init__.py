@@ -10,6 +10,7 @@ from keras_transformer.tasks.image_embedder import ImageEmbedder
 from keras_transformer.tasks.image_to_text import ImageToText
 from keras_transformer.tasks.masked_lm import MaskedLM
 from keras_transformer.tasks.question_answerer import QuestionAnswerer
+from keras_transformer.tasks.sampled_forecaster import SampledForecaster
 from keras_transformer.tasks.seq2seq_lm import Seq2SeqLM
 from keras_transformer.tasks.sequences import SequenceClassifier, SequenceLabeler
 from keras_transformer.tasks.speech_to_text import SpeechToText
@@ -30,6 +31,7 @@ __all__ = [
     "MaskedLM",
     "Processor",
     "QuestionAnswerer",
+    "SampledForecaster",
     "Seq2SeqLM",
     "SequenceClassifier",
     "SequenceLabeler",

@@ -41,15 +41,13 @@ class ForecastsSeries:
                     f"`{name}` has {len(each.values)} values, and the model reads {fewest}."
                 )
         found = make([row for values in self._scaled(series) for row in values[-context:].T])
-        results, first = [], 0
-        for each in series:
+        results, first, one = [], 0, processor.is_one(x)
+        for each, given in zip(series, [x] if one else x, strict=True):
             count = each.values.shape[1]
             made = np.moveaxis(found[first : first + count], 0, 1)
-            results.append(_as_given(processor.unscaled(made), each, quantiles))
+            made = _as_given(processor.unscaled(made), each, quantiles)
+            results.append(made[:, 0] if each.kind == "array" and np.ndim(given) == 1 else made)
             first += count
-        one = processor.is_one(x)
-        if one and series[0].kind == "array" and np.ndim(x) == 1:
-            return results[0][:, 0]
         return results[0] if one else results
 
     def windows(

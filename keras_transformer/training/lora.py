@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
-from keras_transformer.structure import block_of, is_before_blocks
+from keras_transformer.structure import block_of, is_average, is_before_blocks
 
 _PAIR = ("lora_kernel_a", "lora_kernel_b")
 
@@ -28,6 +28,8 @@ def freeze(model: keras.Model, layers: int, embeddings: bool = True) -> None:
     layers = check_int("layers", layers, at_least=0, at_most=max(blocks.values()) + 1)
     embeddings = check_bool("embeddings", embeddings)
     for variable in model.weights:
+        if is_average(variable.path):
+            continue
         before = embeddings and is_before_blocks(variable.path)
         variable.trainable = not before and blocks.get(id(variable), layers) >= layers
     forget_compiled(model)

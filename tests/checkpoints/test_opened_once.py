@@ -54,7 +54,7 @@ OPTIONS = {
     "TokenClassifier": [{"num_classes": 4}],
     "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
     "AudioClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
-    "Forecaster": [{"horizon": 5}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
+    "Forecaster": [{"horizon": 5, "pooling": "mean"}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
 }
 # Of tasks that read no tokens.
 BACKBONES = {

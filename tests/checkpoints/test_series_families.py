@@ -153,6 +153,36 @@ def test_trains_on_and_is_saved(tmp_path):
         assert np.abs(again.forecast(series) - expected).max() <= 1e-5
 
 
+def test_recomputed_blocks_train_alike(tmp_path):
+    """With `keras.RematScope` too the averages move once a step."""
+    folder, series = saved(make(0), tmp_path), rows(make(0).config)
+    found = []
+    for mode in (None, "full"):
+        with keras.RematScope(mode=mode):
+            task = kt.Forecaster.from_preset(folder)
+        task.compile(keras.optimizers.SGD(1e-2))
+        inputs, targets = {"values": as_rows(series)}, np.zeros((4, 5, 1), "float32")
+        losses = [float(task.train_on_batch(inputs, targets)[0]) for _ in range(2)]
+        norm = task.backbone.encoder.blocks[1].self_attention_norm
+        found.append((losses, to_numpy(norm.moving_mean), to_numpy(norm.moving_variance)))
+    for one, other in zip(*found, strict=True):
+        assert np.abs(np.array(one) - np.array(other)).max() <= 1e-4
+
+
+@pytest.mark.parametrize("how", ["freeze", "enable_lora"])
+def test_what_is_frozen_keeps_its_averages(how, tmp_path):
+    task = kt.Forecaster.from_preset(saved(make(0), tmp_path))
+    blocks = task.backbone.encoder.blocks
+    task.freeze(1) if how == "freeze" else task.enable_lora(rank=2)
+    before = [to_numpy(block.feed_forward_norm.moving_mean).copy() for block in blocks]
+    time = np.arange(60)
+    task.fit(np.stack([np.sin(0.3 * time), np.cos(0.2 * time)], axis=1), verbose=0)
+    after = [to_numpy(block.feed_forward_norm.moving_mean) for block in blocks]
+    assert not any("moving_" in variable.path for variable in task.trainable_variables)
+    assert np.array_equal(before[0], after[0])
+    assert np.array_equal(before[1], after[1]) == (how == "enable_lora")
+
+
 @pytest.mark.backend_independent
 @pytest.mark.parametrize(
     ("values", "message"),

@@ -11,6 +11,7 @@ import keras_transformer as kt
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved
 from tests.tasks import audio, images, series, whisper
+from tests.tasks import audio, images, series, test_sampled_forecaster, whisper
 
 pytestmark = pytest.mark.one_backend
 
@@ -76,6 +77,12 @@ def test_forecast(run, tmp_path):
     assert lines[0] == "date,a,b" and len(lines) == 10
     assert lines[1].startswith("2024-01-03 12:00:00,")
     assert Image.open(tmp_path / "out.png").size[0] > 500
+    draws = test_sampled_forecaster.forecaster()
+    draws.save_to_preset(tmp_path / "draws")
+    options = ("forecast", "--preset", str(tmp_path / "draws"), str(tmp_path / "known.csv"))
+    code, out, error = run(*options, "--horizon", "9", "--plot", str(tmp_path / "draws.png"))
+    assert (code, error) == (0, "") and len(out.splitlines()) == 10
+    assert Image.open(tmp_path / "draws.png").size[0] > 500
     code, _, error = run("forecast", "--preset", str(tmp_path / "preset"), "missing.csv")
     assert code == 2 and "missing.csv" in error
 

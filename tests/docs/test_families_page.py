@@ -123,6 +123,11 @@ def test_the_words_are_those_of_the_papers(page):
             "`rotary_base`, `window`",
             "an encoder, if",
         ),
+        "patchtst": (
+            "2211.14730",
+            "batch normalization first, none at the end",
+            "pieces of series",
+        ),
         "phi3": ("2404.14219", "gated silu", "no biases"),
         "olmo2": ("2501.00656", "RMSNorm on the output of each sub-layer, on queries", "across"),
         "smollm3": ("blog/smollm3", "by turns in `position`"),

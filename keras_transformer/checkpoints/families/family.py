@@ -43,6 +43,7 @@ class Head:
     values: Values = dataclasses.field(default_factory=dict)  # options of our task class
     dropout: str | None = None  # their name for the dropout before the output
     options: tuple[Conversion, ...] = ()  # further ones of our task class, in any config
+    shown_by: str | None = None  # a value that only configs of this head have
     prefix: str | None = None  # of the backbone's tensors beside it; else the first of the names
 
 
@@ -187,8 +188,10 @@ class Family:
         """The task that a checkpoint's head serves, `None` for a bare model."""
         named = values.get("architectures") or [None]
         named = named[0] if isinstance(named, list) else None
-        for name in self.heads:
-            if named in self.classes(name):
+        # A value that shows a head counts before the name of a class, which several may have.
+        for name, head in sorted(self.heads.items(), key=lambda item: item[1].shown_by is None):
+            shown = head.shown_by is None or values.get(head.shown_by) is not None
+            if shown and named in self.classes(name):
                 task = {"name": name}
                 for option in TASKS[name].published_head:
                     task |= option.read(values)

@@ -5,6 +5,7 @@ Relative positions, no biases, root-mean-square norms first, and scores that are
 
 from typing import Any
 
+from keras_transformer.checkpoints.families import chronos
 from keras_transformer.checkpoints.families.family import (
     ACTIVATIONS,
     Conversion,
@@ -131,6 +132,7 @@ T5 = Family(
     conversions=(
         Conversion(read_feed_forward, write_feed_forward),
         Conversion(_read_scale, _write_scale),
+        chronos.NO_PATCHES,
         encoder_alone("T5EncoderModel", "T5ForTokenClassification"),
     ),
     weights=(
@@ -149,6 +151,7 @@ T5 = Family(
             values={"start_id": 0},
             prefix="",
         ),
+        "SampledForecaster": chronos.HEAD,
         **ONE_TEXT_HEADS,
     },
     names=Names(
