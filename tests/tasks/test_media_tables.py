@@ -218,3 +218,37 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / "rows.csv").write_text("file,kind\nnone.png,dark\n")
     with pytest.raises(FileNotFoundError, match=r"`x\[0\]`: there is no file .*none.png"):
         task.fit(kt.data.read(tmp_path / "rows.csv", x="file", y="kind"), verbose=0)
+
+
+def test_odd_sound_in_a_table():
+    """Two channels and another rate are fine; what is no sound names its row."""
+    import soundfile
+
+    def wave(samples, rate=8000):
+        file = io.BytesIO()
+        soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+        return {"bytes": file.getvalue(), "path": None}
+
+    def of(*values):
+        made = datasets.Dataset.from_dict(
+            {"audio": list(values), "label": ["low", "high"] * (len(values) // 2)}
+        )
+        return made.cast_column("audio", datasets.Audio())
+
+    tone = np.sin(np.arange(1600) * 0.3).astype("float32")
+    task = audio.classifier()
+    x = of(wave(np.stack([tone, tone], axis=1)), wave(np.repeat(tone, 2), 16_000))
+    found = task.predict(x, verbose=0)
+    np.testing.assert_allclose(found[0], task.predict([tone], verbose=0)[0], atol=1e-5)
+    assert np.isfinite(found).all()
+    broken = tone.copy()
+    broken[3] = np.nan
+    for value, message in (
+        (wave(broken), "samples that are NaN"),
+        (wave(tone[:0]), "has no samples"),
+        ({"bytes": wave(tone)["bytes"][:30], "path": None}, "cannot be read as sound"),
+    ):
+        x = of(wave(tone), value)
+        for verb in (lambda d: task.fit(d, verbose=0), task.classify):
+            with pytest.raises(ValueError, match=rf"`x\[1\]` .*{message}"):
+                verb(x)
