@@ -72,8 +72,10 @@ def test_numbers_of_classes_go_by_the_names_of_the_data_set():
     x = table(label=numbers)
     task = images.classifier()
     batches = [task.held(x), task.make_dataset(pixels, labels)]
-    found, expected = (data.restore_order(data[0][1]).tolist() for data in batches)
-    assert found == expected
+    batches += [task.held(kt.data.read(x, y="label", x="image"))]
+    batches += [task.held(x.with_format("numpy"))]
+    found, *others = (data.restore_order(data[0][1]).tolist() for data in batches)
+    assert others == [found] * 3
     other = images.classifier(labels=["a", "b"])  # other names: the numbers count
     found = other.held(x)
     assert found.restore_order(found[0][1]).tolist() == numbers
@@ -84,6 +86,9 @@ def test_a_stream():
     task = images.classifier()
     stream = table().to_iterable_dataset()
     task.fit(stream, batch_size=4, epochs=2, verbose=0)
+    unnamed = stream.map(lambda row: row)
+    assert unnamed.column_names is None
+    assert task.evaluate(unnamed, verbose=0) == pytest.approx(task.evaluate(stream, verbose=0))
     assert int(task.optimizer.iterations.numpy()) == 4
     task.fit(stream, batch_size=4, steps_per_epoch=1, verbose=0)
     expected = task.evaluate(pixels, labels, verbose=0)
@@ -186,6 +191,8 @@ def test_files(tmp_path):
         assert task.classify(records) == task.classify(pixels)
     frame = table().to_pandas()
     assert losses(fresh(images.classifier), frame) == expected
+    records = kt.data.read(frame.rename(columns={"image": "photo"}), x="photo", y="label")
+    assert losses(fresh(images.classifier), records) == expected
     frame = table().data.table  # of pyarrow
     assert losses(fresh(images.classifier), frame) == expected
 
