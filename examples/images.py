@@ -1,11 +1,13 @@
 """What is on an image: a small transformer that learned from 50,000 images of ten classes.
 
 python examples/images.py --images photo.jpg,other.png --output images.png
+python examples/images.py --preset clip_vit_base_patch32 --labels "a cat,a dog" --images photo.jpg
 python examples/images.py --train --stem patches --epochs 20
 
 Without --train a preset classifies images, by default some of examples/data/images, and writes a
-picture of them with what it takes them for. With --train a model is trained on CIFAR-10 from
-nothing: by default a compact convolutional transformer (Hassani et al. 2021).
+picture of them with what it takes them for. With --labels it is a preset of images and texts, which
+knows any classes by their names (Radford et al. 2021). With --train a model is trained on CIFAR-10
+from nothing: by default a compact convolutional transformer (Hassani et al. 2021).
 """
 
 import itertools
@@ -24,6 +26,7 @@ from keras import ops
 FLAGS = flags.FLAGS
 flags.DEFINE_string("preset", "cct_tiny_cifar10", "Preset that classifies images.")
 flags.DEFINE_list("images", [], "Paths of images. Defaults to those of examples/data/images.")
+flags.DEFINE_list("labels", [], "Classes in any words, for a preset of images and texts.")
 flags.DEFINE_string("output", "images.png", "Where the picture goes; with --train, the preset.")
 flags.DEFINE_boolean("train", False, "Train a model on CIFAR-10 and score it on unseen images.")
 flags.DEFINE_enum(
@@ -172,8 +175,11 @@ def train() -> None:
 def look() -> None:
     """Classifies images, prints what each is taken for, and draws them."""
     paths = FLAGS.images or sorted(map(str, _EXAMPLES.glob("*")))
-    classifier = kt.ImageClassifier.from_preset(FLAGS.preset)
-    found = classifier.classify(paths, top_k=3)
+    if FLAGS.labels:
+        embedder = kt.ImageEmbedder.from_preset(FLAGS.preset)
+        found = embedder.classify(paths, FLAGS.labels, template="a photo of {}.", top_k=3)
+    else:
+        found = kt.ImageClassifier.from_preset(FLAGS.preset).classify(paths, top_k=3)
     for path, classes in zip(paths, found, strict=True):
         shown = ", ".join(f"{label} {probability:.1%}" for label, probability in classes)
         print(f"{pathlib.Path(path).name:<16} {shown}")

@@ -17,6 +17,14 @@ def is_table(data: Any) -> bool:
     return hasattr(data, "select_columns") and hasattr(data, "__len__")
 
 
+def listed_column(column: Any) -> list:
+    """The values of a column of a data frame or a data set, bytes as they are."""
+    for method in ("to_list", "to_pylist", "tolist"):
+        if hasattr(column, method):
+            return getattr(column, method)()
+    return list(column)
+
+
 def undecoded(table: Any, name: str) -> Any:
     """A data set of `datasets` with files as they are, of a column of images or of sound.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_transformer.checking import check_choice, check_path, describe, shorten
-from keras_transformer.columns import TableColumn, is_table
+from keras_transformer.columns import TableColumn, is_frame, is_table, listed_column
 from keras_transformer.data.held_column import HeldColumn
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
@@ -77,6 +77,8 @@ class Records:
         tables = [source.data for source in self.sources if isinstance(source, ObjectSource)]
         if tables and is_table(tables[0]):
             return tuple(TableColumn(tables[0], name) for name in self.columns)
+        if tables and is_frame(tables[0]):
+            return tuple(listed_column(tables[0][name]) for name in self.columns)
         columns = tuple(HeldColumn() for _ in self.columns)
         for source in self.sources:
             folder = getattr(source, "path", Path()).absolute().parent

@@ -224,7 +224,8 @@ class ImageEmbedder(TakesTables, Task):
             options.setdefault("max_buckets", 2)
         whole = side.vector_pooling == "last"
         if whole:
-            options["buckets"] = [side.max_sequence_length]
+            longest = side.max_sequence_length
+            options |= {"buckets": [longest], "max_length": longest}
 
         def finished(inputs, arrays):
             inputs = {n: a for n, a in inputs.items() if not (whole and n == "padding_mask")}

@@ -7,8 +7,14 @@ from typing import Any, ClassVar
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import shorten
-from keras_transformer.columns import TableColumn, is_frame, is_table, undecoded
+from keras_transformer.checking import is_int, shorten
+from keras_transformer.columns import (
+    TableColumn,
+    is_frame,
+    is_table,
+    listed_column,
+    undecoded,
+)
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import column_names
 from keras_transformer.tasks.streams import TextBatches
@@ -62,6 +68,7 @@ class TakesTables:
             columns = data.held()
             x, beside, *_ = (*columns[: len(data.x)], None)
             y = None if data.y is None else list(columns[-1])
+            y = self._by_name(getattr(data.sources[0], "data", None), data.y, y)
             if beside is None and self.needs_beside and y is not None:
                 beside, y = y, None
             return x, None if beside is None else list(beside), y
@@ -69,12 +76,13 @@ class TakesTables:
         if not table and (not is_frame(data) or ops.is_tensor(data)):
             return None
         name, beside, y = self._names_of(data)
-        x = TableColumn(data, name) if table else _listed(data[name])
-        beside, labels = (None if n is None else _listed(data[n]) for n in (beside, y))
+        x = TableColumn(data, name) if table else listed_column(data[name])
+        beside, labels = (None if n is None else listed_column(data[n]) for n in (beside, y))
         return x, beside, self._by_name(data, y, labels)
 
     def _names_of(self, data: Any) -> tuple[str, str | None, str | None]:
         names = column_names(data)
+        names = list(next(iter(data), {})) if names is None else names  # of a stream
         kind = getattr(self.processor_class, "source_class", self.processor_class)
         features = getattr(data, "features", None) or {}
         typed = [n for n in names if type(features.get(n)).__name__ == kind.feature]
@@ -99,7 +107,7 @@ class TakesTables:
             return labels
         if {*names} != {*known}:
             return labels
-        return [names[label] if isinstance(label, int) else label for label in labels]
+        return [names[label] if is_int(label) else label for label in labels]
 
     def _streamed(self, data: Any, batch_size, steps, **options) -> TextBatches:
         """The batches of a data set that is gone through from its beginning."""
@@ -144,10 +152,3 @@ class TakesTables:
 def _is_stream(data: Any) -> bool:
     """Whether it is an `IterableDataset` of `datasets`."""
     return hasattr(data, "select_columns") and hasattr(data, "iter") and not is_table(data)
-
-
-def _listed(column: Any) -> list:
-    for method in ("to_list", "to_pylist", "tolist"):
-        if hasattr(column, method):
-            return getattr(column, method)()
-    return list(column)

@@ -54,12 +54,15 @@ OPTIONS = {
     "TokenClassifier": [{"num_classes": 4}],
     "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
     "AudioClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
+    "SequenceClassifier": [{"num_classes": 3}],
+    "SequenceLabeler": [{"num_classes": 3}],
     "Forecaster": [{"horizon": 5, "pooling": "mean"}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
 }
 # Of tasks that read no tokens.
 BACKBONES = {
     "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
+    "ImageEmbedder": lambda: kt.models.Encoder(images.patches()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),
     "SpeechToText": lambda: kt.models.Seq2Seq(audio.transcripts()),

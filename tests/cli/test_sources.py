@@ -10,7 +10,6 @@ from PIL import Image
 import keras_transformer as kt
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved
-from tests.tasks import audio, images, series, whisper
 from tests.tasks import audio, images, series, test_sampled_forecaster, whisper
 
 pytestmark = pytest.mark.one_backend

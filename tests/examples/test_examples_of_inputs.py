@@ -9,6 +9,7 @@ import soundfile
 from PIL import Image
 
 from tests.examples.conftest import shares
+from tests.tasks import duals
 
 pytestmark = pytest.mark.one_backend
 
@@ -34,6 +35,13 @@ def test_images(run, tmp_path):
     printed = run("images", "--preset=classifier", "--output=seen.png")
     assert re.findall(r"^(cat|rocket).jpg +\w+ [\d.]+%, \w+ [\d.]+%", printed, re.MULTILINE)
     assert Image.open(tmp_path / "seen.png").size > (300, 200)
+
+
+def test_images_of_any_classes(run, tmp_path):
+    duals.embedder().save_to_preset(tmp_path / "pairs")
+    printed = run("images", "--preset=pairs", "--labels=dark,bright", "--output=seen.png")
+    assert re.findall(r"^cat.jpg +(dark|bright) [\d.]+%, \w+ [\d.]+%", printed, re.MULTILINE)
+    assert (tmp_path / "seen.png").stat().st_size > 10_000
 
 
 def test_dna(run, tmp_path):

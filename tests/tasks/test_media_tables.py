@@ -72,8 +72,10 @@ def test_numbers_of_classes_go_by_the_names_of_the_data_set():
     x = table(label=numbers)
     task = images.classifier()
     batches = [task.held(x), task.make_dataset(pixels, labels)]
-    found, expected = (data.restore_order(data[0][1]).tolist() for data in batches)
-    assert found == expected
+    batches += [task.held(kt.data.read(x, y="label", x="image"))]
+    batches += [task.held(x.with_format("numpy"))]
+    found, *others = (data.restore_order(data[0][1]).tolist() for data in batches)
+    assert others == [found] * 3
     other = images.classifier(labels=["a", "b"])  # other names: the numbers count
     found = other.held(x)
     assert found.restore_order(found[0][1]).tolist() == numbers
@@ -84,6 +86,9 @@ def test_a_stream():
     task = images.classifier()
     stream = table().to_iterable_dataset()
     task.fit(stream, batch_size=4, epochs=2, verbose=0)
+    unnamed = stream.map(lambda row: row)
+    assert unnamed.column_names is None
+    assert task.evaluate(unnamed, verbose=0) == pytest.approx(task.evaluate(stream, verbose=0))
     assert int(task.optimizer.iterations.numpy()) == 4
     task.fit(stream, batch_size=4, steps_per_epoch=1, verbose=0)
     expected = task.evaluate(pixels, labels, verbose=0)
@@ -186,6 +191,8 @@ def test_files(tmp_path):
         assert task.classify(records) == task.classify(pixels)
     frame = table().to_pandas()
     assert losses(fresh(images.classifier), frame) == expected
+    records = kt.data.read(frame.rename(columns={"image": "photo"}), x="photo", y="label")
+    assert losses(fresh(images.classifier), records) == expected
     frame = table().data.table  # of pyarrow
     assert losses(fresh(images.classifier), frame) == expected
 
@@ -218,3 +225,37 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / "rows.csv").write_text("file,kind\nnone.png,dark\n")
     with pytest.raises(FileNotFoundError, match=r"`x\[0\]`: there is no file .*none.png"):
         task.fit(kt.data.read(tmp_path / "rows.csv", x="file", y="kind"), verbose=0)
+
+
+def test_odd_sound_in_a_table():
+    """Two channels and another rate are fine; what is no sound names its row."""
+    import soundfile
+
+    def wave(samples, rate=8000):
+        file = io.BytesIO()
+        soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+        return {"bytes": file.getvalue(), "path": None}
+
+    def of(*values):
+        made = datasets.Dataset.from_dict(
+            {"audio": list(values), "label": ["low", "high"] * (len(values) // 2)}
+        )
+        return made.cast_column("audio", datasets.Audio())
+
+    tone = np.sin(np.arange(1600) * 0.3).astype("float32")
+    task = audio.classifier()
+    x = of(wave(np.stack([tone, tone], axis=1)), wave(np.repeat(tone, 2), 16_000))
+    found = task.predict(x, verbose=0)
+    np.testing.assert_allclose(found[0], task.predict([tone], verbose=0)[0], atol=1e-5)
+    assert np.isfinite(found).all()
+    broken = tone.copy()
+    broken[3] = np.nan
+    for value, message in (
+        (wave(broken), "samples that are NaN"),
+        (wave(tone[:0]), "has no samples"),
+        ({"bytes": wave(tone)["bytes"][:30], "path": None}, "cannot be read as sound"),
+    ):
+        x = of(wave(tone), value)
+        for verb in (lambda d: task.fit(d, verbose=0), task.classify):
+            with pytest.raises(ValueError, match=rf"`x\[1\]` .*{message}"):
+                verb(x)

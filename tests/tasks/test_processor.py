@@ -10,7 +10,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.checkpoints.heads import TASKS
-from tests.tasks import images
+from tests.tasks import duals, images
 from tests.tasks.common import ENGLISH, classifier, config, language_model, tokenizer, translator
 
 TUNES = [[60, 64, 67], [60, 63], [67, 64, 60, 60], [62]]
@@ -150,11 +150,15 @@ def tasks():
         (kt.QuestionAnswerer, {}),
         (kt.MaskedLM, {}),
         (kt.TextEmbedder, {}),
+        (kt.SequenceClassifier, {"num_classes": 3}),
+        (kt.SequenceLabeler, {"num_classes": 3}),
     ):
         yield task_class(kt.models.Encoder(encoder), words, **options)
     for options in ({}, {"distilled": True}, {"pooling": "first_and_mean"}):
         yield images.classifier(images.patches(distillation_token=True), **options)
     yield images.classifier(images.convolutions(), pooling="attention", hidden_activation="tanh")
+    yield duals.embedder()
+    yield kt.ImageEmbedder(kt.models.Encoder(images.patches()))
     yield language_model()
     yield translator()
 
