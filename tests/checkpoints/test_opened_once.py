@@ -53,13 +53,19 @@ OPTIONS = {
     "TextClassifier": [{"num_classes": 3}, {"num_classes": 2, "hidden_activation": "tanh"}],
     "TokenClassifier": [{"num_classes": 4}],
     "ImageClassifier": [{"num_classes": 4}, {"num_classes": 2, "pooling": "attention"}],
-    "AudioClassifier": [{"num_classes": 4}, {"num_classes": 2, "output_norm": True}],
+    "AudioClassifier": [
+        {"num_classes": 4},
+        {"num_classes": 2, "output_norm": True},
+        {"num_classes": 2, "projection_dim": 7},
+    ],
+    "CTCSpeechToText": [{"vocabulary_size": 9}],
     "Forecaster": [{"horizon": 5}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
 }
 # Of tasks that read no tokens.
 BACKBONES = {
     "ImageClassifier": lambda: kt.models.Encoder(images.patches()),
     "AudioClassifier": lambda: kt.models.Encoder(audio.frames()),
+    "CTCSpeechToText": lambda: kt.models.Encoder(audio.waveform()),
     "Forecaster": lambda: kt.models.Encoder(series.config()),
     "ImageToText": lambda: kt.models.Seq2Seq(images.captions()),
     "SpeechToText": lambda: kt.models.Seq2Seq(audio.transcripts()),

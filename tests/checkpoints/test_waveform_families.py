@@ -231,7 +231,9 @@ def test_weight_norm_of_older_files(tmp_path):
 
     old = {f"{name}.weight_g": lengths, f"{name}.weight_v": directions}
     save_tensors(folder / "model.safetensors", {**tensors, **old})
-    assert np.array_equal(Checkpoint(folder).read(f"{name}.weight"), expected.read(f"{name}.weight"))
+    assert np.array_equal(
+        Checkpoint(folder).read(f"{name}.weight"), expected.read(f"{name}.weight")
+    )
     load_backbone(folder)
     for odd in (
         {f"{name}.weight_v": directions},
