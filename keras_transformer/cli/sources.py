@@ -50,8 +50,8 @@ def _caption(options: argparse.Namespace) -> Asking:
 write what is said in recordings
 
 Prints what is said in each recording, whose path each TEXT is: WAV, FLAC, MP3 or Ogg, of any
-length. With --timestamps a line has the seconds of each piece before it, of a model like wav2vec 2.0 those
-of each word; tsv and json have them in columns of their own.
+length. With --timestamps a line has the seconds of each piece before it, or, of a model like
+wav2vec 2.0, of each word; tsv and json have them in columns of their own.
 
 examples:
   keras-transformer transcribe --preset speech_digits_to_text digits.wav
