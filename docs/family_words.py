@@ -25,6 +25,7 @@ _SWITCHES = {
         ("qk_layernorm", "use_qk_norm"), "norms of queries and keys, if the config says so"
     ),
     "alibi": "ALiBi in bfloat16 in place of rotary positions, if the config says so",
+    "do_stable_layer_norm": "normalization first, if the config says so",
     "conv_kernel_size": "a convolution beside the first layer, if the config has one",
     "word_embed_proj_dim": "narrower tokens, projected before positions and logits, if it says so",
 }
@@ -240,6 +241,9 @@ def special(family: Family) -> list[str]:
         parts.append("pieces of series, behind a class token if the config says so")
     if stem is not None and stem.kind == "frames":
         parts.append("an encoder of frames of sound, behind two convolutions")
+    if stem is not None and stem.kind == "waveform":
+        parts.append(f"an encoder of samples, behind {len(stem.filters)} convolutions")
+        parts.append("another one whose outputs are the positions")
     if config.attention_bias and not config.key_bias:
         parts.append("no bias of keys")
     if config.trained_residual_scale:

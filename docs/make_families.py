@@ -49,7 +49,7 @@ class NotCovered:
 
 def group(family: Family) -> str:
     """The part of the page that a family is in."""
-    if {"AudioClassifier", "SpeechToText"} & family.heads.keys():
+    if {"AudioClassifier", "CTCSpeechToText", "SpeechToText"} & family.heads.keys():
         return "sound"
     if "ImageToText" in family.heads:
         return "captions"
@@ -128,6 +128,15 @@ NOT_COVERED = (
     NotCovered(
         "Next sentence (BERT), order of sentences (ALBERT), replaced tokens (ELECTRA, DeBERTa v3)",
         "There is no such task here. The backbone loads, the head is left out.",
+    ),
+    NotCovered(
+        "Adapters of languages (MMS), pooled adapters and weighted sums of layers of wav2vec 2.0",
+        "The block has no such adapters, and a classifier reads the last states.",
+        (
+            {"model_type": "wav2vec2", "adapter_attn_dim": 16},
+            {"model_type": "wav2vec2", "add_adapter": True},
+            {"model_type": "hubert", "conv_pos_batch_norm": True},
+        ),
     ),
     NotCovered(
         "Pickled weights (`pytorch_model.bin`)",

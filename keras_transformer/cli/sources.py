@@ -2,6 +2,7 @@
 
 import argparse
 
+import keras_transformer as kt
 from keras_transformer.cli.command import option, positive
 from keras_transformer.cli.lines import Asking, asking, load, one_line, show_texts
 
@@ -49,13 +50,14 @@ def _caption(options: argparse.Namespace) -> Asking:
 write what is said in recordings
 
 Prints what is said in each recording, whose path each TEXT is: WAV, FLAC, MP3 or Ogg, of any
-length. With --timestamps a line has the seconds of each piece before it; tsv and json have them in
-columns of their own.
+length. With --timestamps a line has the seconds of each piece before it, or, of a model like
+wav2vec 2.0, of each word; tsv and json have them in columns of their own.
 
 examples:
   keras-transformer transcribe --preset speech_digits_to_text digits.wav
   keras-transformer transcribe --preset whisper_tiny_multi --timestamps speech.wav
   keras-transformer transcribe --preset whisper_small_multi --language de --translate rede.mp3
+  keras-transformer transcribe --preset wav2vec2_base_960h_en --timestamps speech.wav
 """,
     option("--timestamps", "the pieces with their times", action="store_true"),
     option("--language", "the language of all, such as en (default: the likeliest of each)"),
@@ -64,16 +66,23 @@ examples:
     found="segments",
 )
 def _transcribe(options: argparse.Namespace) -> Asking:
-    task = load("SpeechToText", options.preset, trained=True)
+    task = load("SpeechToText", options.preset, trained=True, also=("CTCSpeechToText",))
+    further = {
+        "language": options.language,
+        "task": "translate" if options.translate else None,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    if isinstance(task, kt.CTCSpeechToText):
+        if any(value is not None for value in further.values()):
+            raise ValueError(
+                "--language, --translate and --max-new-tokens are for models with a decoder, such "
+                f"as Whisper's: {options.preset!r} writes what it hears, state by state."
+            )
+        further = {}
 
     def find(paths):
         found = task.transcribe(
-            paths,
-            language=options.language,
-            task="translate" if options.translate else None,
-            timestamps=options.timestamps,
-            batch_size=options.batch_size,
-            max_new_tokens=options.max_new_tokens,
+            paths, timestamps=options.timestamps, batch_size=options.batch_size, **further
         )
         if not options.timestamps:
             return [[{"text": text}] for text in found]

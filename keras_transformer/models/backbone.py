@@ -151,12 +151,6 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         self, inputs, cache=None, first_only=False, collect=(), part="states", training=None
     ):
         # Stated, not traced: a length that is not known yet has no place among learned positions.
-        stem = self.sides.get("", (None,))[0] if part == "states" and not collect else None
-        shape = None if stem is None or first_only else stem.states_shape(inputs)
-        if shape is not None:
-            return keras.KerasTensor(
-                (*shape[:-1], self.config.hidden_dim), dtype=self.compute_dtype
-            )
         if cache is not None or collect or self.token_embedding is None:
             given = {"cache": cache} if cache is not None else {}
             given |= {"collect": collect} if collect else {}

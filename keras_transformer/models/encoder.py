@@ -89,6 +89,14 @@ class Encoder(Backbone):
         if self.pooler is not None:
             self.pooler.build((None, self.config.hidden_dim))
 
+    def compute_output_spec(self, inputs, first_only=False, collect=(), part="states", **kwargs):
+        given = {"first_only": first_only, "collect": collect, "part": part, **kwargs}
+        stated = part == "states" and not (collect or first_only)
+        shape = self.stem.states_shape(inputs) if stated else None
+        if shape is None:
+            return super().compute_output_spec(inputs, **given)
+        return keras.KerasTensor((*shape[:-1], self.config.hidden_dim), dtype=self.compute_dtype)
+
     def call(
         self,
         inputs,

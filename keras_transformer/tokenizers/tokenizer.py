@@ -142,14 +142,11 @@ class Tokenizer(ForeignNames, Vocabulary):
             ValueError: if a file is broken, naming the file and what is wrong.
         """
         folder = Folder(directory)
-        if folder.is_marian:
-            from keras_transformer.tokenizers.marian import MarianTokenizer  # a subclass
+        if folder.is_marian or folder.is_ctc:
+            from keras_transformer.tokenizers import ctc, marian  # of subclasses
 
-            return MarianTokenizer.from_files(directory)
-        if folder.is_ctc:
-            from keras_transformer.tokenizers.ctc import CTCTokenizer  # likewise
-
-            return CTCTokenizer.from_files(directory)
+            kind = marian.MarianTokenizer if folder.is_marian else ctc.CTCTokenizer
+            return kind.from_files(directory)
         backend = loading.read_folder(folder)
         roles, chat_template = folder.roles(backend), folder.chat_template()
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):

@@ -110,3 +110,26 @@ def test_transcribe_and_classify(run, tmp_path):
     assert code == 0 and out.split()[0] in audio.LABELS
     code, _, error = run("classify", "--preset", str(tmp_path / "classifier"), "--pairs", path)
     assert code == 2 and "the preset classifies recordings" in error
+
+
+def test_transcribe_by_ctc(run, tmp_path):
+    tokenizer = kt.tokenizers.CTCTokenizer.of_characters("highlow")
+    processor = kt.AudioProcessor("waveform", sampling_rate=audio.RATE)
+    task = kt.CTCSpeechToText(kt.models.Encoder(audio.waveform()), processor, tokenizer)
+    task.save_to_preset(tmp_path / "preset")
+    x, _ = audio.recordings(2)
+    paths = [str(tmp_path / f"{i}.wav") for i in range(2)]
+    for path, samples in zip(paths, x, strict=True):
+        soundfile.write(path, samples, audio.RATE, subtype="FLOAT")
+    options = ("transcribe", "--preset", str(tmp_path / "preset"))
+    code, out, error = run(*options, *paths)
+    assert (code, error) == (0, "")
+    texts = task.transcribe(x)
+    assert any(texts) and out.splitlines() == texts
+    lines = run(*options, "--timestamps", "--format", "json", *paths)[1].splitlines()
+    expected = task.transcribe(x, timestamps=True)
+    assert [json.loads(line)["segments"] for line in lines] == [
+        [word._asdict() for word in words] for words in expected
+    ]
+    code, _, error = run(*options, "--language", "en", paths[0])
+    assert code == 2 and "are for models with a decoder" in error

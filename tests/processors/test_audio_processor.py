@@ -185,6 +185,27 @@ def test_wrong_files(content, message, tmp_path):
         kt.AudioProcessor.from_files(tmp_path)
 
 
+def test_a_waveform_of_the_time_of_wav2vec2(tmp_path):
+    """Files then did not name the class; whether Transformers makes a mask is kept for it."""
+    values = {"do_normalize": True, "feature_size": 1, "padding_value": 0.0}
+    values |= {"return_attention_mask": True, "sampling_rate": 16_000}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    processor = kt.AudioProcessor.from_files(tmp_path)
+    assert processor.features == "waveform" and processor.normalize
+    written = processor.values()
+    assert written["feature_extractor_type"] == "Wav2Vec2FeatureExtractor"
+    assert values.items() <= written.items()
+    assert not kt.AudioProcessor("waveform").values()["return_attention_mask"]
+
+
+def test_how_many_samples_a_recording_has():
+    processor = kt.AudioProcessor("waveform", length=9000)
+    given = [encoded(sound(0.5)), (sound(0.25), 8000), sound(1.0), {"array": sound(0.1)}]
+    assert processor.counts(given) == [8000, 8000, 9000, 1600]
+    with pytest.raises(ValueError, match="`x.1.` cannot be read as sound"):
+        processor.counts([sound(0.1), b"no sound"])
+
+
 def test_values_are_plain_json(tmp_path):
     processor = kt.AudioProcessor("filter_bank", length=7, mean=1.0, std=2.0)
     processor.save(tmp_path)

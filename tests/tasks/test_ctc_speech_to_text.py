@@ -133,7 +133,7 @@ def test_longer_than_the_processor_reads():
 @pytest.mark.one_backend
 def test_files_of_another_rate(tmp_path):
     made = task()
-    x, y = audio.recordings(3)
+    x, _ = audio.recordings(3)
     paths, contents = [], []
     for i, samples in enumerate(x):
         paths.append(str(tmp_path / f"{i}.wav"))

@@ -1,4 +1,4 @@
-"""wav2vec 2.0: Baevski et al. 2020, https://arxiv.org/abs/2006.11477; and HuBERT.
+"""Wav2Vec2: Baevski et al. 2020, https://arxiv.org/abs/2006.11477; and HuBERT.
 
 HuBERT: Hsu et al. 2021, https://arxiv.org/abs/2106.07447, the same encoder with other training.
 """
