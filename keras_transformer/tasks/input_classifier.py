@@ -17,7 +17,7 @@ from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.row_classifier import RowClassifier
 
-POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
+POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention", "pooler")
 
 
 class InputClassifier(RowClassifier):
@@ -25,7 +25,8 @@ class InputClassifier(RowClassifier):
 
     The state is that of the first token with `pooling="first"`; with `"mean"` the mean over the
     states that are of no token; with `"first_and_mean"` both side by side; with `"tokens"` the mean
-    of all tokens; with `"attention"` a mean whose weights are a softmax over a linear layer.
+    of all tokens; with `"attention"` a mean whose weights are a softmax over a linear layer; with
+    `"pooler"` what the backbone's `pool` gives.
 
     A subclass says which arrays it reads (`reads_arrays`), and makes them (`arrays_of`).
     """
@@ -128,6 +129,8 @@ class InputClassifier(RowClassifier):
         """The state that the output reads, `(batch, width)`."""
         if self.pooling == "first":
             return states[:, 0]
+        if self.pooling == "pooler":
+            return self.backbone.pool(states)
         if self.pooling == "attention":
             weights = ops.softmax(ops.cast(self.pooling_dense(states), "float32"), axis=1)
             return ops.sum(states * ops.cast(weights, states.dtype), axis=1)
@@ -192,6 +195,7 @@ class InputClassifier(RowClassifier):
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         usual = "first" if getattr(config.stem, "num_tokens", 0) else "mean"
+        usual = "pooler" if config.mean_pooler else usual
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,
