@@ -246,6 +246,8 @@ def special(family: Family) -> list[str]:
         parts.append("another one whose outputs are the positions")
     if config.attention_bias and not config.key_bias:
         parts.append("no bias of keys")
+    if config.grid_bias or config.mean_pooler:
+        parts.append("biases of the distances on the grid of patches, of each layer or of all")
     if config.trained_residual_scale:
         parts.append("a trained factor of what a sub-layer gives")
     if config.embedding_projection:

@@ -264,6 +264,12 @@ class TransformerConfig(
     logit_soft_cap: float | None = option(
         "logits stay below it, likewise. None for no cap.", None, of="model", positive=True
     )
+    mean_pooler: bool = option(
+        '`"encoder"` only. `pool` gives the normalized mean of the states that are of no token of '
+        "the stem (BEiT).",
+        False,
+        of="model",
+    )
     pooler: bool = option(
         '`"encoder"` only. A dense tanh layer on the first state (BERT).', False, of="model"
     )

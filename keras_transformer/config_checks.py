@@ -311,6 +311,7 @@ def check_agreement(config: "TransformerConfig") -> None:
         )
     for given, options, kind in (
         (config.pooler, "`pooler` needs", "encoder"),
+        (config.mean_pooler, "`mean_pooler` needs", "encoder"),
         (config.num_decoder_layers is not None, "`num_decoder_layers` needs", "seq2seq"),
         (config.embedding_projection, "`embedding_dim` and `embedding_projection` need", "encoder"),
         (config.token_projection, "`token_projection` needs", "decoder"),

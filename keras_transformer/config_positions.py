@@ -90,6 +90,13 @@ class PositionOptions:
     )
     relative_num_buckets: int = option("buckets of relative distances.", 32, of="side", least=1)
     relative_max_distance: int = option("distance at which they end.", 128, of="side", least=1)
+    grid_bias: str | None = option(
+        "a trained bias on the scores for each distance on the grid of a stem of patches: of each "
+        'layer its `"own"`, or one that is `"shared"` by all (BEiT).',
+        None,
+        of="side",
+        choices=(None, "own", "shared"),
+    )
     disentangled: str | None = option(
         "contents scored with relative positions (DeBERTa), see `layers.MultiHeadAttention`.",
         None,
@@ -151,6 +158,11 @@ def check_positions(config: "TransformerConfig") -> None:
             "`relative_max_distance` above half their number, received "
             f"{config.relative_num_buckets} and {config.relative_max_distance}."
         )
+    of_patches = config.stem is not None and config.stem.kind == "patches"
+    if config.grid_bias and not (of_patches and config.stem.num_tokens == 1):
+        raise ValueError("`grid_bias` needs a stem of patches behind one token, a class token.")
+    if config.grid_bias and (config.relative_bias or config.position == "alibi"):
+        raise ValueError("`grid_bias` needs scores without another bias of positions.")
     if config.disentangled and config.score != "scaled_dot":
         raise ValueError(f"`disentangled` needs score='scaled_dot', received {config.score!r}.")
     if config.disentangled and not 2 <= small <= config.relative_max_distance:

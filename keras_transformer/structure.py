@@ -140,6 +140,8 @@ STEM = (
         "relative_embedding/embeddings", "relative_num_buckets", "hidden_dim", disentangled=True
     ),
     *norm_of("relative_embedding/norm", disentangled=True),
+    *weight_of("grid_bias", "num_layers", "grid_distances", "num_heads", grid_bias="own"),
+    *weight_of("grid_bias", "grid_distances", "num_heads", grid_bias="shared"),
     *norm_of("embedding_norm", "embedded", embedding_normalization=True),
     *weight_of("token_projection/kernel", "embedding_dim", "hidden_dim", token_projection=True),
     *dense_of(
@@ -187,7 +189,10 @@ TOKENS = (
     ),
     *weight_of("output_bias/bias", "vocabulary_size", output_bias=True),
 )  # fmt: skip
-POOLER = dense_of("pooler", "hidden_dim", "hidden_dim", pooler=True)
+POOLER = (
+    *dense_of("pooler", "hidden_dim", "hidden_dim", pooler=True),
+    *norm_of("pooler_norm", mean_pooler=True),
+)
 # Of the states, in front of the logits.
 _STATES = weight_of("state_projection/kernel", "hidden_dim", "embedding_dim", token_projection=True)
 TRANSFORM = (

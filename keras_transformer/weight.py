@@ -26,6 +26,13 @@ PARALLEL = frozenset({
     "neighbours", "vocabulary_size",
 })  # fmt: skip
 
+
+def grid_distances(grid: tuple[int, int]) -> int:
+    """How many distances two places of a grid may have, and three of the token before them."""
+    rows, columns = grid
+    return (2 * rows - 1) * (2 * columns - 1) + 3
+
+
 # Axes that are no size of the config by themselves.
 _SIZES = {
     "query_heads": lambda config: config.num_heads * config.head_dim,
@@ -41,6 +48,7 @@ _SIZES = {
     "embedded": lambda config: (
         config.hidden_dim if config.token_projection else config.embedding_dim
     ),
+    "grid_distances": lambda config: grid_distances(config.stem.grid(config.stem.image_size)),
     "one": lambda config: 1,
     "positions": lambda config: config.num_positions + config.position_offset,
     # That a group of a convolution of positions sees.

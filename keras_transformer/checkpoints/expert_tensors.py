@@ -9,8 +9,12 @@ import numpy as np
 
 Info = TypeVar("Info")
 
-# Of the norms of StableLM's heads there is one for each too.
-_OF_AN_EXPERT = re.compile(r"(.*(?:\.experts|_layernorm\.norms))\.([0-9]+)\.(.+)", re.DOTALL)
+# Of the norms of StableLM's heads there is one for each too, and of BEiT's biases one a layer.
+_OF_AN_EXPERT = re.compile(
+    r"(.*(?:\.experts|_layernorm\.norms|layer(?=\.[0-9]+\.attention\.attention\.relative_position)))"
+    r"\.([0-9]+)\.(.+)",
+    re.DOTALL,
+)
 # What a number of 4 bits is: one for the sign, two for the exponent, one for the mantissa.
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
 _NUMBERS = np.concatenate([_HALF, -_HALF])

@@ -32,6 +32,7 @@ class BlockRun:
     Attributes:
         visibility: `layers.Visibility`, which tokens see which. With a cache each of its spaces has
             one of its own in `visibilities`, and this is the first of them.
+        grid: ints, the rows and columns of the grid that the states are of, or None.
         positions: int `(batch, length)`, of each token in its row, for layers that are added to
             the embedding; None for 0, 1, 2, ...
 
@@ -39,6 +40,7 @@ class BlockRun:
     """
 
     def __init__(self, x, inputs: Mapping[str, Any], cache=None, collect: tuple[str, ...] = ()):
+        self.grid = inputs.get("grid")
         self.cache = cache = cache.cache if isinstance(cache, OpaqueCache) else cache
         self.collected: dict[str, list] = {name: [] for name in collect}
         self._kept: list = []

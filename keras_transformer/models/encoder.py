@@ -1,9 +1,11 @@
 """The encoder-only backbone (BERT-like)."""
 
 import keras
+from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems import Stem
 from keras_transformer.models.backbone import Backbone
@@ -68,7 +70,14 @@ class Encoder(Backbone):
             raise ValueError("The config has a `stem` of its own: give one of the two.")
         self.stem, self.encoder = self._side(config, self.token_embedding)
         self.stem = self.stem if stem is None else stem
-        self.pooler = None
+        self.pooler = self.pooler_norm = None
+        if config.mean_pooler:
+            self.pooler_norm = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="pooler_norm",
+                dtype=self.dtype_policy,
+            )
         if config.pooler:
             with one_piece():
                 self.pooler = keras.layers.Dense(
@@ -86,8 +95,9 @@ class Encoder(Backbone):
 
     def build(self, input_shape=None):
         super().build(input_shape)
-        if self.pooler is not None:
-            self.pooler.build((None, self.config.hidden_dim))
+        for layer in (self.pooler, self.pooler_norm):
+            if layer is not None:
+                layer.build((None, self.config.hidden_dim))
 
     def compute_output_spec(self, inputs, first_only=False, collect=(), part="states", **kwargs):
         given = {"first_only": first_only, "collect": collect, "part": part, **kwargs}
@@ -112,8 +122,14 @@ class Encoder(Backbone):
         return self.encoder(embedded.states, run=run, first_only=first_only, training=training)
 
     def pool(self, hidden_states):
-        """The state of the first token, `(batch, hidden_dim)`, through the pooler if any."""
+        """The state of the first token, `(batch, hidden_dim)`, through the pooler if any.
+
+        With `mean_pooler` the normalized mean of the states that are of no token of the stem.
+        """
         if isinstance(hidden_states, keras.KerasTensor):
             return self(hidden_states, part="pool")
+        if self.pooler_norm is not None:
+            tokens = getattr(self.config.stem, "num_tokens", 0)
+            return self.pooler_norm(ops.mean(hidden_states[:, tokens:], axis=1))
         first = hidden_states[:, 0]
         return first if self.pooler is None else self.pooler(first)

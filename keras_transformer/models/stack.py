@@ -10,6 +10,7 @@ from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.disentangled import RelativeEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
+from keras_transformer.layers.grid import grid_bias
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
@@ -17,7 +18,7 @@ from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.block_run import BlockRun
-from keras_transformer.structure import block_order
+from keras_transformer.structure import STEM, block_order, of
 
 
 def block_options(config: TransformerConfig) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class Stack(keras.layers.Layer):
         self.supports_masking = True
         causal = config.kind == "decoder" and not config.bidirectional
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
+        self.grid_bias = None
         if config.relative_bias:
             make_bias = functools.partial(
                 RelativePositionBias,
@@ -117,6 +119,9 @@ class Stack(keras.layers.Layer):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         for block in self.blocks:
             block.build(input_shape, *source)
+        if self.config.grid_bias:
+            (weight,) = (w for w in of(STEM, self.config) if w.path == "grid_bias")
+            self.grid_bias = self.add_weight(weight.shape, "zeros", name="grid_bias")
         biases = (self.position_bias, self.group_bias, self.relative_embedding)
         for layer in (*biases, self.final_norm):
             if layer is not None:
@@ -146,14 +151,27 @@ class Stack(keras.layers.Layer):
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
             options["relative"] = self.relative_embedding(queries, queries)
+        on_grid = self._on_grid(run)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
             block = self.blocks[block]
             in_part = block.window is not None and of_parts is not None
-            x = run(block, x, bias=of_parts if in_part else biases[run.space], **options)
+            bias = of_parts if in_part else biases[run.space]
+            bias = bias if on_grid is None else on_grid[i % len(on_grid)]
+            x = run(block, x, bias=bias, **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
+
+    def _on_grid(self, run: BlockRun) -> list | None:
+        """The bias of the pairs of a grid of each layer, or one for all."""
+        if self.grid_bias is None:
+            return None
+        stem = self.config.stem
+        table = self.grid_bias if self.config.grid_bias == "own" else self.grid_bias[None]
+        bias = grid_bias(table, stem.grid(stem.image_size), run.grid)
+        bias = ops.cast(bias, self.compute_dtype)
+        return [bias[i : i + 1] for i in range(bias.shape[0])]
 
     def _biases(self, x, run: BlockRun):
         """The bias of all pairs in each space of a cache, and that for blocks with a window."""

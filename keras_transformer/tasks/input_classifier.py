@@ -19,7 +19,7 @@ from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.row_classifier import RowClassifier
 from keras_transformer.tasks.tables import TakesTables
 
-POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention")
+POOLINGS = ("first", "mean", "first_and_mean", "tokens", "attention", "pooler")
 
 
 def num_tokens(config: TransformerConfig) -> int:
@@ -32,7 +32,8 @@ class InputClassifier(TakesTables, RowClassifier):
 
     The state is that of the first token with `pooling="first"`; with `"mean"` the mean over the
     states that are of no token; with `"first_and_mean"` both side by side; with `"tokens"` the mean
-    of all tokens; with `"attention"` a mean whose weights are a softmax over a linear layer.
+    of all tokens; with `"attention"` a mean whose weights are a softmax over a linear layer; with
+    `"pooler"` what the backbone's `pool` gives.
 
     A subclass says which arrays it reads (`reads_arrays`), and makes them (`arrays_of`).
     """
@@ -134,12 +135,21 @@ class InputClassifier(TakesTables, RowClassifier):
             state = self.hidden(self.dropout_layer(state, training=training))
         return self.outputs_dense[0](self.dropout_layer(state, training=training))
 
+<<<<<<< HEAD
     def output_width(self, config: TransformerConfig) -> int:
         """The width of what the output reads."""
         return config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
 
     def pooled(self, states, mask=None):
         """The state that the output reads, `(batch, width)`; `mask` is of the states, if any."""
+=======
+    def pooled(self, states):
+        """The state that the output reads, `(batch, width)`."""
+        if self.pooling == "first":
+            return states[:, 0]
+        if self.pooling == "pooler":
+            return self.backbone.pool(states)
+>>>>>>> speed
         if self.pooling == "attention":
             scores = ops.cast(self.pooling_dense(states), "float32")
             scores = scores if mask is None else ops.where(mask[..., None], scores, -1e9)
@@ -199,7 +209,12 @@ class InputClassifier(TakesTables, RowClassifier):
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
+<<<<<<< HEAD
         usual = "first" if num_tokens(config) else "mean"
+=======
+        usual = "first" if getattr(config.stem, "num_tokens", 0) else "mean"
+        usual = "pooler" if config.mean_pooler else usual
+>>>>>>> speed
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,

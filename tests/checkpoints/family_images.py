@@ -20,8 +20,19 @@ _OTHER = {
 _GATED = {**_SIZES, "patch_size": 4, "mlp_ratio": 3, "use_swiglu_ffn": True, "qkv_bias": False}
 _RATIO = {**_SIZES, "mlp_ratio": 2, "image_size": 25}
 
+_BIASED = {**_SIZES, "use_relative_position_bias": True}
+_SHARED = {
+    **_SIZES,
+    "use_shared_relative_position_bias": True,
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": False,
+    "layer_scale_init_value": 0.0,
+    "hidden_act": "relu",
+}
+
 CONFIGS = {
     "vit": ("ViT", [_SIZES, _OTHER]),
     "deit": ("DeiT", [_SIZES, _OTHER]),
     "dinov2": ("Dinov2", [_RATIO, _GATED]),
+    "beit": ("Beit", [_BIASED, _SHARED, {**_SIZES, "use_absolute_position_embeddings": True}]),
 }

@@ -9,6 +9,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.albert import ALBERT
 from keras_transformer.checkpoints.families.ast import AST
 from keras_transformer.checkpoints.families.bart import BART, MARIAN
+from keras_transformer.checkpoints.families.beit import BEIT
 from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.blip import BLIP
@@ -118,6 +119,7 @@ FAMILIES = {
         VIT,
         DEIT,
         DINOV2,
+        BEIT,
         AST,
         WHISPER,
         VISION_ENCODER_DECODER,

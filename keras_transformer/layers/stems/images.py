@@ -107,7 +107,8 @@ class PatchStem(ImageStem):
             tokens = ops.stack([ops.cast(token, x.dtype) for token in self.tokens])[None]
             tokens = ops.broadcast_to(tokens, (ops.shape(x)[0], *tokens.shape[1:]))
             x = ops.concatenate([tokens, x], axis=1)
-        return Embedded(self.on_grid(x, len(self.tokens), size, training))
+        grid = self.config.stem.grid(size) if self.config.grid_bias else None
+        return Embedded(self.on_grid(x, len(self.tokens), size, training), grid=grid)
 
     def _projected(self, images, size):
         """The states of patches that do not overlap: one product, `(batch, patches, width)`."""

@@ -37,6 +37,8 @@ class Embedded(NamedTuple):
         pack_ids: int `(batch, length)`, which packed document a state is of, or None.
         global_positions: int `(batch, count)`, the places of states that see all others and are
             seen by all, whatever the window; -1 for none. None for those of the config.
+        grid: ints, the rows and columns of the grid that the last states are of, row by row. None
+            where a config needs none.
     """
 
     states: Any
@@ -44,6 +46,7 @@ class Embedded(NamedTuple):
     position_ids: Any = None
     pack_ids: Any = None
     global_positions: Any = None
+    grid: tuple[int, int] | None = None
 
 
 class Stem(SavesArguments, keras.layers.Layer):

@@ -1,0 +1,100 @@
+"""BEiT: Bao et al. 2021, https://arxiv.org/abs/2106.08254.
+
+A ViT with trained biases of the distances on the grid of patches, and the normalized mean of them.
+"""
+
+from typing import Any
+
+from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
+from keras_transformer.checkpoints.families.images import IMAGE_ENCODER, patch_weights, patches
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
+from keras_transformer.config import TransformerConfig
+
+_LAYER = {
+    **attention(
+        "attention.{}", "attention.query", "attention.key", "attention.value", "output.dense"
+    ),
+    "self_attention_norm": "layernorm_before",
+    "feed_forward/intermediate": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+    "feed_forward_norm": "layernorm_after",
+}
+_OURS, _THEIRS = "encoder/layer_{i}/", "encoder.layer.{i}."
+_TABLE = "relative_position_bias.relative_position_bias_table"
+_BIASES = ("use_relative_position_bias", "use_shared_relative_position_bias")
+
+
+def _read(values: Values) -> dict[str, Any]:
+    own, shared = (bool(values.get(name, False)) for name in _BIASES)
+    size = values.get("image_size", 224)
+    if own and shared:
+        raise ValueError(f"{' and '.join(_BIASES)} are of different models: one may be true.")
+    if (own or shared) and isinstance(size, (list, tuple)) and len(set(size)) > 1:
+        raise ValueError(
+            f"image_size={size!r}: biases of distances are supported for square images alone, "
+            "since Transformers takes the rows of others for columns. Images given to the model "
+            "may be of any size."
+        )
+    mean = bool(values.get("use_mean_pooling", True))
+    return {
+        "grid_bias": "own" if own else "shared" if shared else None,
+        "position": "learned" if values.get("use_absolute_position_embeddings") else "none",
+        "trained_residual_scale": values.get("layer_scale_init_value", 0.1) > 0,
+        "mean_pooler": mean,
+        "final_normalization": not mean,
+    }
+
+
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    biases = (config.grid_bias == kind for kind in ("own", "shared"))
+    return {
+        **dict(zip(_BIASES, biases, strict=True)),
+        "use_absolute_position_embeddings": config.position == "learned",
+        "layer_scale_init_value": 0.1 if config.trained_residual_scale else 0.0,
+        "use_mean_pooling": config.mean_pooler,
+        "use_mask_token": False,
+    }
+
+
+BEIT = Family(
+    model_type="beit",
+    architecture="BeitModel",
+    fields={
+        "hidden_size": Field("hidden_dim", 768),
+        "num_hidden_layers": Field("num_layers", 12),
+        "num_attention_heads": Field("num_heads", 12),
+        "intermediate_size": Field("intermediate_dim", 3072),
+        "hidden_act": Field("activation", "gelu"),
+        "hidden_dropout_prob": Field("dropout", 0.0),
+        "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
+        "initializer_range": Field("initializer_range", 0.02),
+        "layer_norm_eps": Field("normalization_epsilon", 1e-12),
+    },
+    constants={**IMAGE_ENCODER, "attention_bias": True, "key_bias": False},
+    conversions=(patches(224, 16), Conversion(_read, _write)),
+    weights=(
+        *patch_weights("embeddings.", "patch_embeddings.projection", "position_embeddings"),
+        Weight("encoder/input_class_token", "embeddings.cls_token", row=2),
+        Weight(
+            "encoder/grid_bias",
+            f"encoder.layer.*.attention.attention.{_TABLE}",
+            when=("grid_bias", "own"),
+        ),
+        Weight("encoder/grid_bias", f"encoder.{_TABLE}", when=("grid_bias", "shared")),
+        *layers(_LAYER, _OURS, _THEIRS),
+        Weight(f"{_OURS}self_attention_scale", f"{_THEIRS}lambda_1"),
+        Weight(f"{_OURS}feed_forward_scale", f"{_THEIRS}lambda_2"),
+        *layers({"encoder/final_norm": "layernorm", "pooler_norm": "pooler.layernorm"}),
+    ),
+    heads={"ImageClassifier": Head(weights=layers({"output": "classifier"}))},
+    names=Names(
+        prefixes=("beit.",),
+        ignored=(
+            "embeddings.mask_token",
+            "classifier.*",
+            "lm_head.*",
+            "layernorm.*",
+            "*.relative_position_index",
+        ),
+    ),
+)
