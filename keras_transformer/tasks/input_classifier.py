@@ -135,21 +135,14 @@ class InputClassifier(TakesTables, RowClassifier):
             state = self.hidden(self.dropout_layer(state, training=training))
         return self.outputs_dense[0](self.dropout_layer(state, training=training))
 
-<<<<<<< HEAD
     def output_width(self, config: TransformerConfig) -> int:
         """The width of what the output reads."""
         return config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
 
     def pooled(self, states, mask=None):
         """The state that the output reads, `(batch, width)`; `mask` is of the states, if any."""
-=======
-    def pooled(self, states):
-        """The state that the output reads, `(batch, width)`."""
-        if self.pooling == "first":
-            return states[:, 0]
         if self.pooling == "pooler":
             return self.backbone.pool(states)
->>>>>>> speed
         if self.pooling == "attention":
             scores = ops.cast(self.pooling_dense(states), "float32")
             scores = scores if mask is None else ops.where(mask[..., None], scores, -1e9)
@@ -209,12 +202,8 @@ class InputClassifier(TakesTables, RowClassifier):
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
-<<<<<<< HEAD
         usual = "first" if num_tokens(config) else "mean"
-=======
-        usual = "first" if getattr(config.stem, "num_tokens", 0) else "mean"
         usual = "pooler" if config.mean_pooler else usual
->>>>>>> speed
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,
