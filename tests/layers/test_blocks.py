@@ -229,7 +229,9 @@ def test_queries_in_turns_equal_all_at_once(request, options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 9}, {"attention_soft_cap": 2.0}, {"window": 9, "rotary": {}}], ids=str
+    "options",
+    [{}, {"window": 9}, {"attention_soft_cap": 2.0}, {"window": 9, "rotary": {}}],
+    ids=str,
 )
 def test_a_prefix_is_seen_in_turns_too(request, options):
     """As by a mask of all pairs: 60 tokens and 35 that see each other, whatever the window."""
