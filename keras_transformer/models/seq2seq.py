@@ -11,7 +11,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.before_logits import dense
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import check_states
-from keras_transformer.models.placing import PREFIX_MASK, Placing, check_places
+from keras_transformer.models.placing import PREFIX_MASK, Places, Placing
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -82,12 +82,18 @@ class Seq2Seq(Backbone):
             self.encoder_projection = dense(
                 "encoder_projection", self.source_dim, decoder, self.initializer, self.dtype_policy
             )
-        self.is_placed = config.placeholder_id is not None
+        self.places = places = Places.of(config)
         self.decoder_stem, self.decoder = self._side(
-            decoder, self.token_embedding, None if self.is_placed else self.source_dim
+            decoder, self.token_embedding, self.source_dim if places is None else None
         )
-        if self.is_placed and decoder.position == "learned":
-            self.decoder_stem.position_embedding.uncounted = config.num_placeholders
+        self._checked_config = decoder
+        if places is not None:  # of an id that may be none of the vocabulary, without positions
+            self._checked_config = decoder.replace(
+                max_sequence_length=decoder.max_sequence_length + places.count * places.apart,
+                vocabulary_size=max(decoder.vocabulary_size, places.token + 1),
+            )
+            if decoder.position == "learned":
+                self.decoder_stem.position_embedding.uncounted = places.count
         self.projector = None
         if config.projector != "none":
             self.projector = Projector(
@@ -112,15 +118,10 @@ class Seq2Seq(Backbone):
         }
 
     def _inputs_of_sides(self) -> list:
-        source, (prefix, arrays, config) = super()._inputs_of_sides()
+        source, (prefix, arrays, _) = super()._inputs_of_sides()
         if self.config.placeholder_visibility == "prompt":
             arrays = (*arrays, PREFIX_MASK)
-        if self.is_placed:  # by an id that may be none of the vocabulary, and without positions
-            config = config.replace(
-                max_sequence_length=config.max_sequence_length + self.config.num_placeholders,
-                vocabulary_size=max(config.vocabulary_size, self.config.placeholder_id + 1),
-            )
-        return [source, (prefix, arrays, config)]
+        return [source, (prefix, arrays, self._checked_config)]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
@@ -131,16 +132,15 @@ class Seq2Seq(Backbone):
         inputs = super().checked_inputs(inputs, *args, **kwargs)
         if "encoder_states" in inputs:
             check_states("encoder_states", inputs["encoder_states"], self.source_dim)
-        if self.is_placed and not {"encoder_states", self.id_inputs[0]}.isdisjoint(inputs):
+        if self.places is not None and not {"encoder_states", self.id_inputs[0]}.isdisjoint(inputs):
             self._check_placed(inputs)
         return inputs
 
     def _check_placed(self, inputs) -> None:
         """ValueError for ids that the states of the encoder do not fit."""
         ids, mask = inputs["decoder_token_ids"], inputs.get("decoder_padding_mask")
-        check_places(self.config, "decoder_token_ids", ids, mask)
-        prompt = self.config.placeholder_visibility == "prompt"
-        if prompt and "decoder_prefix_mask" not in inputs:
+        self.places.check("decoder_token_ids", ids, mask)
+        if self.places.visibility == "prompt" and "decoder_prefix_mask" not in inputs:
             raise ValueError(
                 "The tokens of a prompt see each other: give `decoder_prefix_mask`, bool like the "
                 "ids, True for placeholders and prompt and False for what follows on them."
@@ -148,8 +148,8 @@ class Seq2Seq(Backbone):
 
     def prompt_tokens(self, inputs):
         ids, mask = super().prompt_tokens(inputs)
-        most = self.config.sides[-1].vocabulary_size - 1
-        return (ops.minimum(ids, most) if self.is_placed else ids), mask
+        most = self.decoder.config.vocabulary_size - 1
+        return (ids if self.places is None else ops.minimum(ids, most)), mask
 
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
@@ -177,7 +177,7 @@ class Seq2Seq(Backbone):
 
     def _projected(self, states):
         """The states that are placed, of all of the encoder's."""
-        count = self.config.num_placeholders
+        count = self.places.count
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
         if states.shape[1] not in (None, count):
@@ -212,7 +212,7 @@ class Seq2Seq(Backbone):
             states = self._encoded(source, collect, training)
             if collect:
                 states, collected = states
-        if self.is_placed:
+        if self.places is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
             run = BlockRun(target["token_ids"], target, cache, collect)
@@ -232,7 +232,8 @@ class Seq2Seq(Backbone):
 
     def _with_placed(self, states, target, cache, collect, training):
         """What the decoder gives of tokens, some of which are states of the encoder."""
-        placing = Placing(self.config, target, None if states is None else self._projected(states))
+        states = None if states is None else self._projected(states)
+        placing = Placing(self.places, target, states)
         target = {**target, "prefix": placing.prefix}
         run = BlockRun(target["token_ids"], target, cache, collect)
         inputs, positions = placing.stem_inputs(run.cache_positions)

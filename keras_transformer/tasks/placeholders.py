@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from keras_transformer.checking import check_text
-from keras_transformer.config import TransformerConfig
+from keras_transformer.models.placing import Places
 
 PROMPT = "{prompt}"
 
@@ -27,22 +27,20 @@ def in_template(template: str | None, texts: Sequence[str], token: str | None) -
     ]
 
 
-def placed_rows(
-    config: TransformerConfig, rows: Sequence[list[int]], start: list[int]
-) -> list[list[int]]:
+def placed_rows(places: Places, rows: Sequence[list[int]], start: list[int]) -> list[list[int]]:
     """Prompts with as many placeholders as an input has states, and the start of a text.
 
     A prompt without a placeholder has them in front of its start; one stands for all.
 
     Args:
-        config: `TransformerConfig` with a `placeholder_id`.
+        places: what the backbone knows of them.
         rows: ids of each prompt.
         start: the ids that a text begins with.
 
     Raises:
         ValueError: for another number of placeholders, with the place of the prompt.
     """
-    token, wanted = config.placeholder_id, config.num_placeholders
+    token, wanted = places.token, places.count
     placed = [token] * wanted
     made = []
     for place, row in enumerate(rows):

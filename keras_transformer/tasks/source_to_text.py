@@ -10,7 +10,6 @@ from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.placing import ADDED_POSITIONS
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.language_model import LanguageModel
@@ -58,15 +57,10 @@ class SourceToText(TakesTables, LanguageModel):
             )
         if start_id is None and self.tokenizer is not None:
             start_id = self.tokenizer.start_id
-        if start_id is None and not self.is_placed:  # where placeholders may be all that there is
+        if start_id is None and backbone.places is None:  # else placeholders may be all there is
             start_id = self.pad_id
         most = backbone.config.sides[-1].vocabulary_size - 1
         self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether the decoder has the encoder's states among those of its prompt."""
-        return self.backbone.config.placeholder_id is not None
 
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
         """The arrays of the encoder, of sources as the processor takes them."""
@@ -76,8 +70,8 @@ class SourceToText(TakesTables, LanguageModel):
         """What the decoder begins with, ids for each of `count` sources; of texts, one for each."""
         start = [] if self.start_id is None else [self.start_id]
         encoded = [[]] * count if prompts is None else self._encoded_prompts(prompts, count)
-        if self.is_placed:
-            return placed_rows(self.backbone.config, encoded, start)
+        if self.backbone.places is not None:
+            return placed_rows(self.backbone.places, encoded, start)
         return [[*start, *row] for row in encoded]
 
     def _encoded_prompts(self, prompts: Any, count: int) -> list[list[int]]:
@@ -248,9 +242,8 @@ class SourceToText(TakesTables, LanguageModel):
 
     def positions_before(self, prompt: list[int]) -> int:
         # The start takes the place of the last token, which is not read.
-        config = self.backbone.config
-        counted = config.sides[-1].position in ADDED_POSITIONS
-        return len(prompt) - 1 - (config.num_placeholders if counted else 0)
+        places = self.backbone.places
+        return len(prompt) - 1 - (places.count if places is not None and places.apart else 0)
 
     @property
     def _sees_prompt(self) -> bool:
