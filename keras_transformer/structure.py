@@ -140,8 +140,10 @@ STEM = (
         "relative_embedding/embeddings", "relative_num_buckets", "hidden_dim", disentangled=True
     ),
     *norm_of("relative_embedding/norm", disentangled=True),
-    *weight_of("grid_bias", "num_layers", "grid_distances", "num_heads", grid_bias="own"),
-    *weight_of("grid_bias", "grid_distances", "num_heads", grid_bias="shared"),
+    *weight_of(
+        "grid_bias/embeddings", "num_layers", "grid_distances", "num_heads", grid_bias="own"
+    ),
+    *weight_of("grid_bias/embeddings", "grid_distances", "num_heads", grid_bias="shared"),
     *norm_of("embedding_norm", "embedded", embedding_normalization=True),
     *weight_of("token_projection/kernel", "embedding_dim", "hidden_dim", token_projection=True),
     *dense_of(

@@ -112,6 +112,7 @@ def test_values_that_follow_from_others():
         ({"alibi_rounded": True}, "`alibi_rounded` need position='alibi'"),
         ({"position": "relative", "relative_bias": False}, "False and position='relative' contra"),
         ({"position": "alibi", "relative_bias": True}, "True and position='alibi' contradict"),
+        ({"grid_bias": "own"}, "`grid_bias` needs a stem of patches behind one token"),
         ({"score_scale": 2.0, "score": "dot"}, "is of score='scaled_dot', received score='dot'"),
         ({"disentangled": "both"}, "`disentangled` must be one of None, 'shared', 'own'.*'both'"),
         ({"disentangled": "own", "score": "dot"}, "`disentangled` needs score='scaled_dot'"),

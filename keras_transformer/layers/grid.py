@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -9,31 +10,56 @@ from keras_transformer.layers.embedding import look_up
 from keras_transformer.weight import grid_distances
 
 
-def grid_bias(table, usual: tuple[int, int], grid: tuple[int, int]):
-    """A trained bias of each head for each distance of two places, rows and columns apart.
+class GridBias(keras.layers.Layer):
+    """A trained bias per head for each distance of two places, rows and columns apart.
+
+    A layer of a `Stack`, for a token and the places of a grid behind it, row by row.
 
     Args:
-        table: float `(layers, grid_distances(usual), num_heads)`. The last three are of the token
-            before the places: of its scores with them, of theirs with it, and of its own.
-        usual: the rows and columns of the grid that the table is of.
-        grid: those of the grid that is wanted; the table is interpolated to its distances.
+        num_heads: int.
+        grid: ints, rows and columns.
+        num_layers: int, layers that each have a table of their own. None for one that all share.
+        **kwargs: as in `keras.layers.Layer`.
 
-    Returns:
-        Float32 `(layers, num_heads, length, length)`, for the token and the places, row by row.
-
-    Source: Bao et al. 2021, "BEiT", appendix; other grids: Birkl et al. 2023, "MiDaS v3.1".
+    Source: Bao et al. 2021, "BEiT", section 2.2; other grids: Birkl et al. 2023, "MiDaS v3.1".
     """
-    table = ops.cast(table, "float32")
-    if grid != usual:
+
+    def __init__(self, num_heads: int, grid: tuple, num_layers: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.grid = tuple(grid)
+        self.num_layers = num_layers
+
+    def build(self, input_shape=None):
+        layers = () if self.num_layers is None else (self.num_layers,)
+        # The last three rows are of the token before the places: of its scores with them, of
+        # theirs with it, and of its own.
+        shape = (*layers, grid_distances(self.grid), self.num_heads)
+        self.embeddings = self.add_weight(shape, "zeros", name="embeddings")
+
+    def of_layers(self, grid: tuple[int, int]) -> list:
+        """For each layer, or for all, float `(1, num_heads, length, length)`.
+
+        Args:
+            grid: rows and columns of the places. Of other ones than its own the tables are
+                interpolated.
+        """
+        table = ops.cast(self.embeddings, "float32")
+        table = table[None] if self.num_layers is None else table
+        if grid != self.grid:
+            table = self._interpolated(table, grid)
+        bias = look_up(ops.transpose(table, (1, 0, 2)), _distances(grid))
+        bias = ops.cast(ops.transpose(bias, (2, 3, 0, 1)), self.compute_dtype)
+        return [bias[i : i + 1] for i in range(bias.shape[0])]
+
+    def _interpolated(self, table, grid):
         layers, _, heads = table.shape
-        sizes = [(2 * before - 1, 2 * after - 1) for before, after in zip(usual, grid, strict=True)]
+        sizes = [(2 * own - 1, 2 * other - 1) for own, other in zip(self.grid, grid, strict=True)]
         places = ops.reshape(table[:, :-3], (layers, sizes[0][0], sizes[1][0], heads))
         rows, columns = (linear_resampling(*each) for each in sizes)
         places = ops.einsum("ai,bj,lijh->labh", rows, columns, places)
         places = ops.reshape(places, (layers, -1, heads))
-        table = ops.concatenate([places, table[:, -3:]], axis=1)
-    bias = look_up(ops.transpose(table, (1, 0, 2)), _distances(grid))
-    return ops.transpose(bias, (2, 3, 0, 1))
+        return ops.concatenate([places, table[:, -3:]], axis=1)
 
 
 @functools.lru_cache(maxsize=16)

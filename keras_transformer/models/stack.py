@@ -10,7 +10,7 @@ from keras_transformer.config import OPTIONS, TransformerConfig
 from keras_transformer.layers.decoder import DecoderBlock
 from keras_transformer.layers.disentangled import RelativeEmbedding
 from keras_transformer.layers.encoder import EncoderBlock
-from keras_transformer.layers.grid import grid_bias
+from keras_transformer.layers.grid import GridBias
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.normalization import make_normalization
@@ -18,7 +18,7 @@ from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.position_bias import ALiBi, PairBias, RelativePositionBias
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.block_run import BlockRun
-from keras_transformer.structure import STEM, block_order, of
+from keras_transformer.structure import block_order
 
 
 def block_options(config: TransformerConfig) -> dict[str, Any]:
@@ -63,6 +63,15 @@ class Stack(keras.layers.Layer):
         causal = config.kind == "decoder" and not config.bidirectional
         self.position_bias = self.group_bias = self.relative_embedding = self.final_norm = None
         self.grid_bias = None
+        if config.grid_bias:
+            own = config.grid_bias == "own"
+            self.grid_bias = GridBias(
+                config.num_heads,
+                config.stem.grid(config.stem.image_size),
+                config.num_layers if own else None,
+                name="grid_bias",
+                dtype=self.dtype_policy,
+            )
         if config.relative_bias:
             make_bias = functools.partial(
                 RelativePositionBias,
@@ -119,10 +128,7 @@ class Stack(keras.layers.Layer):
         source = () if self.cross_dim is None else ((*input_shape[:-1], self.cross_dim),)
         for block in self.blocks:
             block.build(input_shape, *source)
-        if self.config.grid_bias:
-            (weight,) = (w for w in of(STEM, self.config) if w.path == "grid_bias")
-            self.grid_bias = self.add_weight(weight.shape, "zeros", name="grid_bias")
-        biases = (self.position_bias, self.group_bias, self.relative_embedding)
+        biases = (self.position_bias, self.group_bias, self.grid_bias, self.relative_embedding)
         for layer in (*biases, self.final_norm):
             if layer is not None:
                 layer.build(input_shape)
@@ -151,7 +157,7 @@ class Stack(keras.layers.Layer):
         if self.relative_embedding is not None:
             queries = sequence_positions(x) if run.positions is None else run.positions
             options["relative"] = self.relative_embedding(queries, queries)
-        on_grid = self._on_grid(run)
+        on_grid = None if self.grid_bias is None else self.grid_bias.of_layers(run.grid)
         for i, block in enumerate(self.order):
             if first_only and i == len(self.order) - 1:
                 options["first_only"] = True
@@ -162,16 +168,6 @@ class Stack(keras.layers.Layer):
             x = run(block, x, bias=bias, **options)
         x = x if self.final_norm is None else self.final_norm(x)
         return run.outputs(x, encoder_padding_mask)
-
-    def _on_grid(self, run: BlockRun) -> list | None:
-        """The bias of the pairs of a grid of each layer, or one for all."""
-        if self.grid_bias is None:
-            return None
-        stem = self.config.stem
-        table = self.grid_bias if self.config.grid_bias == "own" else self.grid_bias[None]
-        bias = grid_bias(table, stem.grid(stem.image_size), run.grid)
-        bias = ops.cast(bias, self.compute_dtype)
-        return [bias[i : i + 1] for i in range(bias.shape[0])]
 
     def _biases(self, x, run: BlockRun):
         """The bias of all pairs in each space of a cache, and that for blocks with a window."""

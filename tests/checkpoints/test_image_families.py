@@ -131,3 +131,35 @@ def test_same_logits_of_classes(tmp_path, model_type, suffix):
 def test_wrong_values_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         FAMILIES["vit"].config(values)
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
+            "are of different models: one may be true",
+        ),
+        (
+            {"use_relative_position_bias": True, "image_size": [32, 48]},
+            r"image_size=\[32, 48\]: biases of distances are supported for square images alone",
+        ),
+        ({"image_size": 10**9, "use_relative_position_bias": True}, "must be two integers"),
+    ],
+)
+def test_wrong_values_of_beit_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["beit"].config(values)
+
+
+def test_a_classifier_of_beit_pools_as_its_backbone_does(tmp_path):
+    for number, pooling in ((0, "pooler"), (1, "first")):
+        reference = families.make("beit", number, "ForImageClassification", num_labels=4)
+        kt.ImageProcessor(size=20).save(tmp_path / pooling)
+        classifier = kt.ImageClassifier.from_preset(saved(reference, tmp_path / pooling))
+        assert classifier.pooling == pooling
+        ours, theirs = images(reference)
+        with torch.no_grad():
+            expected = reference(theirs)[0].numpy()
+        assert np.abs(to_numpy(classifier(ours)) - expected).max() <= 1e-4

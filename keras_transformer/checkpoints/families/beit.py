@@ -76,11 +76,11 @@ BEIT = Family(
         *patch_weights("embeddings.", "patch_embeddings.projection", "position_embeddings"),
         Weight("encoder/input_class_token", "embeddings.cls_token", row=2),
         Weight(
-            "encoder/grid_bias",
+            "encoder/grid_bias/embeddings",
             f"encoder.layer.*.attention.attention.{_TABLE}",
             when=("grid_bias", "own"),
         ),
-        Weight("encoder/grid_bias", f"encoder.{_TABLE}", when=("grid_bias", "shared")),
+        Weight("encoder/grid_bias/embeddings", f"encoder.{_TABLE}", when=("grid_bias", "shared")),
         *layers(_LAYER, _OURS, _THEIRS),
         Weight(f"{_OURS}self_attention_scale", f"{_THEIRS}lambda_1"),
         Weight(f"{_OURS}feed_forward_scale", f"{_THEIRS}lambda_2"),
