@@ -257,7 +257,7 @@ def special(family: Family) -> list[str]:
             names_of(f.model_type for f in each) for each in (joined.encoders, joined.decoders)
         ]
         parts.append(f"an encoder of {sides[0]}, a decoder of {sides[1]}")
-        projected = "" if config.encoder_projection else ", where their widths differ"
+        projected = "" if config.projector != "none" else ", where their widths differ"
         parts.append(f"a layer between them{projected}")
     if config.output_transform:
         parts.append("a dense layer and a norm before the logits")

@@ -336,7 +336,7 @@ class TransformerConfig(
         both = self.stated()
         for none in ("num_decoder_layers", "share_embeddings", *PLACED):
             both.pop(none, None)
-        both |= {"similarity_bias": False, "encoder_projection": False}
+        both |= {"similarity_bias": False}
         both |= {} if name == "decoder" else {"output_transform": None}
         of_decoder = name == "decoder" and self.kind == "seq2seq"
         layers = {"num_layers": self.num_decoder_layers} if of_decoder else {}

@@ -1,4 +1,4 @@
-"""The values of a config by which a decoder has the states of an encoder among its own."""
+"""The values of a config that say what a decoder has of the states of an encoder."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -40,8 +40,9 @@ class PlacedOptions:
         of="model",
     )
     projector: str = option(
-        'with `placeholder_id`. What makes states of the decoder of those of the encoder: `"none"`,'
-        ' one `"linear"` layer (PaliGemma), a `"normalized"` one (GIT), or two, `"mlp"` (LLaVA).',
+        '`"seq2seq"` only. What makes the states that the decoder is given of those of the '
+        'encoder, as wide as its own: `"none"`, one `"linear"` layer (PaliGemma, and where the '
+        'decoder attends to them), a `"normalized"` one (GIT), or two, `"mlp"` (LLaVA).',
         "none",
         of="model",
         choices=PROJECTORS,
@@ -71,13 +72,17 @@ def _tokens_of(encoder: "TransformerConfig") -> int:
 
 def check_placed(config: "TransformerConfig") -> None:
     """ValueError for values of states that are placed which do not go together."""
+    given = [name for name in PLACED if getattr(config, name) != _DEFAULTS[name]]
+    if given and config.kind != "seq2seq":
+        raise ValueError(f"`{given[0]}` needs kind='seq2seq', received kind={config.kind!r}.")
+    of_projector = [name for name in given if name.startswith("projector_")]
+    if of_projector and config.projector == "none":
+        raise ValueError(f"`{of_projector[0]}` needs a `projector`.")
     if config.placeholder_id is None:
-        given = [name for name in PLACED if getattr(config, name) != _DEFAULTS[name]]
+        given = [name for name in given if name.startswith("place")]
         if given:
             raise ValueError(f"`{given[0]}` needs a `placeholder_id`.")
         return
-    if config.kind != "seq2seq":
-        raise ValueError(f"`placeholder_id` needs kind='seq2seq', received kind={config.kind!r}.")
     encoder, decoder = config.sides
     if encoder.stem is None or encoder.stem.num_states is None:
         raise ValueError(

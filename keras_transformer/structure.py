@@ -202,7 +202,6 @@ TRANSFORM = (
     *norm_of("output_transform_norm", output_transform=True),
 )
 # Of the states of an encoder, which the decoder attends to.
-PROJECTION = dense_of("encoder_projection", "encoder_dim", "hidden_dim")
 
 
 def hidden_of_head(
@@ -237,7 +236,7 @@ _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
 _ALL = (
     *TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD,
-    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTION, *PROJECTOR, *_PROJECTOR_NORM,
+    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTOR, *_PROJECTOR_NORM,
 )  # fmt: skip
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
@@ -274,7 +273,7 @@ def sides(config: TransformerConfig) -> list[Side]:
         source = None
         target = bool(found) and config.kind == "seq2seq"
         if target and config.placeholder_id is None:
-            projected = side if config.encoder_projection else found[0].config
+            projected = side if config.projector != "none" else found[0].config
             source = projected.hidden_dim
         groups = max(block_order(side)) + 1
         found.append(Side(side.kind, side, side.num_layers, groups, source, target))
@@ -319,20 +318,12 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         found += of(FINAL, side.config, f"{side.name}/")
         if config.kind == "dual":
             found += of(VECTOR, side.config, f"{side.name}/")
-    found += [*projector_weights(config), *of(SIMILARITY, config), *projection_weights(config)]
+    found += [*projector_weights(config), *of(SIMILARITY, config)]
     return found + of((*POOLER, *_STATES, *TRANSFORM), config.sides[-1])
 
 
-def projection_weights(config: TransformerConfig) -> list[Weight]:
-    """Those of the layer between an encoder and its decoder, if there is one."""
-    if not config.encoder_projection:
-        return []
-    encoder, decoder = config.sides
-    return of(PROJECTION, decoder, encoder_dim=encoder.hidden_dim)
-
-
 def projector_weights(config: TransformerConfig) -> list[Weight]:
-    """Those that make states of a decoder of an encoder's, if it has them among its own."""
+    """Those that make states of a decoder of an encoder's, if there are any."""
     if config.projector == "none":
         return []
     encoder, decoder = config.sides

@@ -130,7 +130,7 @@ def random_config(seed):
         values |= {"pooler": one_of(True, False), "embedding_dim": one_of(10, None)}
     if kind == "seq2seq":
         values["num_decoder_layers"] = one_of(1, 3)
-        values["encoder_projection"] = one_of(True, False)
+        values["projector"] = one_of("none", "linear")
         values |= one_of({}, {"encoder": {"hidden_dim": 20, "vocabulary_size": 9}})
     else:
         values |= one_of({}, {"num_layer_groups": 1}, {"layers_per_group": 2})

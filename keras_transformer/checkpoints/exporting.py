@@ -71,7 +71,7 @@ def export_to_huggingface(
         task["name"] = model.head_of or type(model).__name__
     # Its head, if any, goes to files of its own.
     pooled = task is not None and task["name"] == sentence_transformers.TASK
-    bare = task is None or pooled or (not model.published_as and not model.head)
+    bare = task is None or pooled or not (model.published_as or model.generates or model.head)
     head = _exported_head(backbone) if bare else task
     chosen, config = _choose_family(backbone, head, family)
     tokenizer = getattr(model, "tokenizer", None)

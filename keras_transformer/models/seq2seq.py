@@ -8,7 +8,6 @@ from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.projector import Projector
 from keras_transformer.layers.stems import Input
 from keras_transformer.models.backbone import Backbone
-from keras_transformer.models.before_logits import dense
 from keras_transformer.models.block_run import BlockRun
 from keras_transformer.models.inputs import check_states
 from keras_transformer.models.placing import PREFIX_MASK, Places, Placing
@@ -75,12 +74,11 @@ class Seq2Seq(Backbone):
             shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
         self.encoder_token_embedding = shared
         self.encoder_stem, self.encoder = self._side(encoder, shared)
-        self.encoder_projection = None
-        self.source_dim = encoder.hidden_dim
-        if config.encoder_projection:
+        self.projector, self.source_dim = None, encoder.hidden_dim
+        if config.projector != "none":
             self.source_dim = decoder.hidden_dim
-            self.encoder_projection = dense(
-                "encoder_projection", self.source_dim, decoder, self.initializer, self.dtype_policy
+            self.projector = Projector(
+                config, self.initializer, name="projector", dtype=self.dtype_policy
             )
         self.places = places = Places.of(config)
         self.decoder_stem, self.decoder = self._side(
@@ -94,18 +92,11 @@ class Seq2Seq(Backbone):
             )
             if decoder.position == "learned":
                 self.decoder_stem.position_embedding.uncounted = places.count
-        self.projector = None
-        if config.projector != "none":
-            self.projector = Projector(
-                config, self.initializer, name="projector", dtype=self.dtype_policy
-            )
         self.build()
 
     def build(self, input_shape=None):
         if self.encoder_token_embedding is not None and not self.config.share_embeddings:
             self.encoder_token_embedding.build((None, None))
-        if self.encoder_projection is not None:
-            self.encoder_projection.build((None, None, self.encoder.config.hidden_dim))
         if self.projector is not None:
             self.projector.build()
         super().build(input_shape)
@@ -154,9 +145,9 @@ class Seq2Seq(Backbone):
     def encode(
         self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
     ):
-        """What the decoder attends to, float `(batch, source_length, width)`.
+        """What the decoder is given, float `(batch, source_length, width)`.
 
-        The encoder's states, or with `encoder_projection` those as wide as the decoder.
+        The encoder's states, with a `projector` as wide as the decoder's.
         """
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
@@ -169,23 +160,12 @@ class Seq2Seq(Backbone):
         embedded = self.encoder_stem(inputs, training=training)
         run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
         found = self.encoder(embedded.states, run=run, training=training)
-        if self.encoder_projection is None:
-            return found
         states, *collected = found if collect else (found,)
-        states = self.encoder_projection(states)
-        return (states, *collected) if collect else states
-
-    def _projected(self, states):
-        """The states that are placed, of all of the encoder's."""
-        count = self.places.count
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
-        if states.shape[1] not in (None, count):
-            raise ValueError(
-                f"The encoder made {states.shape[1]} states of an input, and {count} are placed: "
-                "the images of this model are of one size, that of the `stem` in its config."
-            )
-        return states if self.projector is None else self.projector(states)
+        if self.projector is not None:
+            states = self.projector(states)
+        return (states, *collected) if collect else states
 
     def call(
         self,
@@ -232,7 +212,12 @@ class Seq2Seq(Backbone):
 
     def _with_placed(self, states, target, cache, collect, training):
         """What the decoder gives of tokens, some of which are states of the encoder."""
-        states = None if states is None else self._projected(states)
+        count = self.places.count
+        if states is not None and states.shape[1] not in (None, count):
+            raise ValueError(
+                f"An input has {states.shape[1]} states of the encoder, and {count} are placed: "
+                "the images of this model are of one size, that of the `stem` in its config."
+            )
         placing = Placing(self.places, target, states)
         target = {**target, "prefix": placing.prefix}
         run = BlockRun(target["token_ids"], target, cache, collect)

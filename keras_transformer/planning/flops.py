@@ -15,7 +15,6 @@ from keras_transformer.structure import (
     block,
     input_weights,
     of,
-    projection_weights,
     projector_weights,
     sides,
 )
@@ -123,7 +122,8 @@ def flops_per_sequence(
 
 def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[int, int]:
     """Those of the blocks and of the stems, for one row and one pass."""
-    blocks, stems = 0, 2 * length * _kernels(projection_weights(config))
+    placed = config.num_placeholders or length
+    blocks, stems = 0, 2 * placed * _kernels(projector_weights(config))
     for side in sides(config):
         tokens = target if side.is_target else length
         for i in range(side.depth):
@@ -133,7 +133,6 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
         stems += 2 * tokens * _kernels(of(STEM, side.config))
         for weight in input_weights(side.config):
             stems += 2 * side.config.stem.products.get(weight.path, 0) * math.prod(weight.shape)
-    stems += 2 * config.num_placeholders * _kernels(projector_weights(config))
     return blocks, stems
 
 

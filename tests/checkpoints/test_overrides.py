@@ -146,7 +146,6 @@ CHANGES = {
     "vector_bias": ("encoder", {}, True),
     "bidirectional": ("decoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
-    "encoder_projection": ("seq2seq", {}, True),
     "output_transform": ("decoder", {}, "gelu"),
     "placeholder_id": ("seq2seq", {}, 3),
     "placeholder_visibility": ("seq2seq", {}, "states"),

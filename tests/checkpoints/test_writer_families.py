@@ -231,10 +231,10 @@ def test_what_no_family_can_express():
     """Of a decoder that attends to wider states, and of blocks of another kind."""
     family = FAMILIES["vision-encoder-decoder"]
     config = family.config({"decoder": {"model_type": "gpt2", "n_embd": 96}})
-    assert config.encoder_projection
+    assert config.projector == "linear"
     assert family.published_config(config)["decoder"]["n_embd"] == 96
     with pytest.raises(ValueError, match="of gpt2 attends to states of its own width, 96, not of"):
-        family.published_config(config.replace(encoder_projection=False))
+        family.published_config(config.replace(projector="none"))
     with pytest.raises(ValueError, match="No family fits the decoder"):
         family.published_config(config.replace(decoder={"residual_scale": 0.5}))
     with pytest.raises(ValueError, match="has one token that ends a text"):

@@ -121,7 +121,7 @@ WHOLE = {
     "encode": (seq2seq, encoded, (None, None, 8)),
     "encode and logits": (seq2seq, encoded_and_decoded, (None, None, 20)),
     "encode and project": (
-        lambda: seq2seq(encoder_projection=True, encoder={"hidden_dim": 12}),
+        lambda: seq2seq(projector="linear", encoder={"hidden_dim": 12}),
         encoded,
         (None, None, 8),
     ),

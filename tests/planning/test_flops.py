@@ -32,7 +32,7 @@ CONFIGS = {
     "bilinear score": {"kind": "decoder", "score": "general"},
     "location score": {"kind": "decoder", "score": "location", "max_sequence_length": TARGET},
     "seq2seq": {"kind": "seq2seq", "num_decoder_layers": 3, "position": "relative"},
-    "projected": {"kind": "seq2seq", "encoder_projection": True, "output_transform": "relu",
+    "projected": {"kind": "seq2seq", "projector": "linear", "output_transform": "relu",
                   "encoder": {"hidden_dim": 20, "num_heads": 4}},
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def compile_(task):
     [
         ("causal", {"tie_embeddings": False, "output_bias": True}),
         on_one("seq2seq", {"scale_logits": True, "dropout": 0.1}),
-        on_one("seq2seq", {"output_transform": "gelu", "encoder_projection": True}),
+        on_one("seq2seq", {"output_transform": "gelu", "projector": "linear"}),
         on_one("masked", {}),
     ],
 )

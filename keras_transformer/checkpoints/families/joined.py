@@ -40,7 +40,7 @@ class Joined:
         """The lines of the families that the sides of a config are of."""
         chosen = (self._written(side)[0] for side in config.sides)
         lines = map(_lines, chosen, config.sides, self.prefixes)
-        return (*next(lines), *next(lines), *layers({"encoder_projection": "enc_to_dec_proj"}))
+        return (*next(lines), *next(lines), *layers({"projector/output": "enc_to_dec_proj"}))
 
     def _known(self, side: str) -> dict[str, Family]:
         families = self.encoders if side == "encoder" else self.decoders
@@ -61,7 +61,7 @@ class Joined:
             )
         differ = encoder.hidden_dim != decoder.hidden_dim
         projected = self.projects and differ and attended is None
-        return {**_joined(encoder, decoder), "encoder_projection": projected}
+        return {**_joined(encoder, decoder), "projector": "linear" if projected else "none"}
 
     def _read_side(self, side: str, name: str, values: Values) -> TransformerConfig:
         given, known = values.get(name) or {}, self._known(side)
@@ -80,7 +80,7 @@ class Joined:
         read, written = (dict(self._written(side)[1]) for side in config.sides)
         for values in (read, written):
             del values["architectures"]
-        attended = None if config.encoder_projection else encoder.hidden_dim
+        attended = encoder.hidden_dim if config.projector == "none" else None
         if self.projects and attended not in (None, decoder.hidden_dim):
             if written["model_type"] not in self.wide:
                 raise ValueError(
