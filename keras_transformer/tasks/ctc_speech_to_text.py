@@ -248,7 +248,8 @@ class CTCSpeechToText(Task):
                 "`timestamps` are of words, and the tokenizer has no token between words: take a "
                 "tokenizers.CTCTokenizer."
             )
-        source, given = processor.source, [recordings] if alone else recordings
+        source = processor.source
+        given = [recordings] if alone else source.rows(recordings)
         places = np.zeros((len(given), 2), "int64")  # of each piece, its recording and its start
         places[:, 0] = np.arange(len(given))
         if source.length is not None:  # What is longer is read piece by piece.
@@ -258,7 +259,7 @@ class CTCSpeechToText(Task):
             given = [samples[i][start : start + source.length] for i, start in places]
         dataset = self.make_dataset(given, batch_size=batch_size, sizes=self._sizes)
         rows = self._row_outputs(dataset, lambda logits: logits.argmax(axis=-1))
-        found: list[list] = [[] for _ in range(1 if alone else len(recordings))]
+        found: list[list] = [[] for _ in range(places[-1, 0] + 1)]
         for (i, start), row in zip(places, rows, strict=True):
             found[i] += self._words(row, start) if timestamps else [self._text(row)]
         if not timestamps:

@@ -60,6 +60,26 @@ def test_adapters_mixed_precision_and_augmentation():
     assert np.isfinite(task.predict(x, verbose=0)).all()
 
 
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_waveforms_of_any_length(pooling, tmp_path):
+    """Each gives what it gives alone, with the linear layer of wav2vec 2.0 too."""
+    backbone = kt.models.Encoder(audio.waveform(norm="layer"))
+    processor = kt.AudioProcessor("waveform", sampling_rate=RATE)
+    options = {"labels": LABELS, "pooling": pooling, "projection_dim": 5}
+    task = kt.AudioClassifier(backbone, processor, **options)
+    x, y = recordings(5)
+    task.fit(x, y, epochs=1, verbose=0)
+    logits = task.predict(x, batch_size=3, verbose=0)
+    for found, row in zip(logits, x, strict=True):
+        (samples,) = processor.features_of([row], len(row))  # without padding, and so no mask
+        (alone,) = task.predict({"samples": samples[None]}, verbose=0)
+        assert np.abs(found - alone).max() <= 1e-5
+    task.save_to_preset(tmp_path)
+    again = kt.Task.from_preset(tmp_path)
+    assert again.task_values() == task.task_values() and again.projection_dim == 5
+    assert np.abs(again.predict(x, verbose=0) - logits).max() <= 1e-5
+
+
 def test_a_row_is_what_it_is_alone():
     task = classifier()
     x, _ = recordings(5)
@@ -113,6 +133,8 @@ def test_wrong_input():
         )
     with pytest.raises(ValueError, match="whose config has a `stem` of sound"):
         kt.AudioClassifier(kt.models.Encoder(images.patches()), audio.processor(), num_classes=2)
+    with pytest.raises(ValueError, match="`projection_dim` is of one state.* no hidden layer"):
+        classifier(hidden_activation="tanh", projection_dim=5)
     with pytest.raises(ValueError, match="`output_norm` is of one state"):
         classifier(audio.spectrogram(), pooling="first_and_mean", output_norm=True)
     message = "has no audio processor and takes arrays only. Give recordings to a task made with"

@@ -1,8 +1,10 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import TokenCrossEntropy
+from keras_transformer.training import CTCLoss, TokenCrossEntropy
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 5, 11)).astype("float32") * 3
@@ -60,3 +62,27 @@ def test_config_round_trip_and_bad_smoothing():
     assert loss.reduction == "mean_with_sample_weight"
     with pytest.raises(ValueError, match="`label_smoothing` must be a number of at"):
         TokenCrossEntropy(1.0)
+
+
+@pytest.mark.parametrize("blank", [0, 2])
+def test_ctc_is_the_sum_over_all_that_states_can_say(blank):
+    """Of texts with a token twice running, of one token, and of none."""
+    first, second = [i for i in range(3) if i != blank]
+    texts = [[first, first], [second], [], [second, first, second]]
+    targets = np.array([text + [blank] * (4 - len(text)) for text in texts])
+    logits = np.random.default_rng(0).normal(size=(4, 4, 3)).astype("float32")
+    weights = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    expected = np.zeros(4)
+    for said in itertools.product(range(3), repeat=4):
+        text = [token for token, _ in itertools.groupby(said) if token != blank]
+        if text in texts:
+            row = texts.index(text)
+            expected[row] += np.prod(weights[row, np.arange(4), said])
+    expected = -np.log(expected) / np.array([2, 1, 1, 3])
+    loss = CTCLoss(blank, reduction=None)
+    found = keras.ops.convert_to_numpy(loss(targets, logits))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert again.blank_id == blank and again.reduction is None
+    with pytest.raises(ValueError, match="`blank_id` must be an integer of at least 0"):
+        CTCLoss(-1)

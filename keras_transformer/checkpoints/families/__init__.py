@@ -31,6 +31,7 @@ from keras_transformer.checkpoints.families.gpt_neox import GPT_NEOX
 from keras_transformer.checkpoints.families.gpt_oss import GPT_OSS
 from keras_transformer.checkpoints.families.gptj import GPTJ
 from keras_transformer.checkpoints.families.granite import GRANITE
+from keras_transformer.checkpoints.families.hubert import HUBERT
 from keras_transformer.checkpoints.families.led import LED
 from keras_transformer.checkpoints.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_transformer.checkpoints.families.llava import LLAVA
@@ -59,7 +60,7 @@ from keras_transformer.checkpoints.families.t5 import T5
 from keras_transformer.checkpoints.families.t5gemma import T5GEMMA
 from keras_transformer.checkpoints.families.vision_encoder_decoder import VISION_ENCODER_DECODER
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
-from keras_transformer.checkpoints.families.wav2vec2 import HUBERT, WAV2VEC2
+from keras_transformer.checkpoints.families.wav2vec2 import WAV2VEC2
 from keras_transformer.checkpoints.families.whisper import WHISPER
 from keras_transformer.checkpoints.other_formats import FAMILIES_PAGE
 

@@ -1,9 +1,8 @@
-"""Wav2Vec2: Baevski et al. 2020, https://arxiv.org/abs/2006.11477; and HuBERT.
+"""Wav2Vec2: Baevski et al. 2020, https://arxiv.org/abs/2006.11477.
 
-HuBERT: Hsu et al. 2021, https://arxiv.org/abs/2106.07447, the same encoder with other training.
+An encoder of samples behind convolutions, which writes by CTC.
 """
 
-import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import (
@@ -39,7 +38,7 @@ def _read(values: Values) -> dict[str, Any]:
     named = values.get("feat_extract_activation", "gelu")
     if not isinstance(named, str) or named not in ACTIVATIONS:
         raise ValueError(f"feat_extract_activation={named!r} is not supported.")
-    first = bool(values.get("do_stable_layer_norm", False))
+    first = values.get("do_stable_layer_norm", False)
     return {
         "stem": {"kind": "waveform", "activation": ACTIVATIONS[named], **stem},
         "normalize_first": first,
@@ -91,7 +90,7 @@ _LAYER = {
     "feed_forward_norm": "final_layer_norm",
 }
 _CONVOLUTION, _THEIRS = "encoder/input_convolution_{}", "feature_extractor.conv_layers.{}."
-_POSITIONS = "encoder.pos_conv_embed.conv"
+_KERNEL, _POSITIONS = "encoder/input_positions/kernel", "encoder.pos_conv_embed.conv"
 
 WAV2VEC2 = Family(
     model_type="wav2vec2",
@@ -124,12 +123,7 @@ WAV2VEC2 = Family(
             "encoder/input_",
             "feature_projection.",
         ),
-        Weight(
-            "encoder/input_positions/kernel",
-            f"{_POSITIONS}.weight",
-            convolution=True,
-            norm_axes=(0, 1),
-        ),
+        Weight(_KERNEL, f"{_POSITIONS}.weight", convolution=True, norm_axes=(0, 1)),
         Weight("encoder/input_positions/bias", f"{_POSITIONS}.bias"),
         *layers(
             {"embedding_norm": "layer_norm", "final_norm": "layer_norm"}, "encoder/", "encoder."
@@ -145,7 +139,6 @@ WAV2VEC2 = Family(
         "AudioClassifier": Head(
             architectures=("Wav2Vec2ForSequenceClassification",),
             weights=layers({"projection": "projector", "output": "classifier"}),
-            values={"pooling": "mean"},
             options=(Conversion(_read_projection, _write_projection),),
         ),
     },
@@ -153,19 +146,4 @@ WAV2VEC2 = Family(
         prefixes=("wav2vec2.",),
         ignored=("masked_spec_embed", "quantizer.*", "project*", "lm_head.*", "classifier.*"),
     ),
-)
-
-HUBERT = dataclasses.replace(
-    WAV2VEC2,
-    model_type="hubert",
-    architecture="HubertModel",
-    required={"conv_pos_batch_norm": False},
-    heads={
-        **WAV2VEC2.heads,
-        "AudioClassifier": dataclasses.replace(
-            WAV2VEC2.heads["AudioClassifier"],
-            architectures=("HubertForSequenceClassification",),
-        ),
-    },
-    names=dataclasses.replace(WAV2VEC2.names, prefixes=("hubert.",)),
 )
