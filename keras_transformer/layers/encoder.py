@@ -21,7 +21,7 @@ from keras_transformer.layers.experts import MixtureOfExperts
 from keras_transformer.layers.feed_forward import FeedForward, activated
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.neighbours import with_neighbours
-from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -292,7 +292,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         with quick_products(inputs):
             kept = inputs[:, :1] if first_only else inputs
             if self.share_normalization:
-                inputs = self.self_attention_norm(inputs)
+                inputs = normalized(self.self_attention_norm, inputs, training)
             x = self._sublayer("self_attention", attend, inputs, kept, training)
             if attend_to_encoder is not None:
                 x = self._sublayer("cross_attention", attend_to_encoder, x, x, training)
@@ -304,21 +304,20 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                 feed_forward = functools.partial(feed_forward, mask=mask, training=training)
             x = self._sublayer("feed_forward", feed_forward, given, x, training)
             if convolve is not None:
-                # It has its dropout within.
-                x = self._sublayer("convolution", convolve, inputs, x, training=False)
+                x = self._sublayer("convolution", convolve, inputs, x, training, dropped=True)
             return x
 
-    def _sublayer(self, name, function, inputs, residual, training):
-        """Residual, dropout and normalization around one sub-layer."""
+    def _sublayer(self, name, function, inputs, residual, training, dropped: bool = False):
+        """Residual, dropout, unless it is within, and normalization around one sub-layer."""
         norm, output_norm = self._norms(name)
         before = self.normalize_first and norm is not None and not self.share_normalization
-        output = function(norm(inputs) if before else inputs)
-        output = output if output_norm is None else output_norm(output)
+        output = function(normalized(norm, inputs, training) if before else inputs)
+        output = output if output_norm is None else normalized(output_norm, output, training)
         output = output if self.residual_scale == 1 else output * self.residual_scale
         if self.trained_residual_scale:
             output = output * getattr(self, f"{name}_scale")
-        x = residual + self.dropout_layer(output, training=training)
-        return x if self.normalize_first or norm is None else norm(x)
+        x = residual + (output if dropped else self.dropout_layer(output, training=training))
+        return x if self.normalize_first or norm is None else normalized(norm, x, training)
 
     def call(
         self,

@@ -69,6 +69,14 @@ def make_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Laye
     return layer
 
 
+def normalized(norm: keras.layers.Layer, x, training: bool):
+    """What a normalization makes of states, told whether it trains where that matters.
+
+    A block that is computed again, in the backward pass, is within no call that says it.
+    """
+    return norm(x, training=training) if isinstance(norm, BatchNormalization) else norm(x)
+
+
 def make_head_normalization(kind: str, epsilon: float, **kwargs) -> keras.layers.Layer:
     """The layer with a weight for each head. ValueError for another kind than a LayerNorm."""
     check_head_norm(kind)
