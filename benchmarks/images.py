@@ -1,10 +1,13 @@
-"""ViT-B/16 on 8 images of 224 x 224, float32: a forward pass and a training step.
+"""ViT-B/16 on 8 images of 224 x 224: a forward pass and a training step.
 
 python benchmarks/images.py --rounds 3
 
+In float32; the contenders named `bfloat16` compute in that, on weights of float32.
 The weights are random, and the images are ready: reading and resizing them is Pillow's, the same
 for all. A training step is cross-entropy of 1,000 classes and Adam.
 """
+
+import functools
 
 import numpy as np
 from harness import BACKENDS, main, median_seconds, use_threads_of_torch
@@ -25,7 +28,7 @@ def _measured(forward, step) -> list:
     ]
 
 
-def ours() -> list:
+def ours(dtype: str = "float32") -> list:
     import keras
 
     import keras_transformer as kt
@@ -33,7 +36,7 @@ def ours() -> list:
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
     model = kt.ImageClassifier.from_preset(
-        "vit_base_patch16_224", load_weights=False, num_classes=CLASSES
+        "vit_base_patch16_224", load_weights=False, num_classes=CLASSES, dtype=dtype
     )
     model.compile(keras.optimizers.Adam(1e-4), model.loss)
     images, labels = data()
@@ -43,12 +46,13 @@ def ours() -> list:
     )
 
 
-def keras_hub() -> list:
+def keras_hub(dtype: str = "float32") -> list:
     import keras
     import keras_hub
 
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
+    keras.config.set_dtype_policy(dtype)
     backbone = keras_hub.models.ViTBackbone(
         (224, 224, 3), (16, 16), num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072
     )
@@ -61,23 +65,26 @@ def keras_hub() -> list:
     )
 
 
-def transformers() -> list:
+def transformers(dtype: str = "float32") -> list:
     import torch
     import transformers as library
 
     use_threads_of_torch()
-    model = library.ViTForImageClassification(library.ViTConfig(num_labels=CLASSES))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = library.ViTForImageClassification(library.ViTConfig(num_labels=CLASSES)).to(device)
+    half = torch.autocast(device, torch.bfloat16, enabled=dtype != "float32")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     images, labels = data()
     images = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    labels = torch.tensor(labels).long()
+    labels = torch.tensor(labels).long().to(device)
 
     def forward():
-        with torch.inference_mode():
-            return model.eval()(images).logits.numpy()
+        with torch.inference_mode(), half:
+            return model.eval()(images.to(device)).logits.float().cpu().numpy()
 
     def step():
-        loss = model.train()(images, labels=labels).loss
+        with half:
+            loss = model.train()(images.to(device), labels=labels).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -91,6 +98,13 @@ CONTENDERS = {
     **{f"keras_hub-{backend}": keras_hub for backend in BACKENDS},
     "transformers": transformers,
 }
+DEFAULT = list(CONTENDERS)
+# Variables of float32, products of bfloat16.
+_MIXED = "mixed_bfloat16"
+for _backend in BACKENDS:
+    CONTENDERS[f"keras_transformer-bfloat16-{_backend}"] = functools.partial(ours, _MIXED)
+    CONTENDERS[f"keras_hub-bfloat16-{_backend}"] = functools.partial(keras_hub, _MIXED)
+CONTENDERS["transformers-bfloat16"] = functools.partial(transformers, _MIXED)
 
 if __name__ == "__main__":
-    main(__doc__.splitlines()[0], CONTENDERS, "images/s", list(CONTENDERS))
+    main(__doc__.splitlines()[0], CONTENDERS, "images/s", DEFAULT)

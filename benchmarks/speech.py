@@ -1,10 +1,12 @@
-"""Whisper tiny on 30 seconds of sound, float32: features, encoder, and 100 tokens, greedy.
+"""Whisper tiny on 30 seconds of sound: features, encoder, and 100 tokens, greedy.
 
 python benchmarks/speech.py --rounds 3
 
+In float32, but for the contenders named `bfloat16`.
 The weights are random, so each writes tokens of no sense, and as many as it is told to.
 """
 
+import functools
 import pathlib
 import tempfile
 
@@ -24,14 +26,14 @@ def _measured(transcribe) -> list:
     return [("recordings", 1 / median_seconds(transcribe, runs=5, warmup=2))]
 
 
-def ours() -> list:
+def ours(dtype: str = "float32") -> list:
     import keras
 
     import keras_transformer as kt
 
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
-    backbone = kt.Backbone.from_preset("whisper_tiny_multi", load_weights=False)
+    backbone = kt.Backbone.from_preset("whisper_tiny_multi", load_weights=False, dtype=dtype)
     processor, tokenizer = kt.AudioProcessor(length=3000), kt.Tokenizer.of_symbols(range(51_860))
     # Without an end it writes all the tokens that it may.
     task = kt.SpeechToText(backbone, processor, tokenizer, start_id=START, end_ids=[])
@@ -58,16 +60,19 @@ def _reference():
     return library.WhisperForConditionalGeneration(config).eval()
 
 
-def transformers() -> list:
+def transformers(dtype: str = "float32") -> list:
     import torch
     import transformers as library
 
-    model, extract, samples = _reference(), library.WhisperFeatureExtractor(), sound()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = _reference().to(device, getattr(torch, dtype))
+    extract, samples = library.WhisperFeatureExtractor(), sound()
     lengths = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS}
 
     def transcribe():
         features = extract(samples, sampling_rate=RATE, return_tensors="pt").input_features
         with torch.inference_mode():
+            features = features.to(device, model.dtype)
             found = model.generate(features, do_sample=False, **lengths)
         assert found.shape[-1] >= TOKENS
         return found
@@ -122,6 +127,10 @@ CONTENDERS = {
     "transformers": transformers,
     "ctranslate2": ctranslate2,
 }
+DEFAULT = list(CONTENDERS)
+for _backend in BACKENDS:
+    CONTENDERS[f"keras_transformer-bfloat16-{_backend}"] = functools.partial(ours, "bfloat16")
+CONTENDERS["transformers-bfloat16"] = functools.partial(transformers, "bfloat16")
 
 if __name__ == "__main__":
-    main(__doc__.splitlines()[0], CONTENDERS, "recordings/s", list(CONTENDERS))
+    main(__doc__.splitlines()[0], CONTENDERS, "recordings/s", DEFAULT)
