@@ -181,7 +181,8 @@ def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
-    read |= {name for conversion in family.conversions for name in conversion.read({})}
+    if config.placeholder_id is None:  # else one conversion gives all that two configs say
+        read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
     if config.gate_limit is not None:
@@ -231,7 +232,7 @@ def special(family: Family) -> list[str]:
         tokens = ["a class token"] * stem.class_token
         tokens += ["one of distillation"] * stem.distillation_token
         what = "a spectrogram" if stem.num_channels == 1 else "images"
-        parts.append(f"patches of {what}, behind {' and '.join(tokens)}")
+        parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
     if stem is not None and stem.kind == "frames":
         parts.append("an encoder of frames of sound, behind two convolutions")
     if config.attention_bias and not config.key_bias:
