@@ -185,7 +185,8 @@ def special(family: Family) -> list[str]:
     config = defaults(family)
     read = {field.ours for field in family.fields.values()}
     joined = getattr(family.of_config, "__self__", None)
-    if joined is None:  # The conversion of one that is joined gives every value.
+    # The one conversion of a model that is joined of two gives every value.
+    if joined is None and config.placeholder_id is None:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
@@ -236,7 +237,7 @@ def special(family: Family) -> list[str]:
         tokens = ["a class token"] * stem.class_token
         tokens += ["one of distillation"] * stem.distillation_token
         what = "a spectrogram" if stem.num_channels == 1 else "images"
-        parts.append(f"patches of {what}, behind {' and '.join(tokens)}")
+        parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
     if stem is not None and stem.kind == "series":
         parts.append("pieces of series, behind a class token if the config says so")
     if stem is not None and stem.kind == "frames":
