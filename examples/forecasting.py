@@ -3,10 +3,11 @@
 python examples/forecasting.py --train --output runs/my_forecaster
 python examples/forecasting.py --preset runs/my_forecaster --file loads.csv --picture out.png
 
-With --train a model learns from the first 12 months of the file, the next 4 say which epoch is
-kept, and the 4 behind them are the score: the mean squared and absolute errors over all windows, of
-values that have the mean 0 and the deviation 1 in the first part (Zhou et al. 2021, Nie et al.
-2023). The picture has the forecast of a window of the last part over the truth.
+With --train a model learns from the first 12 months of the file, and is scored on the 4 months
+behind the next 4: the mean squared and absolute errors over all windows, of values that have the
+mean 0 and the deviation 1 in the first part (Zhou et al. 2021, Nie et al. 2023). The errors on the
+4 months between are printed after each epoch. The picture has the forecast of a window of the last
+part over the truth.
 """
 
 import pathlib
@@ -18,22 +19,23 @@ from example_data import DATA_DIR
 
 import keras
 from absl import app, flags
+from keras import ops
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("preset", None, "Forecaster to score and draw; --train makes one.")
+flags.DEFINE_string("preset", "patchtst_etth1_96", "Forecaster to score and draw.")
 flags.DEFINE_string("file", None, "CSV with a column of dates. Defaults to ett/ETTh1.csv.")
 flags.DEFINE_boolean("train", False, "Train a model.")
 flags.DEFINE_string("output", "runs/forecaster", "Where the trained preset goes.")
 flags.DEFINE_string("picture", "forecast.png", "Where the picture goes.")
-flags.DEFINE_integer("context", 336, "Hours that the model reads.", lower_bound=24)
+flags.DEFINE_integer("context", 512, "Hours that the model reads.", lower_bound=24)
 flags.DEFINE_integer("horizon", 96, "Hours that it forecasts.", lower_bound=1)
 flags.DEFINE_integer("layers", 3, "Layers of the encoder.", lower_bound=1)
 flags.DEFINE_integer("width", 16, "Width of their states.", lower_bound=4)
 flags.DEFINE_integer("heads", 4, "Attention heads.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.3, "Rate of dropout.")
-flags.DEFINE_integer("epochs", 20, "Passes over the windows.", lower_bound=1)
+flags.DEFINE_integer("epochs", 14, "Passes over the windows.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 896, "Rows of a step, windows times channels.", lower_bound=1)
-flags.DEFINE_float("learning_rate", 1e-3, "Falls by a tenth after each epoch from the third on.")
+flags.DEFINE_float("learning_rate", 2e-4, "Falls by a tenth after each epoch from the third on.")
 flags.DEFINE_integer("seed", 1, "Seed of weights and order.")
 
 # Rows of the three parts: 12, 4 and 4 months of 30 days.
@@ -65,6 +67,7 @@ def make_forecaster() -> kt.Forecaster:
         num_heads=FLAGS.heads,
         intermediate_dim=8 * FLAGS.width,
         position="learned",
+        normalization="batch_norm",
         activation="gelu",
         dropout=FLAGS.dropout,
         stem={
@@ -75,7 +78,10 @@ def make_forecaster() -> kt.Forecaster:
             "repeat_last": True,
         },
     )
-    return kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), FLAGS.horizon)
+    forecaster = kt.Forecaster(kt.models.Encoder(config), kt.SeriesProcessor(), FLAGS.horizon)
+    # The first forecast is the mean of the window, and not noise.
+    forecaster.output_dense.kernel.assign(ops.zeros_like(forecaster.output_dense.kernel))
+    return forecaster
 
 
 def part(frame, rows: slice, context: int):
@@ -84,19 +90,18 @@ def part(frame, rows: slice, context: int):
 
 
 def train(frame) -> kt.Forecaster:
-    """Trains a forecaster, keeps the weights of its best epoch, and saves it."""
+    """Trains a forecaster and saves it."""
     keras.utils.set_random_seed(FLAGS.seed)
     forecaster = make_forecaster()
     forecaster.processor.adapt(frame.iloc[TRAIN])
     forecaster.compile(keras.optimizers.Adam(FLAGS.learning_rate))
-    best = keras.callbacks.EarlyStopping("val_loss", patience=10, restore_best_weights=True)
     slower = keras.callbacks.LearningRateScheduler(
         lambda epoch, rate: FLAGS.learning_rate * 0.9 ** max(0, epoch - 2)
     )
     print(f"{forecaster.count_params():,} parameters", flush=True)
     forecaster.fit(
         frame.iloc[TRAIN], epochs=FLAGS.epochs, batch_size=FLAGS.batch_size, verbose=2,
-        validation_data=part(frame, VALIDATION, FLAGS.context), callbacks=[best, slower],
+        validation_data=part(frame, VALIDATION, FLAGS.context), callbacks=[slower],
         seed=FLAGS.seed,
     )  # fmt: skip
     forecaster.save_to_preset(FLAGS.output, dtype="float16")
@@ -131,11 +136,9 @@ def main(_):
     frame = read()
     if FLAGS.train:
         forecaster = train(frame)
-    elif FLAGS.preset:
+    else:
         forecaster = kt.Forecaster.from_preset(FLAGS.preset)
         forecaster.processor.adapt(frame.iloc[TRAIN])
-    else:
-        raise app.UsageError("Give --train, or --preset.")
     rows = part(frame, TEST, forecaster.context_length)
     squared, absolute = forecaster.evaluate(rows, batch_size=4096, verbose=0)[:2]
     windows = len(rows) - forecaster.context_length - forecaster.horizon + 1

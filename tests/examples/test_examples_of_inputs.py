@@ -141,4 +141,3 @@ def test_forecasting(run, tmp_path):
     again = re.search(r"MSE ([\d.]+), MAE ([\d.]+)", again)
     pairs = zip(again.groups(), found.groups()[1:], strict=True)
     assert all(abs(float(a) - float(b)) <= 0.002 for a, b in pairs)  # stored in float16
-    assert "Give --train, or --preset" in run("forecasting", "--file=loads.csv", code=1)
