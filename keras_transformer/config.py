@@ -248,31 +248,6 @@ class TransformerConfig(
         of="model",
         positive=True,
     )
-    scale_logits: bool = option(
-        "divide the states by `sqrt(hidden_dim)` before the output projection (T5).",
-        False,
-        of="model",
-    )
-    logit_scale: float | None = option(
-        "factor of the states before the output projection (Cohere). Defaults to that of "
-        "`scale_logits`, or 1.",
-        None,
-        of="model",
-        positive=True,
-    )
-    output_bias: bool = option("a bias for each token of the output.", False, of="model")
-    logit_soft_cap: float | None = option(
-        "logits stay below it, likewise. None for no cap.", None, of="model", positive=True
-    )
-    mean_pooler: bool = option(
-        '`"encoder"` only. `pool` gives the normalized mean of the states that are of no token of '
-        "the stem (BEiT).",
-        False,
-        of="model",
-    )
-    pooler: bool = option(
-        '`"encoder"` only. A dense tanh layer on the first state (BERT).', False, of="model"
-    )
     initializer_range: float | None = option(
         "standard deviation of the initial weights. None for Glorot uniform kernels and "
         "embeddings of deviation `hidden_dim ** -0.5`.",

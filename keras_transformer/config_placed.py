@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.config_checks import option
 from keras_transformer.config_feed_forward import ACTIVATIONS
+from keras_transformer.weight import dense_of, norm_of
 
 if TYPE_CHECKING:
     from keras_transformer.config import TransformerConfig
 
 PROJECTORS = ("none", "linear", "normalized", "mlp")
 VISIBILITIES = ("causal", "states", "prompt")
+
+# `layers.Projector`, from states of an encoder to those that a decoder has among its own.
+_LINEAR, _NORMALIZED, _MLP = ({"projector": name} for name in ("linear", "normalized", "mlp"))
+PROJECTOR = (
+    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_LINEAR),
+    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_NORMALIZED),
+    *dense_of("projector/mlp/intermediate", "source_dim", "target_dim", "projector_bias", **_MLP),
+    *dense_of("projector/mlp/output", "target_dim", "target_dim", "projector_bias", **_MLP),
+)
+PROJECTOR_NORM = norm_of("projector/norm", "target_dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.config_placed import PROJECTOR, PROJECTOR_NORM
 from keras_transformer.config_stem import WHOLE
 from keras_transformer.weight import (
     NORMALIZATIONS,
@@ -170,16 +171,6 @@ SIMILARITY = (
     *weight_of("similarity_bias", kind="dual", similarity_bias=True),
 )
 
-# `layers.Projector`, from states of an encoder to those that a decoder has among its own.
-_LINEAR, _NORMALIZED, _MLP = ({"projector": name} for name in ("linear", "normalized", "mlp"))
-PROJECTOR = (
-    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_LINEAR),
-    *dense_of("projector/output", "source_dim", "target_dim", "projector_bias", **_NORMALIZED),
-    *dense_of("projector/mlp/intermediate", "source_dim", "target_dim", "projector_bias", **_MLP),
-    *dense_of("projector/mlp/output", "target_dim", "target_dim", "projector_bias", **_MLP),
-)
-_PROJECTOR_NORM = norm_of("projector/norm", "target_dim")
-
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
     *weight_of(
@@ -201,7 +192,6 @@ TRANSFORM = (
     *dense_of("output_transform", "hidden_dim", "hidden_dim", output_transform=True),
     *norm_of("output_transform_norm", output_transform=True),
 )
-# Of the states of an encoder, which the decoder attends to.
 
 
 def hidden_of_head(
@@ -236,7 +226,7 @@ _BLOCKS = (*BLOCK, *CROSS_BLOCK)
 _INPUTS = tuple(weight for stem in WHOLE for weight in stem.weights)
 _ALL = (
     *TOKENS, *_INPUTS, *STEM, *_BLOCKS, *FINAL, *POOLER, *MASKED_LM_HEAD, *CLASSIFIER_HEAD,
-    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTOR, *_PROJECTOR_NORM,
+    *VECTOR, *SIMILARITY, *TRANSFORM, *PROJECTOR, *PROJECTOR_NORM,
 )  # fmt: skip
 # Of biases and normalizations, which weight decay spares: the names of vectors.
 VECTORS = tuple(sorted({each.path.split("/")[-1] for each in _ALL if each.is_vector}))
@@ -328,7 +318,7 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
         return []
     encoder, decoder = config.sides
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
-    norm = of(_PROJECTOR_NORM, encoder, **sizes) if config.projector == "normalized" else []
+    norm = of(PROJECTOR_NORM, encoder, **sizes) if config.projector == "normalized" else []
     return of(PROJECTOR, config, **sizes) + norm
 
 
