@@ -290,6 +290,18 @@ def _gradients(backbone, loss):
     return {path: np.asarray(g) for path, g in zip(variables, found, strict=True)}
 
 
+def assert_gradients(found, reference, folder):
+    """Holds gradients by path against theirs, which are read as the weights of a checkpoint."""
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            grad = parameter.grad
+            parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
+    for path, variable in backbone_variables(load_backbone(saved(reference, folder))).items():
+        value = to_numpy(variable)
+        bound = 1e-4 * np.abs(value).max() + 2e-6
+        assert np.abs(found[path] - value).max() <= bound, path
+
+
 _GENERATING = [
     "gpt_neox",
     "llama",

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.checkpoints import backbone_variables, load_backbone
+from keras_transformer.checkpoints import load_backbone
 from keras_transformer.checkpoints.families import FAMILIES
 from keras_transformer.checkpoints.safetensors_io import to_numpy
 from tests.checkpoints import families
 from tests.checkpoints.conftest import assert_same_values
 from tests.checkpoints.family_images import CONFIGS
-from tests.checkpoints.test_families import _gradients, saved
+from tests.checkpoints.test_families import _gradients, assert_gradients, saved
 
 torch = pytest.importorskip("torch")
 
@@ -81,15 +81,7 @@ def test_same_gradients(tmp_path, model_type):
     ours, theirs = images(reference)
     (reference(theirs)[0] ** 2).mean().backward()
     found = _gradients(backbone, lambda: keras.ops.mean(keras.ops.square(backbone(ours))))
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            grad = parameter.grad
-            parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
-    expected = backbone_variables(load_backbone(saved(reference, tmp_path / "gradients")))
-    for path, variable in expected.items():
-        value = to_numpy(variable)
-        bound = 1e-4 * np.abs(value).max() + 2e-6
-        assert np.abs(found[path] - value).max() <= bound, path
+    assert_gradients(found, reference, tmp_path / "gradients")
 
 
 @pytest.mark.parametrize(("model_type", "suffix"), HEADS)
