@@ -84,6 +84,8 @@ def test_every_bundled_preset_builds_without_weights(name):
     if "layer_pattern" in (config.decoder or {}):  # as T5Gemma, whose windows differ
         layers["decoder"] = {"layer_pattern": config.decoder["layer_pattern"][:1]}
     layers |= small_sides(config, sizes | layers)
+    if config.placeholder_id is not None:
+        layers["placeholder_id"] = 3
     backbone = load_backbone(name, load_weights=False, **sizes, **layers)
     assert backbone.config == config.replace(**sizes, **layers)
 
