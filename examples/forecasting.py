@@ -127,7 +127,8 @@ def draw(forecaster: kt.Forecaster, frame) -> None:
         axis.plot(truth.index, truth[name], color="#bbbbbb", label="truth")
         axis.plot(found.index, found[name], color="#ee6677", label="forecast")
         axis.set_title(str(name), fontsize=9, loc="left")
-    axes[0, 0].legend(fontsize=8, frameon=False, ncols=3)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", fontsize=8, frameon=False, ncols=3)
     figure.savefig(FLAGS.picture, dpi=120)
     pyplot.close(figure)
 

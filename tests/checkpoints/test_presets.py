@@ -32,7 +32,9 @@ WITHOUT_WEIGHTS = (
 )  # fmt: skip
 
 # Trained here, with the weights of a head.
-WITH_HEADS = ("cct_tiny_cifar10", "listops_small", "splice_sites", "spoken_digits")
+WITH_HEADS = (
+    "cct_tiny_cifar10", "listops_small", "patchtst_etth1_96", "splice_sites", "spoken_digits",
+)  # fmt: skip
 
 
 def test_bundled_presets_are_listed_by_task():

@@ -273,7 +273,8 @@ def test_bad_hidden_activation():
 def test_task_from_preset_is_of_the_wanted_kind(tmp_path):
     classifier(num_classes=2).save_to_preset(tmp_path)
     with pytest.raises(
-        ValueError, match="names the task 'TextClassifier'.*CausalLM, ImageToText, SampledForecaster, Seq2SeqLM"
+        ValueError,
+        match="names the task 'TextClassifier'.*CausalLM, ImageToText, SampledForecaster, Seq2SeqLM",
     ):
         kt.tasks.language_model.LanguageModel.from_preset(tmp_path)
 
