@@ -14,7 +14,7 @@ from keras_transformer.structure import sides
 # activation computes on its way and needs again, what comes out.
 _OF_ACTIVATION = {
     "relu": 2,
-    "gelu": 4,
+    "gelu": 3,
     "gelu_tanh": 3,
     "silu": 3,
     "tanh": 1,
@@ -154,8 +154,10 @@ def _attention(config: TransformerConfig, rows: Rows, queries: int, keys: int) -
     if config.query_key_norm:
         total += _OF_NORM[config.normalization] * (of_queries + of_keys)
     pairs = rows.count * heads * queries * keys
-    # JAX's own attention, for which nothing is dropped, keeps the scores with the mask as well.
-    total += pairs * ((1 if dropped else 2) * _FLOAT32 + rows.itemsize)
+    # The weights, and in float32 who is seen; JAX's own attention, in other precisions, keeps the
+    # scores with and without the mask, and where some are dropped there are those that are not.
+    others = _FLOAT32 if dropped else 1 if rows.itemsize == _FLOAT32 else 2 * _FLOAT32
+    total += pairs * (others + rows.itemsize)
     if config.disentangled:  # the scores with all relative positions, and those of pairs
         total += rows.count * heads * (queries + keys) * config.relative_num_buckets * rows.itemsize
         total += 2 * pairs * rows.itemsize

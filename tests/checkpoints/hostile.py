@@ -63,6 +63,8 @@ def _suffix(name):
         return "LanguageModel"
     if "Forecaster" in FAMILIES[name].heads:
         return "ForPrediction"
+    if "CTCSpeechToText" in FAMILIES[name].heads:
+        return "ForCTC"
     for kind in ("Image", "Audio"):
         if f"{kind}Classifier" in FAMILIES[name].heads:
             return f"For{kind}Classification"
