@@ -104,6 +104,8 @@ def train(frame) -> kt.Forecaster:
         validation_data=part(frame, VALIDATION, FLAGS.context), callbacks=[slower],
         seed=FLAGS.seed,
     )  # fmt: skip
+    # Each window is scaled by itself: without the scales of this table it takes any other.
+    forecaster.processor.mean = forecaster.processor.std = None
     forecaster.save_to_preset(FLAGS.output, dtype="float16")
     print(f"The forecaster is in {FLAGS.output}.")
     return forecaster
@@ -135,11 +137,8 @@ def draw(forecaster: kt.Forecaster, frame) -> None:
 
 def main(_):
     frame = read()
-    if FLAGS.train:
-        forecaster = train(frame)
-    else:
-        forecaster = kt.Forecaster.from_preset(FLAGS.preset)
-        forecaster.processor.adapt(frame.iloc[TRAIN])
+    forecaster = train(frame) if FLAGS.train else kt.Forecaster.from_preset(FLAGS.preset)
+    forecaster.processor.adapt(frame.iloc[TRAIN])
     rows = part(frame, TEST, forecaster.context_length)
     squared, absolute = forecaster.evaluate(rows, batch_size=4096, verbose=0)[:2]
     windows = len(rows) - forecaster.context_length - forecaster.horizon + 1
