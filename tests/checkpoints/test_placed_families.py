@@ -156,7 +156,7 @@ def test_export_is_the_way_back(both, tmp_path):
     for mine, expected in zip(
         logits_of(again.eval(), images, rows), logits_of(reference, images, rows), strict=True
     ):
-        assert np.abs(mine - expected).max() <= 1e-5
+        assert np.abs(mine - expected).max() <= 1e-6
     back = kt.ImageToText.from_preset(tmp_path)
     assert back.backbone.config == task.backbone.config
     assert back.task_values() == task.task_values()

@@ -114,7 +114,9 @@ def _written(side: TransformerConfig, tower: Tower) -> dict[str, Any]:
     for name, field in tower[0].items():
         value = getattr(side, field.ours)
         if field.ours == "activation":
-            value = names.get(value, value)
+            # Of several names for one the usual, whose rounding the model was trained with.
+            usual = ACTIVATIONS[field.default] == value
+            value = field.default if usual else names.get(value, value)
         if value is not None:
             theirs[name] = value
     for conversion in tower[2]:
