@@ -23,7 +23,7 @@ from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
 from keras_transformer.layers.position_bias import PairBias
-from keras_transformer.layers.products import quick_products
+from keras_transformer.layers.products import Dense, quick_products
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
 # Those that every attention of a block has: further arguments of the block, by the same names.
@@ -269,7 +269,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         self._build_norms("feed_forward", input_shape)
         if self.convolution_size:
             with one_piece():
-                self.convolution = keras.layers.Dense(
+                self.convolution = Dense(
                     input_shape[-1],
                     kernel_initializer=self._kernel_initializer.clone(),
                     name="convolution",

@@ -28,12 +28,27 @@ def quick_products(x) -> contextlib.AbstractContextManager:
     return ProductsByOneDNN() if suits(x) else contextlib.nullcontext()
 
 
+def by_rows(product: Callable, inputs):
+    """A product of states with a matrix, on JAX of all their rows in one axis.
+
+    The gradient of the matrix is then one product of two matrices. For states of more axes XLA
+    transposes them on a CPU, and computes there what it transposes: in a stack that normalizes
+    first that is the sum of all residuals, once more for each layer. A training step of ViT-B/16
+    took 1.5 times as long.
+    """
+    shape = inputs.shape
+    if keras.backend.backend() != "jax" or len(shape) < 3 or None in shape[:-1]:
+        return product(inputs)
+    outputs = product(keras.ops.reshape(inputs, (-1, shape[-1])))
+    return keras.ops.reshape(outputs, (*shape[:-1], outputs.shape[-1]))
+
+
 class Dense(keras.layers.Dense):
-    """Keras's, whose product adds the bias itself on PyTorch: no tensor more for the sum."""
+    """Keras's, by rows. On PyTorch the product adds the bias: no tensor more for the sum."""
 
     def call(self, inputs, training=None):
         if keras.backend.backend() != "torch" or self.bias is None:
-            return super().call(inputs)
+            return by_rows(super().call, inputs)
         from torch.nn.functional import linear
 
         kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))

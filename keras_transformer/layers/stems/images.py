@@ -7,7 +7,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
-from keras_transformer.layers.products import quick_products
+from keras_transformer.layers.products import by_rows, quick_products
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -119,8 +119,9 @@ class PatchStem(ImageStem):
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
         x = ops.reshape(x, (-1, rows * columns, side * side * channels))
         kernel = ops.cast(self.patches.kernel, x.dtype)
+        kernel = ops.reshape(kernel, (-1, kernel.shape[-1]))
         with quick_products(x):
-            x = ops.matmul(x, ops.reshape(kernel, (-1, kernel.shape[-1])))
+            x = by_rows(lambda rows: ops.matmul(rows, kernel), x)
         bias = self.patches.bias
         return x if bias is None else x + ops.cast(bias, x.dtype)
 

@@ -1,13 +1,12 @@
 """What all stems of a config share: positions, normalization, dropout, the width of the blocks."""
 
-import keras
-
 from keras_transformer.config import TransformerConfig
 from keras_transformer.distribution.layout import spread_batch
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.initializers import embedding_initializer, kernel_initializer
 from keras_transformer.layers.normalization import make_normalization
 from keras_transformer.layers.position import LearnedPosition, SinusoidalPosition
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems.stem import Stem
 
@@ -61,7 +60,7 @@ class PositionedStem(Stem):
         with one_piece():
             self.dropout_layer = Dropout(config.dropout, dtype=self.dtype_policy)
         if config.embedding_projection:
-            self.embedding_projection = keras.layers.Dense(
+            self.embedding_projection = Dense(
                 config.hidden_dim,
                 kernel_initializer=kernel_initializer(config, initializer),
                 name="embedding_projection",

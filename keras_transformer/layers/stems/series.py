@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
@@ -35,7 +36,7 @@ class SeriesStem(PositionedStem):
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(config, initializer, **kwargs)
         with one_piece():
-            self.patches = keras.layers.Dense(
+            self.patches = Dense(
                 config.embedding_dim,
                 use_bias=config.stem.use_bias,
                 kernel_initializer=kernel_initializer(config, initializer),

@@ -1,12 +1,12 @@
 """The stem of text: token ids to states."""
 
-import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -58,7 +58,7 @@ class TokenStem(PositionedStem):
             self.inputs = (*self.inputs, _GLOBAL)
         self.token_projection = self.segment_embedding = None
         if config.token_projection:
-            self.token_projection = keras.layers.Dense(
+            self.token_projection = Dense(
                 config.hidden_dim,
                 use_bias=False,
                 kernel_initializer=kernel_initializer(config, initializer),

@@ -6,6 +6,7 @@ from keras import ops
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.products import Dense
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -101,7 +102,7 @@ class WaveformStem(PositionedStem):
                 epsilon=config.normalization_epsilon, name="input_projection_norm", **options
             )
         width = config.embedding_dim
-        self.projection = keras.layers.Dense(width, name="input_projection", **kernels)
+        self.projection = Dense(width, name="input_projection", **kernels)
         self.positions = keras.layers.Conv1D(
             width,
             stem.position_size,
