@@ -54,8 +54,6 @@ class Attends:
             def attend_near(*given):
                 return attend(*given)[0]
 
-            if not (training and self.dropout):  # whose numbers would be drawn again
-                attend_near = in_groups(attend_near)
             return sparse.attend_in_blocks(attend_near, *given), None
         bias = bias.whole(query) if isinstance(bias, PairBias) else bias
         bias = sparse.bias_of_pairs(bias, visibility, queries, keys)
@@ -107,14 +105,18 @@ class Attends:
             attend = self._attend_fused
         elif not from_cache:
             keys, values = _heads_first(keys), _heads_first(values)
-        shared = (keys, values)
-        if self.attention_sinks:
-            shared = (keys, values, ops.cast(self.sinks, "float32"))
+        sinks = (ops.cast(self.sinks, "float32"),) if self.attention_sinks else ()
         may_cut = dot and bias is None and not scores_wanted
+        draw = self.dropout_layer.next_seeds if dropped else None
         if may_cut and goes_in_turns(visibility, queries.shape[1], by_kernel):
-            draw = self.dropout_layer.next_seeds if dropped else None
+            shared = (keys, values, *sinks)
             return in_turns(attend, queries, shared, visibility, draw), None
-        attended, weights = attend(queries, *shared, visibility=visibility, bias=bias)
+        if sinks:
+            attend = functools.partial(attend, sinks=sinks[0])
+        if not (scores_wanted or from_cache):
+            slots = keys.shape[1 if by_kernel else 2]
+            return in_groups(attend, queries, keys, values, visibility, bias, slots, draw), None
+        attended, weights = attend(queries, keys, values, visibility=visibility, bias=bias)
         return attended, weights if scores_wanted else None
 
     def _attend_fused(self, queries, keys, values, *, visibility, bias=None, seed=None):

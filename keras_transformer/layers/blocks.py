@@ -7,12 +7,13 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.products import in_program, on_cpu
 
 # From this length on full attention is computed for so many queries at a time, where the kernel of
 # the backend would keep the scores of all of them.
 _LONG, _AT_A_TIME = 4096, 256
-# Of the queries of a window.
-_BLOCKS_AT_A_TIME = 1024
+# Bytes of the scores of some rows: what the caches of a processor hold, or memory is not short of.
+_SCORES_AT_A_TIME = {"cpu": 3 * 2**20, "gpu": 2**30}
 # Smaller blocks compute fewer scores outside of the window, and more and smaller products.
 _LEAST_SIZE = 64
 
@@ -72,36 +73,66 @@ def in_turns(
     return blocks.whole(attended)
 
 
-def in_groups(attend: Callable) -> Callable:
-    """As `attend(queries, keys, values, visibility, bias)` of rows that are blocks, some at a time.
+def in_groups(
+    attend: Callable,
+    queries,
+    keys,
+    values,
+    visibility: Visibility,
+    bias,
+    slots: int,
+    draw: Callable | None = None,
+):
+    """What `attend(queries, keys, values, visibility=, bias=, seed=)` gives first, by some rows.
 
-    On JAX, whose kernel keeps the scores; the gradient computes each group again.
+    On JAX, whose kernel keeps the scores, in a program that is compiled. The gradient computes
+    each group again. On a CPU that takes half the time of all rows at once, since the scores of a
+    group do not leave its caches.
+
+    Args:
+        attend: as that of `in_turns`, of rows `(batch, length, heads, head_dim)`.
+        queries: `(batch, length, heads, head_dim)`.
+        keys: for each row what it attends to.
+        values: likewise.
+        visibility: `Visibility` of all rows.
+        bias: of rows, or of all alike, or None.
+        slots: how many keys a row has.
+        draw: as that of `in_turns`.
     """
+    count = _rows_at_a_time(queries, slots)
+    if count is None:
+        return attend(queries, keys, values, visibility=visibility, bias=bias)[0]
+    rows = queries.shape[0]
+    of_all = {"queries": queries, "keys": keys, "values": values}
+    of_rows = {**of_all, "bias": bias, **visibility._asdict()}
+    of_rows = {k: x for k, x in of_rows.items() if ops.is_tensor(x) and x.shape[:1] == (rows,)}
 
-    def grouped(queries, keys, values, visibility: Visibility, bias):
-        rows, size = queries.shape[:2]
-        known = isinstance(rows, int) and isinstance(size, int)
-        count = max(1, _BLOCKS_AT_A_TIME // size) if known else rows
-        if keras.backend.backend() != "jax" or not known or rows <= count:
-            return attend(queries, keys, values, visibility, bias)
-        of_rows = {"queries": queries, "keys": keys, "values": values, "bias": bias}
-        of_rows |= visibility._asdict()
-        of_rows = {k: x for k, x in of_rows.items() if ops.is_tensor(x) and x.shape[:1] == (rows,)}
+    @keras.remat
+    def turn(parts):
+        seen = {k: x for k, x in parts.items() if k in visibility._fields}
+        given = [parts.get(name, x) for name, x in of_all.items()]
+        options = {"bias": parts.get("bias", bias), "seed": parts.get("seed")}
+        return attend(*given, visibility=visibility._replace(**seen), **options)[0]
 
-        @keras.remat
-        def turn(parts):
-            seen = {k: x for k, x in parts.items() if k in visibility._fields}
-            given = [parts[k] for k in ("queries", "keys", "values")]
-            return attend(*given, visibility._replace(**seen), parts.get("bias", bias))
+    def apart(x):
+        x = _padded_rows(x, -rows % count)
+        return ops.reshape(x, (-1, count, *x.shape[1:]))
 
-        def apart(x):
-            x = _padded_rows(x, -rows % count)
-            return ops.reshape(x, (-1, count, *x.shape[1:]))
+    parts = {k: apart(x) for k, x in of_rows.items()}
+    if draw is not None:
+        parts["seed"] = draw(-(-rows // count))
+    attended = ops.map(turn, parts)
+    return ops.reshape(attended, (-1, *attended.shape[2:]))[:rows]
 
-        attended = ops.map(turn, {k: apart(x) for k, x in of_rows.items()})
-        return ops.reshape(attended, (-1, *attended.shape[2:]))[:rows]
 
-    return grouped
+def _rows_at_a_time(queries, slots) -> int | None:
+    """How many rows go through attention at a time, None for all."""
+    if keras.backend.backend() != "jax" or not in_program(queries):
+        return None
+    rows, length, heads, _ = queries.shape
+    limit = _SCORES_AT_A_TIME["cpu" if on_cpu() else "gpu"]
+    most = max(1, limit // (4 * length * heads * slots))
+    return -(-rows // -(-rows // most)) if rows > most else None
 
 
 class Blocks(NamedTuple):

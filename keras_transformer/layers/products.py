@@ -73,13 +73,22 @@ def attention_kernel(dtype) -> Callable:
         from keras_transformer.layers.torch_products import attention
 
         return attention
-    if keras.backend.standardize_dtype(dtype) == "float32" and _on_cpu():
+    if keras.backend.standardize_dtype(dtype) == "float32" and on_cpu():
         return xla_attention.attention
     return keras.ops.dot_product_attention
 
 
+def in_program(x) -> bool:
+    """Whether JAX traces an operation on `x`, of known sizes and for one device."""
+    import jax
+
+    if keras.distribution.distribution() is not None or not isinstance(x, jax.core.Tracer):
+        return False
+    return all(isinstance(size, int) for size in x.shape)
+
+
 @functools.cache
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     """Whether JAX, or TensorFlow, computes on a CPU."""
     if keras.backend.backend() == "jax":
         import jax

@@ -73,5 +73,5 @@ def from_config(layer):
 
 @pytest.fixture
 def small_groups(monkeypatch):
-    """The blocks of a window go through attention 128 queries at a time, where they do so."""
-    monkeypatch.setattr(blocks, "_BLOCKS_AT_A_TIME", 128)
+    """Rows go through attention two at a time or so, where they go in groups."""
+    monkeypatch.setitem(blocks._SCORES_AT_A_TIME, "cpu", 2**17)

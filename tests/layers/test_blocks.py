@@ -188,7 +188,7 @@ def test_a_prompt_fills_a_cache_without_a_tensor_of_its_square():
 def test_the_scores_of_some_blocks_are_in_memory_at_a_time():
     layer = made(4096, window=65)
     found = largest(lambda x: layer(x, training=True), random(1, 4096, DIM))
-    assert found <= blocks._BLOCKS_AT_A_TIME * 4 * 3 * 65
+    assert found <= blocks._SCORES_AT_A_TIME["cpu"] // 4
 
 
 @pytest.fixture
