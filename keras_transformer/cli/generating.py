@@ -11,16 +11,14 @@ import keras_transformer as kt
 from keras_transformer.cli.command import above_0, option, positive
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.files import read_file
+from keras_transformer.tokenizers.moses import text_forms
 
 _MAX_SCHEMA = 4 * 2**20  # bytes
 
 
 def _forms(preset) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
-    if kt.checkpoints.load_config(preset, load_weights=False)[2].get("text") != "moses":
-        return list, str
-    split = kt.tokenizers.moses_tokenize
-    return lambda texts: [split(text) for text in texts], kt.tokenizers.moses_detokenize
+    return text_forms(kt.checkpoints.load_config(preset, load_weights=False)[2].get("text"))
 
 
 def _drawing(options: argparse.Namespace) -> dict:

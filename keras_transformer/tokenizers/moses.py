@@ -5,6 +5,7 @@ trained on it wants its input so, whatever its own tokenizer does afterwards.
 """
 
 import re
+from collections.abc import Callable
 
 # What may end in a point without ending a sentence.
 _ABBREVIATIONS = frozenset(
@@ -83,6 +84,29 @@ def moses_detokenize(text: str) -> str:
     text = re.sub(r"\s+([.,!?;:%)\]}]|\.{2,})(?=\s|\"|$)", r"\1", text)
     text = re.sub(r"([(\[{])\s+", r"\1", text)
     return re.sub(r"(?<=\w)\s+'(?=\w)", "'", text)
+
+
+def text_forms(text: str | None) -> tuple[Callable[[list[str]], list[str]], Callable[[str], str]]:
+    """From ordinary texts to the form that a preset was trained on, and from its form back.
+
+    Args:
+        text: the form as the metadata of a preset have it, `"moses"` or None for ordinary texts.
+
+    Returns:
+        A function of texts, and one of a text.
+
+    Example:
+    ```python
+    from keras_transformer.tokenizers.moses import text_forms
+
+    split, join = text_forms("moses")
+    assert split(["A dog, a cat."]) == ["a dog , a cat ."]
+    assert join("a dog , a cat .") == "a dog, a cat."
+    ```
+    """
+    if text != "moses":
+        return list, str
+    return lambda texts: [moses_tokenize(text) for text in texts], moses_detokenize
 
 
 def _unescape(text: str) -> str:

@@ -1,0 +1,320 @@
+"""What can be asked of the presets: one description for the endpoints, OpenAPI and the page."""
+
+import base64
+import binascii
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import keras_transformer as kt
+from keras_transformer.tokenizers.moses import text_forms
+
+Values = Mapping[str, Any]
+
+
+class Served(NamedTuple):
+    """A task that is asked.
+
+    Fields:
+        task: the task.
+        text: the form of the texts that it was trained on, as the metadata of presets say it:
+            `"moses"` for lowercased words with spaces around punctuation.
+    """
+
+    task: Any
+    text: str | None = None
+
+    @property
+    def verbs(self) -> "tuple[Verb, ...]":
+        """What can be asked of it."""
+        return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
+
+
+_JSON_TYPES = {"text": "string", "file": "string", "integer": "integer", "number": "number"}
+
+
+class Field(NamedTuple):
+    """A value that a verb is given.
+
+    Fields:
+        name: its name in JSON.
+        kind: `"text"`, `"texts"` (a list of them), `"file"` (its bytes in base64), `"integer"` or
+            `"number"`.
+        label: what the page calls it.
+        default: its value where it is not given; None where it must be.
+        least: the least number.
+        most: the greatest number, or the most texts.
+        optional: whether it may be left out without a default.
+    """
+
+    name: str
+    kind: str
+    label: str
+    default: Any = None
+    least: float = 0
+    most: float = 32
+    optional: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of JSON Schema."""
+        schema: dict[str, Any] = {"description": self.label}
+        if self.kind == "texts":
+            text = {"type": "string", "minLength": 1}
+            schema |= {"type": "array", "items": text, "minItems": 1, "maxItems": int(self.most)}
+        else:
+            schema["type"] = _JSON_TYPES[self.kind]
+        if self.kind in ("integer", "number"):
+            schema |= {"minimum": self.least, "maximum": self.most}
+        elif self.kind == "file":
+            schema["contentEncoding"] = "base64"
+        return schema if self.default is None else {**schema, "default": self.default}
+
+    def read(self, given: Values, longest: int) -> Any:
+        """The value of a request. ValueError if it is missing or no such value."""
+        value = given.get(self.name, self.default)
+        if value is None:
+            if self.optional:
+                return None
+            raise ValueError(f"`{self.name}` is missing: give {_KINDS[self.kind]}.")
+        return getattr(self, f"_read_{self.kind}")(value, longest)
+
+    def _read_text(self, value: Any, longest: int) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"`{self.name}` must be a text that is not empty.")
+        if len(value) > longest:
+            raise ValueError(
+                f"`{self.name}` has {len(value):,} characters, and at most {longest:,} are read."
+            )
+        return value
+
+    def _read_texts(self, value: Any, longest: int) -> list[str]:
+        texts = value if isinstance(value, list) else [value]
+        if not 1 <= len(texts) <= self.most:
+            raise ValueError(f"`{self.name}` must be 1 to {self.most} texts, not {len(texts)}.")
+        return [self._read_text(text, longest) for text in texts]
+
+    def _read_file(self, value: Any, longest: int) -> bytes:
+        try:
+            content = base64.b64decode(value, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            content = b""
+        if not content:
+            raise ValueError(f"`{self.name}` must be the bytes of a file in base64.")
+        return content
+
+    def _read_integer(self, value: Any, longest: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"`{self.name}` must be an integer.")
+        return int(self._read_number(value, longest))
+
+    def _read_number(self, value: Any, longest: int) -> float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not self.least <= value <= self.most:
+            raise ValueError(f"`{self.name}` must be a number from {self.least} to {self.most}.")
+        return value
+
+
+_KINDS = {
+    "text": "a text",
+    "texts": "a list of texts",
+    "file": "a file in base64",
+    "integer": "an integer",
+    "number": "a number",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """What can be asked of some tasks.
+
+    Args:
+        name: of its endpoint.
+        title: what its button says.
+        tasks: the names of the task classes that it is of.
+        fields: `Field`s, what it is given.
+        answer: function of a `Served` and the values to what JSON holds: `rows`, dicts of the same
+            names, a list of them for each input; `texts`; or `vectors` and their `similarities`.
+        stream: likewise, to the pieces of a text as they come.
+        explained: function of the values to what `explain` of the task is given; None where the
+            page shows no attention.
+    """
+
+    name: str
+    title: str
+    tasks: tuple[str, ...]
+    fields: tuple[Field, ...]
+    answer: Callable[[Served, Values], dict[str, Any]]
+    stream: Callable[[Served, Values], Iterator[str]] | None = None
+    explained: Callable[[Values], Any] | None = None
+
+    def read(self, given: Any, longest: int) -> dict[str, Any]:
+        """The values of a request, checked. ValueError with what is wrong."""
+        if not isinstance(given, dict):
+            raise ValueError("The body must be a JSON object.")
+        names = [field.name for field in self.fields]
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise ValueError(f"`{unknown[0]}` is not known here. There are: {', '.join(names)}.")
+        return {field.name: field.read(given, longest) for field in self.fields}
+
+
+_TEXTS = Field("texts", "texts", "Texts, one a line")
+_FILE = Field("file", "file", "File")
+_LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, most=512)
+
+
+def _first(values: Values) -> str:
+    return values["texts"][0]
+
+
+def _file(values: Values) -> bytes:
+    return values["file"]
+
+
+def _classes(found: list) -> dict[str, Any]:
+    rows = [[{"label": label, "score": float(share)} for label, share in row] for row in found]
+    return {"rows": rows}
+
+
+def _classify(served: Served, values: Values) -> dict[str, Any]:
+    return _classes(served.task.classify(values["texts"], top_k=min(served.task.num_classes, 10)))
+
+
+def _classify_file(served: Served, values: Values) -> dict[str, Any]:
+    return _classes(served.task.classify([values["file"]], top_k=min(served.task.num_classes, 10)))
+
+
+def _classify_by_labels(served: Served, values: Values) -> dict[str, Any]:
+    labels = values["labels"]
+    return _classes(served.task.classify([values["file"]], labels=labels, top_k=len(labels)))
+
+
+def _fill_mask(served: Served, values: Values) -> dict[str, Any]:
+    found = served.task.fill_mask(values["texts"], top_k=values["top_k"])
+    # A text with several masks has a list for each.
+    flat = [[f for fs in each for f in (fs if isinstance(fs, list) else [fs])] for each in found]
+    names = ("token", "score", "text")
+    return {"rows": [[{n: _plain(getattr(f, n)) for n in names} for f in fs] for fs in flat]}
+
+
+def _recognize(served: Served, values: Values) -> dict[str, Any]:
+    found = served.task.recognize(values["texts"])
+    return {"rows": [[_entity(entity) for entity in entities] for entities in found]}
+
+
+def _entity(entity: Any) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in entity._asdict().items()}
+
+
+def _answer(served: Served, values: Values) -> dict[str, Any]:
+    (found,) = served.task.answer([values["question"]], [values["context"]], top_k=3)
+    return {"rows": [[_entity(answer) for answer in found]]}
+
+
+def _embed(served: Served, values: Values) -> dict[str, Any]:
+    vectors = np.asarray(served.task.encode(values["texts"]), "float64")
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    similarities = (units @ units.T).round(6).tolist()
+    return {"vectors": vectors.round(7).tolist(), "similarities": similarities}
+
+
+def _translate(served: Served, values: Values) -> dict[str, Any]:
+    split, join = text_forms(served.text)
+    beams = values["beams"]
+    sampler = kt.generation.BeamSearch(beams) if beams > 1 else kt.generation.Greedy()
+    options = {"max_new_tokens": values["max_new_tokens"], "sampler": sampler}
+    return {
+        "texts": [join(text) for text in served.task.generate(split(values["texts"]), **options)]
+    }
+
+
+def _drawing(values: Values) -> dict[str, Any]:
+    """What `generate` is given of how tokens are chosen."""
+    sampler = kt.generation.Greedy()
+    if values["temperature"] > 0:
+        sampler = kt.generation.Random(values["temperature"], top_p=values["top_p"])
+    given = {"sampler": sampler, "max_new_tokens": values["max_new_tokens"]}
+    return given if values["seed"] is None else {**given, "seed": values["seed"]}
+
+
+def _complete(served: Served, values: Values) -> dict[str, Any]:
+    return {"texts": [served.task.generate(values["prompt"], **_drawing(values))]}
+
+
+def _complete_stream(served: Served, values: Values) -> Iterator[str]:
+    return served.task.generate(values["prompt"], stream=True, **_drawing(values))
+
+
+def _caption(served: Served, values: Values) -> dict[str, Any]:
+    options = {"max_new_tokens": values["max_new_tokens"]}
+    return {"texts": list(served.task.generate([values["file"]], values["question"], **options))}
+
+
+def _transcribe(served: Served, values: Values) -> dict[str, Any]:
+    return {"texts": list(served.task.transcribe([values["file"]]))}
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as Python's, of which JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+VERBS = (
+    Verb(
+        "classify", "Classify", ("TextClassifier", "SequenceClassifier"), (_TEXTS,), _classify,
+        explained=_first,
+    ),
+    Verb(
+        "classify", "Classify", ("ImageClassifier", "AudioClassifier"), (_FILE,), _classify_file,
+        explained=_file,
+    ),
+    Verb(
+        "classify", "Classify", ("ImageEmbedder",),
+        (_FILE, Field("labels", "texts", "Classes, one a line")), _classify_by_labels,
+    ),
+    Verb(
+        "fill-mask", "Fill the mask", ("MaskedLM",),
+        (_TEXTS, Field("top_k", "integer", "How many", 5, least=1, most=20)), _fill_mask,
+        explained=_first,
+    ),
+    Verb(
+        "recognize", "Recognize", ("TokenClassifier", "SequenceLabeler"), (_TEXTS,), _recognize,
+        explained=_first,
+    ),
+    Verb(
+        "answer", "Answer", ("QuestionAnswerer",),
+        (Field("question", "text", "Question"), Field("context", "text", "Text")), _answer,
+        explained=lambda values: (values["question"], values["context"]),
+    ),
+    Verb("embed", "Embed and compare", ("TextEmbedder",), (_TEXTS,), _embed, explained=_first),
+    Verb(
+        "translate", "Translate", ("Seq2SeqLM",),
+        (_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _LENGTH), _translate,
+        explained=_first,
+    ),
+    Verb(
+        "complete", "Complete", ("CausalLM",),
+        (
+            Field("prompt", "text", "Prompt"), _LENGTH,
+            Field("temperature", "number", "Temperature, 0 for the likeliest", 0.8, most=4),
+            Field("top_p", "number", "Share of the likeliest", 0.95, least=0.01, most=1),
+            Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
+        ),
+        _complete, stream=_complete_stream, explained=lambda values: values["prompt"],
+    ),
+    Verb(
+        "caption", "Describe", ("ImageToText",),
+        (_FILE, Field("question", "text", "Question", optional=True), _LENGTH), _caption,
+    ),
+    Verb("transcribe", "Transcribe", ("SpeechToText", "CTCSpeechToText"), (_FILE,), _transcribe),
+)  # fmt: skip
+
+
+@functools.cache
+def task_names() -> frozenset[str]:
+    """The task classes of which something can be asked."""
+    return frozenset(name for verb in VERBS for name in verb.tasks)
