@@ -125,7 +125,7 @@ def explanation_of(
         **further: fields that are no part of the pass, such as `saliency`.
     """
     arrays = arrays_of(found, sides)
-    vectors = {n: arrays.pop(n) for n in list(arrays) if n.endswith(("queries", "keys"))}
+    vectors = {n: arrays.pop(n) for n in sorted(arrays) if n.endswith(("queries", "keys"))}
     tokens = {f"{prefix}tokens": side.tokens for prefix, side in sides.items()}
     if "tokens" not in tokens:  # of a model of two sides, one of which was given
         parts = (arrays, vectors, tokens, further)

@@ -112,7 +112,7 @@ class Explainer:
         return tuple(np.stack([each[part][0] for each in found]) for part in (0, 1))
 
     def differentiable(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs by which outputs have gradients: embeddings of tokens, or what a stem reads."""
+        """The inputs by which outputs have gradients: embeddings, or what a stem reads."""
         task, found = self._task(), {}
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():

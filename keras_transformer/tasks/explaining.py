@@ -64,7 +64,7 @@ class Explains:
         ```python
         import keras_transformer as kt
 
-        classifier = kt.TextClassifier.from_preset("minilm_l6_sst2")
+        classifier = kt.TextClassifier.from_preset("minilm_l6_en", labels=["bad", "good"])
         explanation = classifier.explain("a warm and funny film", saliency="integrated_gradients")
         assert explanation.tokens[1] == "a" and explanation.attention.shape[:2] == (6, 12)
         assert len(explanation.saliency) == len(explanation.tokens)
