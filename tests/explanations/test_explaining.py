@@ -90,7 +90,9 @@ def test_steps_of_writing():
     chosen = [shares[len(prompt) - 1 + i, id] for i, id in enumerate(made.token_ids)]
     assert_near(np.log(chosen), made.log_probabilities, 1e-4)
     again = task.explain("two dogs", [made.token_ids][0])
-    assert_near(again.attention, explanation.attention[:, :, : len(again.tokens), : len(again.tokens)])
+    assert_near(
+        again.attention, explanation.attention[:, :, : len(again.tokens), : len(again.tokens)]
+    )
 
 
 def test_a_translation():
@@ -159,7 +161,9 @@ def test_entropy_and_rollout():
 
 @pytest.mark.one_backend
 def test_what_it_says():
-    explanation = common.classifier(labels=["bad", "good"]).explain(TEXT, saliency="gradient_x_input")
+    explanation = common.classifier(labels=["bad", "good"]).explain(
+        TEXT, saliency="gradient_x_input"
+    )
     text = str(explanation)
     assert "attributions of the logit of" in text and "Entropy of heads in nats" in text
     assert "TextClassifier" in repr(explanation)
