@@ -1,13 +1,15 @@
 """What one pass of a model saw, as arrays by name, and what people make of it."""
 
 import dataclasses
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_transformer.checking import check_choice
-from keras_transformer.explanations import flow, plots
+from keras_transformer.explanations import flow, page, plots
 from keras_transformer.explanations.table import as_table
+from keras_transformer.files import write_text
 
 
 class View(NamedTuple):
@@ -255,6 +257,40 @@ class Explanation:
             ValueError: if `explain` was not asked for it.
         """
         return plots.saliency(self)
+
+    def to_html(
+        self, path: str | os.PathLike | None = None, layers: list[int] | None = None
+    ) -> str:
+        """One page that needs no network: heads, the whole model, queries and keys, attributions.
+
+        What is shown is chosen by mouse, finger or keyboard. Weights are kept to 1/255.
+
+        Args:
+            path: the file to write it to. Defaults to none.
+            layers: the layers to show, of a model with many. Defaults to all.
+
+        Returns:
+            The page as a string.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        explanation = kt.TextEmbedder.from_preset("minilm_l6_en").explain("The animal was tired.")
+        page = explanation.to_html("tired.html")
+        assert page.startswith("<!doctype html>") and len(page) < 300_000
+        ```
+
+        Source: the views are those of Vig 2019, "A Multiscale Visualization of Attention in the
+        Transformer Model".
+        """
+        text = page.as_page(self, layers)
+        if path is not None:
+            write_text(path, text)
+        return text
+
+    def _repr_html_(self) -> str:
+        return page.in_notebook(self)
 
     def __repr__(self) -> str:
         sizes = {name: view.attention.shape for name, view in self.views.items()}
