@@ -35,6 +35,7 @@ What there is:
     layers, models      the parts, for a Keras model of your own
     data, training      files larger than memory; schedules, losses, metrics, resuming
     generation          samplers, rules, constraints
+    explanations        what a model saw of an input: attention by head, and what each token adds
     planning            what a model takes before it is built
     distribution        many devices
     tune_process        whether steps on a CPU may keep the memory of the process
@@ -55,6 +56,7 @@ parse_before_keras()
 from keras_transformer import (  # noqa: E402
     data,
     distribution,
+    explanations,
     generation,
     layers,
     models,
@@ -144,6 +146,7 @@ __all__ = [
     "TransformerConfig",
     "data",
     "distribution",
+    "explanations",
     "export_to_huggingface",
     "from_keras_hub",
     "generation",

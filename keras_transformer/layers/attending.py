@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.layers import further_keys, scores, sparse
 from keras_transformer.layers.blocks import goes_in_turns, in_groups, in_turns
+from keras_transformer.layers.observing import observe
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import attention_kernel
 
@@ -140,7 +141,9 @@ class Attends:
     ):
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
-        logits = ops.cast(self.score_function(_heads_first(queries), keys), "float32")
+        queries = _heads_first(queries)
+        observe(self.name, queries, keys)
+        logits = ops.cast(self.score_function(queries, keys), "float32")
         if self.attention_soft_cap is not None:
             logits = self.attention_soft_cap * ops.tanh(logits / self.attention_soft_cap)
         if bias is not None:

@@ -17,7 +17,7 @@ from keras_transformer.layers.masking import is_behind
 from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.before_logits import output_transform, state_projection
-from keras_transformer.models.block_run import OpaqueCache
+from keras_transformer.models.block_run import COLLECTED, OpaqueCache
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
@@ -25,8 +25,6 @@ from keras_transformer.models.turns import ThreadSafe, Turns, reads
 from keras_transformer.notebook import model_table
 from keras_transformer.process import tune_once
 from keras_transformer.registry import bound
-
-_COLLECTED = {"states", "attention"}
 
 
 class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
@@ -136,11 +134,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             kwargs["cache"] = OpaqueCache(cache)
         check_options(type(self).__name__, kwargs, ())
         collect = kwargs.get("collect", ())
-        wrong = collect if isinstance(collect, str) else sorted({*collect} - _COLLECTED)
+        wrong = collect if isinstance(collect, str) else sorted({*collect} - {*COLLECTED})
         if wrong:
             raise ValueError(
-                "`collect` is a tuple, which may hold 'states' and 'attention', received "
-                f"{wrong!r}."
+                "`collect` is a tuple, which may hold 'states' and 'attention', and 'queries' and "
+                f"'keys' of it, received {wrong!r}."
             )
         return super().__call__(inputs, *args, **kwargs)
 

@@ -6,6 +6,10 @@ from typing import Any
 
 from keras_transformer.layers.arguments import with_further
 from keras_transformer.layers.masking import Visibility
+from keras_transformer.layers.observing import observed
+
+# What may be collected of a pass: all that `collect` of a backbone takes.
+COLLECTED = ("states", "attention", "queries", "keys")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +31,9 @@ class BlockRun:
         inputs: the inputs of the decoder: of these `padding_mask`, `position_ids`, `pack_ids`, and
             `prefix`, see `Visibility`.
         cache: what `call` was given, or None.
-        collect: tuple of `"states"` and `"attention"`, what to collect of each block.
+        collect: tuple of `"states"`, `"attention"`, `"queries"` and `"keys"`, what to collect of
+            each block: its inputs, the weights of its attention, and the projections whose products
+            are their scores, of each head, normalized and rotated.
 
     Attributes:
         visibility: `layers.Visibility`, which tokens see which. With a cache each of its spaces has
@@ -93,19 +99,27 @@ class BlockRun:
         options = {"visibility": visibility, **options}
         if "states" in self.collected:
             self.collected["states"].append(x)
-        if "attention" in self.collected:
+        within = [name for name in ("queries", "keys") if name in self.collected]
+        if within or "attention" in self.collected:
             options["return_attention_scores"] = True
         if self.cache is not None:
             options["cache"] = self.cache.layer(len(self._kept))
-        result = block(x, **options)
+        with observed(bool(within)) as seen:
+            result = block(x, **options)
         if self.cache is not None:
             *result, kept = result
             self._kept.append(kept)
-        if "attention" in self.collected:
+        if "return_attention_scores" in options:
             *result, weights = result
-            for name, of_a_block in weights.items():
-                name = "attention" if name == "self" else "cross_attention"
-                self.collected.setdefault(name, []).append(of_a_block)
+            for side, of_a_block in weights.items():
+                prefix = "" if side == "self" else "cross_"
+                if "attention" in self.collected:
+                    self.collected.setdefault(f"{prefix}attention", []).append(of_a_block)
+                pair = dict(
+                    zip(("queries", "keys"), seen.get(f"{side}_attention", ()), strict=False)
+                )
+                for name in within:
+                    self.collected.setdefault(f"{prefix}{name}", []).append(pair[name])
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def outputs(self, x, source=None):

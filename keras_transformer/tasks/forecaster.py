@@ -1,6 +1,6 @@
 """Forecasts of series of numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -194,6 +194,23 @@ class Forecaster(ForecastsSeries, Task):
             return self._continued(np.stack(rows), horizon, batch_size)
 
         return self.forecasts(x, make, context, context, self.quantiles)
+
+    def explained_inputs(self, x):
+        """The last values of each channel of series: a row of its own."""
+        if isinstance(x, Mapping):
+            return super().explained_inputs(x)
+        context, processor = self.context_length, self._require_processor()
+        rows = [
+            known_values(row[None, -context:])
+            for values in self._scaled(processor.rows(x))
+            for row in values.T
+        ]
+        for row in rows:
+            if row["values"].shape[1] < context:
+                raise ValueError(
+                    f"A series has {row['values'].shape[1]} values, and the model reads {context}."
+                )
+        return rows, len(rows) == 1 and processor.is_one(x)
 
     def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
         """Forecasts `(rows, horizon, quantiles)` of rows of known values."""

@@ -30,6 +30,8 @@ class Completion(NamedTuple):
         score: float, what beam search ranks by; else None.
         log_probabilities: float array `(tokens,)`, what the model gives each of `token_ids`,
             before rules and samplers change it; None unless asked for.
+        explanation: `explanations.Explanation`, what the model saw in each step; None unless asked
+            for.
     """
 
     text: str | None
@@ -37,6 +39,7 @@ class Completion(NamedTuple):
     finish_reason: str
     score: float | None = None
     log_probabilities: Any = None
+    explanation: Any = None
 
 
 class GenerationCall:

@@ -23,6 +23,8 @@ from keras_transformer.generation.scoring import score_continuations
 from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
+from keras_transformer.tasks.explaining import Asked
+from keras_transformer.tasks.explaining_text import ExplainsWritten
 from keras_transformer.tasks.generating import Completion, GenerationCall
 from keras_transformer.tasks.inputs import listed, padded_places
 from keras_transformer.tasks.task import PER_TOKEN
@@ -38,7 +40,7 @@ class IdsOfText(list):
     """Ids that are a text, so that what continues them is wanted as text."""
 
 
-class LanguageModel(TokenPredictor):
+class LanguageModel(ExplainsWritten, TokenPredictor):
     """A decoder with the vocabulary's logits as output, and `generate`.
 
     A subclass says, of prompts as ids: `_encode_prompts` of texts, `_to_texts` of prompts and what
@@ -119,6 +121,7 @@ class LanguageModel(TokenPredictor):
         cache_dtype: str | None = None,
         global_positions=None,
         verbose: bool = False,
+        explain: bool = False,
     ):
         """Continuations of prompts, or translations of sources.
 
@@ -149,6 +152,8 @@ class LanguageModel(TokenPredictor):
                 an encoder with a window: a list of int for all prompts, as `[0]`, or one for each
                 prompt. Defaults to the first `global_tokens` of the model's config.
             verbose: bool, show a progress bar.
+            explain: bool, return `Completion`s with an `explanation` of their steps, as `explain`
+                gives it: one more pass for each.
 
         Returns:
             A string for a string, ids for ids; with `num_samples` above 1 a list of them; for a
@@ -166,28 +171,35 @@ class LanguageModel(TokenPredictor):
         }  # fmt: skip
         rows, as_text, single = self._prompt_ids(prompts)
         further = self.global_inputs(global_positions, rows)
-        how = (as_text, single, return_prompt, stream, return_details)
+        how = (as_text, single, return_prompt, stream, return_details, explain)
         return self._completed(rows, options, further, *how)
 
     def _completed(
-        self, rows, options: dict, further, as_text, single, return_prompt, stream, return_details
-    ):
+        self, rows, options: dict, further, as_text, single, return_prompt, stream, return_details,
+        explain: "bool | Asked" = False,
+    ):  # fmt: skip
         """What `generate` returns for ids; `options` are those of a `GenerationCall`."""
         stream = check_flag("stream", stream)
         return_details = check_flag("return_details", return_details)
         return_prompt = check_flag("return_prompt", return_prompt)
+        if not isinstance(explain, Asked):
+            explain = Asked.of() if check_flag("explain", explain) else None
+        return_details = return_details or explain is not None
         call = GenerationCall(self, rows, further=further, **options)
         whole = call.num_samples > 1 or return_details or return_prompt
         if stream and (whole or self.tokenizer is None):
             raise ValueError(
                 "`stream=True` gives pieces of text: it needs a tokenizer, and does not go with "
-                "`num_samples`, `return_details` or `return_prompt`."
+                "`num_samples`, `return_details`, `explain` or `return_prompt`."
             )
         if stream:
             pieces = in_pieces(self, "generate", call.pieces())
             return (piece for _, piece in pieces) if single else pieces
         outputs: list = []
-        for row, completions in zip(rows, call.completions(return_details), strict=True):
+        for i, completions in enumerate(call.completions(return_details)):
+            row = rows[i]
+            if explain is not None:
+                completions = [self._with_steps(row, c, explain, further, i) for c in completions]
             if return_prompt:
                 completions = [self._with_prompt(row, c) for c in completions]
             if not return_details:
@@ -229,6 +241,13 @@ class LanguageModel(TokenPredictor):
         if self._constraints is None:
             self._constraints = Constraints.of(tokenizer, self.continues_prompts)
         return self._constraints.make(regex, choices, json_schema)
+
+    def _with_steps(self, prompt, completion: Completion, how, further, place) -> Completion:
+        """A completion with the explanation of the steps that wrote it, its end included."""
+        ends = self.end_ids[:1] if completion.finish_reason == "end" else ()
+        written = [*completion.token_ids, *ends]
+        explanation = self.explained_text(prompt, written, how, further, place)
+        return completion._replace(explanation=explanation)
 
     def _with_prompt(self, prompt: list[int], completion: Completion) -> Completion:
         ids = prompt + completion.token_ids

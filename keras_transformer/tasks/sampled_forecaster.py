@@ -1,6 +1,6 @@
 """Forecasts of series by a language model of their values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.bins import END_ID, PAD_ID, UniformBins
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.tasks.explaining import Explains
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.series import MOST_HORIZON, ForecastsSeries, checked_quantiles
 from keras_transformer.tasks.task import Task
@@ -211,6 +212,26 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
             found.append(made[..., 0] if np.ndim(given) == 1 else made)
             first += count
         return found[0] if one else found
+
+    def explain(self, x, **options):
+        """What the model saw before the first value that it draws; see `TextClassifier.explain`.
+
+        Args:
+            x: as of `forecast`. Each channel of a series is an input of its own.
+            **options: as there.
+        """
+        return Explains.explain(self, x, **options)
+
+    def explained_inputs(self, x):
+        """The last values of each channel of series, and the start of what is drawn."""
+        if isinstance(x, Mapping):
+            return super().explained_inputs(x)
+        processor, rows = self._require_processor(), []
+        for values in self._scaled(processor.rows(x)):
+            for row in values[-self.context_length :].T:
+                inputs = self._read(row[None])[0]
+                rows.append({**inputs, "decoder_token_ids": np.array([[self.start_id]], "int32")})
+        return rows, len(rows) == 1 and processor.is_one(x)
 
     def _paths(self, rows, horizon, batch_size, num_samples, seed) -> np.ndarray:
         """What follows on rows of any lengths, float32 `(rows, num_samples, horizon)`."""

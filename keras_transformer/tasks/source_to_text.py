@@ -1,6 +1,6 @@
 """The base of tasks that write text of what is none: images, sound."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.explaining import Asked
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.placeholders import placed_rows
 from keras_transformer.tasks.sources import SourceProcessor, SourceRows
@@ -156,6 +157,7 @@ class SourceToText(TakesTables, LanguageModel):
         return_details: bool = False,
         cache_dtype: str | None = None,
         verbose: bool = False,
+        explain: bool = False,
         **options,
     ):
         """Texts of sources.
@@ -180,11 +182,12 @@ class SourceToText(TakesTables, LanguageModel):
             return_details: bool.
             cache_dtype: str.
             verbose: bool.
+            explain: bool.
             **options: of the prompt, such as the `language` of speech.
 
         Returns:
             A string for one source; for a list a list of them; as `CausalLM.generate` with
-            `num_samples`, `stream` or `return_details`.
+            `num_samples`, `stream`, `return_details` or `explain`.
 
         Raises:
             ValueError: for sources that cannot be read, with their place, or options that the model
@@ -200,16 +203,54 @@ class SourceToText(TakesTables, LanguageModel):
             "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
             "verbose": verbose,
         }  # fmt: skip
-        return self.written(sources, rows, given, alone, stream, return_details)
+        return self.written(sources, rows, given, alone, stream, return_details, explain)
 
     def written(
         self, sources, rows: list[list[int]], options: dict, alone=False, stream=False,
-        return_details=False,
+        return_details=False, explain=False,
     ):  # fmt: skip
         """What `generate` returns, for prompts of ids."""
         name = self.backbone.id_inputs[0]
         further = {name: SourceRows(self, name, sources)}
-        return self._completed(rows, options, further, True, alone, False, stream, return_details)
+        how = (True, alone, False, stream, return_details, explain)
+        return self._completed(rows, options, further, *how)
+
+    @reads
+    def explain(self, sources, output=None, prompts=None, **options):
+        """What the model saw of a source, in each step of writing its text.
+
+        Args:
+            sources: as of `generate`; or a dict of arrays, as for `predict`.
+            output: the text, a string for each source. Defaults to what `generate` writes.
+            prompts: as of `generate`.
+            **options: as of `CausalLM.explain`, and those of the prompt, as of `generate`.
+
+        Returns:
+            As `CausalLM.explain`. `encoder_tokens` are names of patches or frames.
+
+        Raises:
+            ValueError: as `generate`, and for sources and outputs of different numbers.
+        """
+        if isinstance(sources, Mapping):
+            return super().explain(sources, **options)
+        asked = {name: options.pop(name) for name in Asked.names if name in options}
+        how = Asked.of(**asked)
+        processor, sources = self._require_processor(), self.held_inputs(sources, {})
+        alone = processor.source.is_one(sources)
+        sources = [sources] if alone else processor.source.rows(sources)
+        rows = self.prompt_rows(prompts, len(sources), **options)
+        if output is None:
+            found = self.written(sources, rows, {"batch_size": 8}, explain=how)
+            found = [each.explanation for each in found]
+        else:
+            written = self._written_ids(output, rows, alone)
+            name = self.backbone.id_inputs[0]
+            further = {name: SourceRows(self, name, sources)}
+            found = [
+                self.explained_text(*pair, how, further, i)
+                for i, pair in enumerate(zip(rows, written, strict=True))
+            ]
+        return found[0] if alone else found
 
     @reads
     def score(self, sources, targets, prompts=None, per_token: bool = False, **options):

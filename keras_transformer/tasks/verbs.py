@@ -10,6 +10,7 @@ from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.models.turns import changes, reads
+from keras_transformer.tasks.explaining import Explains
 from keras_transformer.tasks.inputs import (
     check_arrays,
     check_known,
@@ -23,8 +24,8 @@ from keras_transformer.tasks.streams import TextBatches
 _WHOLE = {"batch_size": 2**31 - 1, "max_buckets": 1}  # all rows in one batch
 
 
-class Verbs:
-    """Mixin of a task: Keras's verbs, which make data sets of strings."""
+class Verbs(Explains):
+    """Mixin of a task: Keras's verbs, which make data sets of strings, and `explain`."""
 
     @changes
     def fit(

@@ -71,7 +71,10 @@ def test_a_task_hands_it_on():
 
 
 def test_what_cannot_be_collected():
-    with pytest.raises(ValueError, match="'states' and 'attention', received \\['gradients'\\]"):
+    with pytest.raises(
+        ValueError,
+        match="and 'queries' and 'keys' of it, received \\['gradients'\\]",
+    ):
         small_backbone("encoder")({"token_ids": IDS}, collect=("gradients",))
 
 

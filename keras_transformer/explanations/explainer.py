@@ -1,0 +1,233 @@
+"""Asks a task what it saw: the pass with all that is within, the lens, and gradients by inputs."""
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.layers.stems import TokenStem
+from keras_transformer.programs import compile_function, to_tensor
+
+_SEEN = ("states", "attention")
+_VECTORS = ("queries", "keys")
+# So many tokens in a pass of several points on the way from the baseline to the input.
+_MOST_TOKENS, _MOST_ROWS = 4096, 16
+
+
+class _Weights:
+    """The weights of a task, for programs, which must not keep it."""
+
+    def __init__(self, task: Callable):
+        self._task = task
+
+    @property
+    def weights(self) -> list:
+        return self._task().weights
+
+
+class Explainer:
+    """The passes of a task of which explanations are made. A task has one, and is not kept by it.
+
+    Args:
+        task: a `Task`.
+    """
+
+    def __init__(self, task: keras.Model):
+        self._task = reference = weakref.ref(task)
+        weights = _Weights(reference)
+
+        def see(inputs, collect):
+            return reference()(inputs, collect=collect)
+
+        def lens(states, inputs, normalized, count):
+            task = reference()
+            norm = getattr(task.backbone.stacks[-1], "final_norm", None)
+            states = states if normalized or norm is None else norm(states)
+            logits = task.head_outputs(states, inputs, training=False)
+            return ops.top_k(ops.softmax(ops.cast(logits, "float32")), count)
+
+        def slopes(inputs, moved, weights):
+            def values(moved):
+                outputs = ops.cast(reference()({**inputs, **moved}), "float32")
+                axes = tuple(range(1, len(outputs.shape)))
+                return ops.sum(outputs * weights, axis=axes)
+
+            return _differentiated(values, moved)
+
+        def embed(ids, prefix):
+            stem = _stem(reference(), prefix)
+            most = stem.config.vocabulary_size - 1  # A placeholder may be none of the vocabulary.
+            return stem.token_embedding(ops.minimum(ids, most))
+
+        self._see = compile_function(see, weights)
+        self._lens = compile_function(lens, weights)
+        self._embed = compile_function(embed, weights)
+        # PyTorch's programs are without gradients.
+        torch = keras.backend.backend() == "torch"
+        self._slopes = slopes if torch else compile_function(slopes, weights)
+
+    def see(self, inputs: Mapping[str, Any], vectors: bool) -> tuple[Any, dict[str, list]]:
+        """The outputs for a batch, and what was collected of each layer, as NumPy arrays.
+
+        Args:
+            inputs: the arrays of the task.
+            vectors: bool, whether queries and keys are collected too.
+
+        Raises:
+            ValueError: for a backbone of the user's own whose `call` takes no `collect`.
+        """
+        task = self._task()
+        if "collect" not in inspect.signature(task.backbone.call).parameters:
+            raise ValueError(
+                f"{type(task.backbone).__name__} shows nothing of what is within: its `call` takes "
+                "no `collect`. Let it take one and hand it to `models.BlockRun`."
+            )
+        collect = (*_SEEN, *(_VECTORS if vectors else ()))
+        tensors = _tensors(inputs)
+        layers = [layer for side in task.backbone.config.sides for layer in side.layers]
+        if not any(layer.global_block_size for layer in layers):
+            outputs, found = self._see(tensors, collect=collect)
+            return _arrays(outputs), _arrays(found)
+        # Attention to sums of tokens gives no weights of tokens; a decoder's and that to the
+        # encoder are those of the same encoder's states.
+        outputs, found = self._see(tensors, collect=("states",))
+        if task.backbone.config.kind == "seq2seq" and task.one_text is None:
+            given = {n: x for n, x in tensors.items() if n != "encoder_token_ids"}
+            given["encoder_states"] = found["encoder_states"][-1]
+            _, further = self._see(given, collect=collect)
+            found = {**found, **further}
+        return _arrays(outputs), _arrays(found)
+
+    def lens(self, states: list[np.ndarray], inputs: Mapping[str, Any], count: int) -> tuple:
+        """Probabilities and ids of the likeliest tokens, `(layers + 1, length, count)` each."""
+        tensors, found = _tensors(inputs), []
+        for layer, each in enumerate(states):
+            last = layer == len(states) - 1  # which is behind the normalization already
+            best = self._lens(to_tensor(each), tensors, normalized=last, count=count)
+            found.append(_arrays(tuple(best)))
+        return tuple(np.stack([each[part][0] for each in found]) for part in (0, 1))
+
+    def differentiable(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The inputs by which outputs have gradients: embeddings, or what a stem reads."""
+        task, found = self._task(), {}
+        sides = task.backbone.sides or {"": (None, None)}
+        for side, (stem, _) in sides.items():
+            prefix = (
+                "" if task.one_text is not None or task.backbone.config.kind == "dual" else side
+            )
+            if stem is None or isinstance(stem, TokenStem):
+                name = f"{prefix}token_ids"
+                made = f"{prefix}token_embeddings"
+                if name in inputs and made not in found:
+                    found[made] = _arrays(self._embed(to_tensor(inputs[name]), prefix=side))
+                continue
+            name = next(each.name for each in stem.inputs if each.required)
+            name = prefix + name
+            if name in inputs:
+                found[name] = np.asarray(inputs[name], "float32")
+        return found
+
+    def attributions(
+        self, inputs: Mapping[str, Any], weights: np.ndarray, steps: int
+    ) -> tuple[dict[str, np.ndarray], float | None]:
+        """What each number of the inputs adds to an output, float64 by name.
+
+        Args:
+            inputs: the arrays of one row.
+            weights: float, of the shape of the outputs of a row: the output is their sum by these.
+            steps: int, points on the way from zeros to the input at which the gradient is taken;
+                0 for the input itself alone.
+
+        Returns:
+            Input times gradient by name, and, with `steps`, by how much their sum misses
+            the difference of the outputs of input and zeros.
+
+        Source: gradient times input: Shrikumar et al. 2016, "Not Just a Black Box"; on the way:
+        Sundararajan et al. 2017, "Axiomatic Attribution for Deep Networks", section 3.
+        """
+        given = self.differentiable(inputs)
+        points, shares = np.array([1.0]), np.array([1.0])
+        if steps:
+            # Gauss and Legendre's points: fewer do than of equal steps.
+            places, widths = np.polynomial.legendre.leggauss(steps)
+            points = np.concatenate([[0.0, 1.0], (places + 1) / 2])
+            shares = np.concatenate([[0.0, 0.0], widths / 2])
+        length = max(x.shape[1] if x.ndim == 3 else 1 for x in given.values())
+        rows = max(1, min(len(points), _MOST_ROWS, _MOST_TOKENS // max(length, 1)))
+        missing = -len(points) % rows
+        points, shares = np.pad(points, (0, missing), mode="edge"), np.pad(shares, (0, missing))
+        repeated = {n: np.repeat(x, rows, axis=0) for n, x in inputs.items() if n not in given}
+        repeated, weights = _tensors(repeated), to_tensor(weights[None], "float32")
+        totals = {name: np.zeros(x.shape[1:]) for name, x in given.items()}
+        values: list[float] = []
+        for first in range(0, len(points), rows):
+            part = slice(first, first + rows)
+            moved = {name: x * _beside(points[part], x) for name, x in given.items()}
+            found, slopes = self._slopes(repeated, _tensors(moved), weights)
+            values += _arrays(found).tolist()
+            for name, each in slopes.items():
+                totals[name] += np.tensordot(shares[part], _arrays(each).astype("float64"), 1)
+        added = {name: total * given[name][0] for name, total in totals.items()}
+        if not steps:
+            return added, None
+        return added, float(sum(x.sum() for x in added.values()) - (values[1] - values[0]))
+
+
+def _stem(task, side: str):
+    """The stem of a side; of a decoder of the user's own, what has its embedding."""
+    return task.backbone.sides[side][0] if task.backbone.sides else task.backbone
+
+
+def _beside(numbers: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """A number for each row of `x`."""
+    return numbers.reshape(-1, *[1] * (x.ndim - 1)).astype("float32")
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: to_tensor(np.asarray(x)) for name, x in arrays.items()}
+
+
+def _arrays(tensors: Any) -> Any:
+    """NumPy's arrays of a structure of tensors; numbers of fewer bytes as float32."""
+
+    def array(x):
+        if str(keras.backend.standardize_dtype(x.dtype)) in ("bfloat16", "float16"):
+            x = ops.cast(x, "float32")
+        return ops.convert_to_numpy(x)
+
+    return keras.tree.map_structure(array, tensors)
+
+
+def _differentiated(function: Callable, at: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The values of a function, one a row, and the gradients of their sum. Keras has none."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        def summed(at):
+            values = function(at)
+            return ops.sum(values), values
+
+        slopes, values = jax.grad(summed, has_aux=True)(at)
+        return values, slopes
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(list(at.values()))
+            values = function(at)
+            total = ops.sum(values)
+        return values, tape.gradient(total, at, unconnected_gradients="zero")
+    import torch
+
+    at = {name: x.detach().clone().requires_grad_() for name, x in at.items()}
+    with torch.enable_grad():
+        values = function(at)
+        slopes = torch.autograd.grad(
+            values.sum(), list(at.values()), allow_unused=True, materialize_grads=True
+        )
+    return values.detach(), dict(zip(at, slopes, strict=True))

@@ -1,0 +1,122 @@
+"""An explanation as one HTML file that loads nothing."""
+
+import base64
+import html
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_transformer.checking import check_int
+
+if TYPE_CHECKING:
+    from keras_transformer.explanations.explanation import Explanation, View
+
+_HERE = Path(__file__).parent
+# Of more numbers queries and keys are kept in 16 steps each, and of many more they are left out.
+_IN_BYTES, _MOST_NUMBERS = 120_000, 2_000_000
+_MOST_IN_NOTEBOOK = 128  # tokens, beyond which a notebook shows the table
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def as_page(explanation: "Explanation", layers: list[int] | None = None) -> str:
+    """The whole file.
+
+    Args:
+        explanation: `Explanation`.
+        layers: ints, the layers to show. Defaults to all.
+    """
+    data = json.dumps(_data(explanation, layers), ensure_ascii=False, separators=(",", ":"))
+    # Within a script an end of it would be one, whatever the quotes around it.
+    for char in "<>&\u2028\u2029":
+        data = data.replace(char, f"\\u{ord(char):04x}")
+    title = html.escape(f"{explanation.model}: {' '.join(explanation.tokens[:12])}")
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{title}</title><style>{style}</style></head><body><main></main>"
+        f'<script type="application/json" id="data">{data}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def in_notebook(explanation: "Explanation") -> str:
+    """The page in a frame of its own, so that neither changes the other; of long texts a table."""
+    if max(len(explanation.tokens), len(explanation.encoder_tokens or ())) > _MOST_IN_NOTEBOOK:
+        return f"<pre>{html.escape(str(explanation))}</pre>"
+    page = html.escape(as_page(explanation), quote=True)
+    return (
+        f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="Explanation" '
+        'style="width:100%;height:640px;border:0;color-scheme:normal"></iframe>'
+    )
+
+
+def _data(explanation: "Explanation", layers: list[int] | None) -> dict[str, Any]:
+    views = list(explanation.views.values())
+    if views and views[-1].name == "cross_attention":  # what is asked of a translation first
+        views = [views[-1], *views[:-1]]
+    numbers = sum(x.size for view in views for x in (view.queries, view.keys) if x is not None)
+    bits = 0 if numbers > _MOST_NUMBERS else 4 if numbers > _IN_BYTES else 8
+    data: dict[str, Any] = {"model": explanation.model, "text": explanation.text}
+    data["views"] = [_view(view, layers, bits) for view in views]
+    if explanation.likeliest is not None:
+        data["lens"] = [
+            [[[word, round(share, 3)] for word, share in best[:3]] for best in layer]
+            for layer in explanation.likeliest
+        ]
+        data["tokens"] = explanation.tokens
+    added = []
+    for name in ("encoder_", ""):
+        values = getattr(explanation, f"{name}saliency")
+        tokens = getattr(explanation, f"{name}tokens")
+        if values is not None and values.ndim == 1 and len(values) == len(tokens):
+            digits = [float(f"{value:.3g}") for value in values]
+            added.append({"tokens": tokens, "values": digits})
+    if added:
+        data |= {"added": added, "target": explanation.target}
+    return data
+
+
+def _view(view: "View", layers: list[int] | None, bits: int) -> dict[str, Any]:
+    count = len(view.attention)
+    chosen = list(range(count))
+    if layers is not None:
+        chosen = [
+            check_int("layers", i, at_least=-count, at_most=count - 1) % count for i in layers
+        ]
+    weights = view.attention[chosen]
+    found: dict[str, Any] = {
+        "title": view.title,
+        "rows": view.rows,
+        "columns": view.columns,
+        "layers": chosen,
+        "heads": weights.shape[1],
+        "missing": np.isnan(weights).all((2, 3)).astype(int).tolist(),
+        "weights": _packed(np.rint(255 * np.nan_to_num(weights)).astype("uint8")),
+    }
+    if bits and view.queries is not None and view.keys is not None:
+        found["dim"], found["bits"] = view.queries.shape[-1], bits
+        for name, each in (("queries", view.queries), ("keys", view.keys)):
+            found[name] = _vectors(np.nan_to_num(each[chosen]), bits)
+    return found
+
+
+def _vectors(values: np.ndarray, bits: int) -> dict[str, Any]:
+    """Vectors of heads in a few steps on each side of zero, and the largest number of each head."""
+    steps = 2 ** (bits - 1) - 1
+    largest = np.maximum(np.abs(values).max(axis=(2, 3)), 1e-9)
+    whole = np.rint(values / largest[:, :, None, None] * steps).astype("int64") + steps + 1
+    flat = whole.ravel().astype("uint8")
+    if bits == 4:  # two in a byte
+        flat = np.pad(flat, (0, flat.size % 2))
+        flat = flat[::2] * 16 + flat[1::2]
+    scales = [[float(f"{x:.4g}") for x in row] for row in largest]
+    return {"data": _packed(flat), "scales": scales, "heads": values.shape[1]}
+
+
+def _packed(array: np.ndarray) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()

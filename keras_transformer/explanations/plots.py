@@ -1,0 +1,194 @@
+"""Pictures of explanations, for a paper: figures of matplotlib."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_transformer.checking import check_int
+
+if TYPE_CHECKING:
+    from keras_transformer.explanations.explanation import Explanation, View
+
+_MOST_LABELS = 48
+# From nothing to all: even in lightness, so that print without color shows it too.
+_SHARES, _SIGNED = "Blues", "RdBu"
+
+
+def make_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes, by matplotlib's objects: nothing global is changed.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Pictures need matplotlib: pip install keras_transformer[plots]."
+        ) from error
+    figure = Figure(layout="constrained", **options)
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def heads(explanation: "Explanation", view: str | None, layer: int | None) -> Any:
+    """A small map of the attention of each head, a row a layer."""
+    found = explanation.view(view)
+    layers, count = found.attention.shape[:2]
+    chosen = range(layers) if layer is None else [_layer(layer, layers)]
+    size = max(0.55, min(1.1, 13 / count))
+    figure, axes = make_figure(
+        len(chosen), count, figsize=(count * size + 0.9, len(chosen) * size + 0.8)
+    )
+    for line, number in zip(axes, chosen, strict=True):
+        for head, axis in enumerate(line):
+            weights = found.attention[number, head]
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if np.isnan(weights).all():
+                axis.axis("off")
+                continue
+            axis.imshow(weights, cmap=_SHARES, vmin=0, vmax=1, aspect="auto", rasterized=True)
+            for spine in axis.spines.values():
+                spine.set_linewidth(0.4)
+        line[0].set_ylabel(str(number), rotation=0, ha="right", va="center", fontsize=8)
+    for head, axis in enumerate(axes[0]):
+        axis.set_title(str(head), fontsize=8)
+    figure.supxlabel(f"{found.title}: queries down, keys to the right", fontsize=8)
+    figure.supylabel("layer", fontsize=8)
+    figure.suptitle("head", fontsize=8)
+    return figure
+
+
+def attention(explanation: "Explanation", layer: int, head: int | None, view: str | None) -> Any:
+    """The weights of one head, or the mean of a layer's, token by token."""
+    found = explanation.view(view)
+    number = _layer(layer, len(found.attention))
+    weights, name = np.nanmean(found.attention[number], axis=0), "mean of the heads"
+    if head is not None:
+        count = found.attention.shape[1]
+        head = check_int("head", head, at_least=-count, at_most=count - 1) % count
+        weights, name = found.attention[number, head], f"head {head}"
+    rows, columns = weights.shape
+    width, height = (min(12.0, max(2.2, 0.24 * n)) for n in (columns, rows))
+    figure, ((axis,),) = make_figure(figsize=(width + 1.6, height + 1.1))
+    image = axis.imshow(weights, cmap=_SHARES, vmin=0, vmax=max(float(np.nanmax(weights)), 1e-9))
+    _label(axis.set_xticks, found.columns, rotation=90)
+    _label(axis.set_yticks, found.rows)
+    axis.set_xlabel("key")
+    axis.set_ylabel("query")
+    axis.set_title(f"{found.title}\nlayer {number}, {name}", fontsize=9)
+    bar = figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_linewidth(0.4)
+    return figure
+
+
+def layers(explanation: "Explanation", view: str | None) -> Any:
+    """How spread heads are, by layer, and of a language model what it would say at each."""
+    found, lens = explanation.view(view), explanation.likeliest
+    if lens is None:
+        figure, ((axis,),) = make_figure(figsize=(4.8, 3.0))
+        _entropies(axis, explanation, found)
+        return figure
+    lens_width = min(15.0, max(3.0, 0.75 * len(explanation.tokens)))
+    height = max(3.0, 0.34 * len(lens) + 1.2)
+    figure, ((axis, table),) = make_figure(
+        1, 2, figsize=(3.4 + lens_width, height), gridspec_kw=None
+    )
+    axis.set_box_aspect(1.0)
+    _entropies(axis, explanation, found)
+    _lens(table, explanation)
+    figure.set_size_inches(3.4 + lens_width, height)
+    axis.get_subplotspec().get_gridspec().set_width_ratios([2.6, lens_width])
+    return figure
+
+
+def _entropies(axis: Any, explanation: "Explanation", found: "View") -> None:
+    spread = explanation.entropy(found.name)
+    for head in spread.T:
+        axis.plot(head, "o", color="#5b8db8", markersize=3, alpha=0.7, markeredgewidth=0)
+    axis.plot(np.nanmean(spread, axis=1), color="#1f3b57", linewidth=1.5, label="mean")
+    most = np.log(found.attention.shape[-1])
+    axis.axhline(most, color="#999999", linewidth=0.8, linestyle=":")
+    axis.text(0, most, "all keys alike", fontsize=7, color="#666666", va="bottom")
+    axis.set_ylim(0, most * 1.12 or 1)
+    axis.set_xticks(range(len(spread)))
+    axis.set_xlabel("layer")
+    axis.set_ylabel("entropy of a head, nats")
+    axis.set_title(found.title, fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=7)
+
+
+def _lens(axis: Any, explanation: "Explanation") -> None:
+    lens = explanation.likeliest
+    assert lens is not None
+    shares = np.array([[best[0][1] for best in layer] for layer in lens])
+    axis.imshow(shares, cmap=_SHARES, vmin=0, vmax=1, aspect="auto")
+    for i, layer in enumerate(lens):
+        for j, best in enumerate(layer[:_MOST_LABELS]):
+            color = "white" if shares[i, j] > 0.6 else "#222222"
+            text = _short(best[0][0], 9)
+            axis.text(j, i, text, ha="center", va="center", fontsize=6.5, color=color)
+    _label(axis.set_xticks, explanation.tokens, rotation=90)
+    axis.set_yticks(range(len(lens)), ["input", *map(str, range(len(lens) - 1))], fontsize=7)
+    axis.set_ylabel("behind layer")
+    axis.set_title("Likeliest next token at each layer (logit lens)", fontsize=9)
+
+
+def saliency(explanation: "Explanation") -> Any:
+    """What each token, or each place of an image, adds to the output."""
+    found = [
+        (values, tokens)
+        for values, tokens in (
+            (explanation.encoder_saliency, explanation.encoder_tokens),
+            (explanation.saliency, explanation.tokens),
+        )
+        if values is not None
+    ]
+    if not found:
+        raise ValueError('There are no attributions: explain(x, saliency="integrated_gradients").')
+    sizes = [0.22 * len(v) if v.ndim == 1 and len(v) == len(t) else 3.2 for v, t in found]
+    height = max(1.8, min(12.0, max(sizes)))
+    figure, (line,) = make_figure(1, len(found), figsize=(3.6 * len(found), height + 0.9))
+    for axis, (values, tokens) in zip(line, found, strict=True):
+        largest = float(np.abs(values).max()) or 1.0
+        if values.ndim == 2:
+            axis.imshow(values, cmap=_SIGNED, vmin=-largest, vmax=largest)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        elif len(values) == len(tokens):
+            colors = ["#2166ac" if value >= 0 else "#b2182b" for value in values]
+            axis.barh(range(len(values)), values, color=colors, height=0.75)
+            _label(axis.set_yticks, tokens)
+            axis.set_ylim(len(values) - 0.4, -0.6)
+            axis.axvline(0, color="#444444", linewidth=0.6)
+            axis.spines[["top", "right", "left"]].set_visible(False)
+            axis.tick_params(axis="y", length=0)
+            axis.tick_params(axis="x", labelsize=7)
+        else:
+            axis.plot(values, color="#2166ac", linewidth=0.8)
+            axis.axhline(0, color="#444444", linewidth=0.6)
+    figure.suptitle(f"added to {explanation.target}", fontsize=9, wrap=True)
+    return figure
+
+
+def _layer(layer: int, count: int) -> int:
+    return check_int("layer", layer, at_least=-count, at_most=count - 1) % count
+
+
+def _label(set_ticks: Any, tokens: tuple[str, ...], **options: Any) -> None:
+    """Tokens at their places; of many every few."""
+    step = -(-len(tokens) // _MOST_LABELS)
+    places = range(0, len(tokens), step)
+    size = 8 if len(tokens) <= 30 else 6.5
+    # A dollar would begin a formula.
+    names = [_short(tokens[i], 16).replace("$", r"\$") for i in places]
+    set_ticks(places, names, fontsize=size, **options)
+
+
+def _short(token: str, most: int) -> str:
+    token = "".join(char if char.isprintable() else "·" for char in token)
+    return token if len(token) <= most else f"{token[: most - 1]}…"

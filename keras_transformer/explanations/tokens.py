@@ -1,0 +1,96 @@
+"""Tokens as people read them, and names for the states of what is no text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_transformer.config import TransformerConfig
+from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers.backend import byte_alphabet
+
+_WORD_STARTS = ("\u2581", "\u0120")  # of SentencePiece and of byte-level BPE
+_WHITE = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def readable_tokens(ids: Sequence[int], tokenizer: Tokenizer | None = None) -> tuple[str, ...]:
+    r"""The tokens of ids without the marks of their vocabulary.
+
+    A piece that begins a word is without its mark; `##` before the others of WordPiece stays. Bytes
+    that are no whole character are `<0xE2>`, white space alone is `␣`, line ends are `\\n`.
+
+    Args:
+        ids: the ids of a text.
+        tokenizer: `Tokenizer`. None for the ids themselves.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    tokenizer = kt.Tokenizer.train(["a man rides a bike ."] * 4, vocabulary_size=300)
+    ids = tokenizer.encode("a bike .")
+    tokens = kt.explanations.readable_tokens(ids, tokenizer)
+    assert len(tokens) == len(ids) and "bike" in tokens
+    ```
+    """
+    if tokenizer is None:
+        return tuple(str(id) for id in ids)
+    special, known = set(tokenizer.special_ids), byte_alphabet()
+    to_byte = {char: byte for byte, char in enumerate(known)}
+    by_bytes = _is_of_bytes(tokenizer)
+    found = []
+    for id in ids:
+        token = tokenizer.id_to_token(int(id)) if id < tokenizer.vocabulary_size else None
+        if token is None:
+            found.append(f"[{id}]")
+        elif id in special:
+            found.append(token)
+        elif by_bytes and all(char in to_byte for char in token):
+            found.append(_shown(_of_bytes(bytes(to_byte[char] for char in token))))
+        else:
+            for mark in _WORD_STARTS:
+                token = token.replace(mark, " ")
+            found.append(_shown(token))
+    return tuple(found)
+
+
+def state_names(config: TransformerConfig, count: int) -> tuple[str, ...]:
+    """Names for the states of a side that reads no tokens, such as `2,3` for a patch of an image.
+
+    Args:
+        config: of the side, with a `stem`.
+        count: how many states there are.
+    """
+    stem: Any = config.stem
+    tokens = 0 if stem is None else getattr(stem, "num_tokens", 0) or 0
+    if stem is not None and not tokens and getattr(stem, "class_token", False):
+        tokens = 1
+    names = ["[CLS]", "[DIST]"][:tokens]
+    rest = count - len(names)
+    if hasattr(stem, "image_size"):
+        rows, columns = stem.grid(stem.image_size)
+        if rows * columns == rest:
+            return (*names, *(f"{i // columns},{i % columns}" for i in range(rest)))
+    if hasattr(stem, "patch_length"):
+        length, step = stem.patch_length, stem.stride
+        return (*names, *(f"{i * step}-{i * step + length - 1}" for i in range(rest)))
+    return (*names, *(str(i) for i in range(rest)))
+
+
+def _is_of_bytes(tokenizer: Tokenizer) -> bool:
+    """Whether tokens are written in the characters that stand for bytes."""
+    return type(tokenizer._backend.decoder).__name__ == "ByteLevel" or (
+        "ByteLevel" in repr(tokenizer._backend.decoder)
+    )
+
+
+def _of_bytes(piece: bytes) -> str:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "".join(f"<0x{byte:02X}>" for byte in piece)
+
+
+def _shown(piece: str) -> str:
+    """A piece of a text as a label: without the space before a word, and never empty."""
+    if not piece.strip(" "):
+        return "␣"
+    return "".join(_WHITE.get(char, char) for char in piece.strip(" "))
