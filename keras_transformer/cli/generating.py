@@ -15,7 +15,7 @@ from keras_transformer.files import read_file
 _MAX_SCHEMA = 4 * 2**20  # bytes
 
 
-def _forms(preset) -> tuple[Callable, Callable]:
+def forms(preset) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
     if kt.checkpoints.load_config(preset, load_weights=False)[2].get("text") != "moses":
         return list, str
@@ -140,7 +140,7 @@ def _translate(options: argparse.Namespace) -> Asking:
     options.beams = options.beams or max(5, options.n_best)
     arguments = _arguments(options)
     source = kt.checkpoints.resolve_preset(options.preset)
-    split, join = _forms(source)
+    split, join = forms(source)
     task = load("Seq2SeqLM", source)
     arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
@@ -225,7 +225,7 @@ examples:
 def _score(options: argparse.Namespace) -> Asking:
     source = kt.checkpoints.resolve_preset(options.preset)
     paired = kt.checkpoints.load_config(source, load_weights=False)[0].kind == "seq2seq"
-    split, _ = _forms(source)
+    split, _ = forms(source)
     task = load("Seq2SeqLM" if paired else "CausalLM", source)
 
     def find(texts):

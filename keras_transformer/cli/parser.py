@@ -4,10 +4,18 @@ import argparse
 
 import keras_transformer as kt
 from keras_transformer.checking import nearest
-from keras_transformer.cli import asking, forecasting, generating, plan, presets, sources
+from keras_transformer.cli import (
+    asking,
+    explaining,
+    forecasting,
+    generating,
+    plan,
+    presets,
+    sources,
+)
 from keras_transformer.cli.command import AS_WRITTEN
 
-_PARTS = (presets, plan, asking, generating, sources, forecasting)
+_PARTS = (presets, plan, asking, generating, sources, forecasting, explaining)
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\
