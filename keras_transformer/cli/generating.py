@@ -16,7 +16,7 @@ from keras_transformer.tokenizers.moses import text_forms
 _MAX_SCHEMA = 4 * 2**20  # bytes
 
 
-def _forms(preset) -> tuple[Callable, Callable]:
+def forms(preset) -> tuple[Callable, Callable]:
     """From ordinary texts to the form that a preset was trained on, and from its form back."""
     return text_forms(kt.checkpoints.load_config(preset, load_weights=False)[2].get("text"))
 
@@ -138,7 +138,7 @@ def _translate(options: argparse.Namespace) -> Asking:
     options.beams = options.beams or max(5, options.n_best)
     arguments = _arguments(options)
     source = kt.checkpoints.resolve_preset(options.preset)
-    split, join = _forms(source)
+    split, join = forms(source)
     task = load("Seq2SeqLM", source)
     arguments["rules"] = _rules(task, options, options.choice and split(options.choice))
 
@@ -223,7 +223,7 @@ examples:
 def _score(options: argparse.Namespace) -> Asking:
     source = kt.checkpoints.resolve_preset(options.preset)
     paired = kt.checkpoints.load_config(source, load_weights=False)[0].kind == "seq2seq"
-    split, _ = _forms(source)
+    split, _ = forms(source)
     task = load("Seq2SeqLM" if paired else "CausalLM", source)
 
     def find(texts):

@@ -6,6 +6,7 @@ import keras_transformer as kt
 from keras_transformer.checking import nearest
 from keras_transformer.cli import (
     asking,
+    explaining,
     forecasting,
     generating,
     plan,
@@ -15,7 +16,7 @@ from keras_transformer.cli import (
 )
 from keras_transformer.cli.command import AS_WRITTEN
 
-_PARTS = (presets, plan, asking, generating, sources, forecasting, serving)
+_PARTS = (presets, plan, asking, generating, sources, forecasting, explaining, serving)
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\

@@ -157,11 +157,13 @@
           if (w > 0.01 && (shown < 0 || shown === q)) lines.push([w, q, k]);
         }
       lines.sort((a, b) => b[0] - a[0]);
+      // Of one query a faint line is not lost among others.
+      const strength = w => shown < 0 ? w : 0.1 + 0.9 * Math.sqrt(w);
       const left = from.offsetWidth, right = to.offsetLeft, y = i => ROW * (i + 1.5);
       svg.replaceChildren(...lines.slice(0, 3000).reverse().map(([w, q, k]) => {
         const line = document.createElementNS("http://www.w3.org/2000/svg", "path"), mid = (left + right) / 2;
         line.setAttribute("d", `M${left} ${y(q)}C${mid} ${y(q)} ${mid} ${y(k)} ${right} ${y(k)}`);
-        line.setAttribute("stroke", `rgba(${color("--blue")},${Math.min(1, w * 1.1).toFixed(3)})`);
+        line.setAttribute("stroke", `rgba(${color("--blue")},${strength(w).toFixed(3)})`);
         line.setAttribute("stroke-width", (0.6 + 2.4 * w).toFixed(2));
         line.setAttribute("fill", "none");
         return line;

@@ -14,7 +14,9 @@ _MOST_LABELS = 48
 _SHARES, _SIGNED = "Blues", "RdBu"
 
 
-def make_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+def make_figure(
+    rows: int = 1, columns: int = 1, widths: list[float] | None = None, **options: Any
+) -> tuple[Any, Any]:
     """A figure and its axes, by matplotlib's objects: nothing global is changed.
 
     Raises:
@@ -29,7 +31,7 @@ def make_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, A
         ) from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
 
 
 def heads(explanation: "Explanation", view: str | None, layer: int | None) -> Any:
@@ -76,8 +78,8 @@ def attention(explanation: "Explanation", layer: int, head: int | None, view: st
     image = axis.imshow(weights, cmap=_SHARES, vmin=0, vmax=max(float(np.nanmax(weights)), 1e-9))
     _label(axis.set_xticks, found.columns, rotation=90)
     _label(axis.set_yticks, found.rows)
-    axis.set_xlabel("key")
-    axis.set_ylabel("query")
+    axis.set_xlabel("key", fontsize=9)
+    axis.set_ylabel("query", fontsize=9)
     axis.set_title(f"{found.title}\nlayer {number}, {name}", fontsize=9)
     bar = figure.colorbar(image, ax=axis, fraction=0.046, pad=0.02)
     bar.ax.tick_params(labelsize=7)
@@ -92,31 +94,27 @@ def layers(explanation: "Explanation", view: str | None) -> Any:
         figure, ((axis,),) = make_figure(figsize=(4.8, 3.0))
         _entropies(axis, explanation, found)
         return figure
-    lens_width = min(15.0, max(3.0, 0.75 * len(explanation.tokens)))
-    height = max(3.0, 0.34 * len(lens) + 1.2)
-    figure, ((axis, table),) = make_figure(
-        1, 2, figsize=(3.4 + lens_width, height), gridspec_kw=None
-    )
-    axis.set_box_aspect(1.0)
+    width, height = min(15.0, 0.62 * len(explanation.tokens) + 1), max(3.0, 0.3 * len(lens) + 1.3)
+    figure, ((axis, table),) = make_figure(1, 2, widths=[2.8, width], figsize=(3.4 + width, height))
     _entropies(axis, explanation, found)
     _lens(table, explanation)
-    figure.set_size_inches(3.4 + lens_width, height)
-    axis.get_subplotspec().get_gridspec().set_width_ratios([2.6, lens_width])
     return figure
 
 
 def _entropies(axis: Any, explanation: "Explanation", found: "View") -> None:
     spread = explanation.entropy(found.name)
     for head in spread.T:
-        axis.plot(head, "o", color="#5b8db8", markersize=3, alpha=0.7, markeredgewidth=0)
+        axis.plot(
+            head, "o", color="#5b8db8", markersize=3, alpha=0.7, clip_on=False, markeredgewidth=0
+        )
     axis.plot(np.nanmean(spread, axis=1), color="#1f3b57", linewidth=1.5, label="mean")
     most = np.log(found.attention.shape[-1])
     axis.axhline(most, color="#999999", linewidth=0.8, linestyle=":")
     axis.text(0, most, "all keys alike", fontsize=7, color="#666666", va="bottom")
     axis.set_ylim(0, most * 1.12 or 1)
     axis.set_xticks(range(len(spread)))
-    axis.set_xlabel("layer")
-    axis.set_ylabel("entropy of a head, nats")
+    axis.set_xlabel("layer", fontsize=8)
+    axis.set_ylabel("entropy of a head, nats", fontsize=8)
     axis.set_title(found.title, fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=7)
@@ -134,27 +132,30 @@ def _lens(axis: Any, explanation: "Explanation") -> None:
             axis.text(j, i, text, ha="center", va="center", fontsize=6.5, color=color)
     _label(axis.set_xticks, explanation.tokens, rotation=90)
     axis.set_yticks(range(len(lens)), ["input", *map(str, range(len(lens) - 1))], fontsize=7)
-    axis.set_ylabel("behind layer")
+    axis.set_ylabel("behind layer", fontsize=8)
     axis.set_title("Likeliest next token at each layer (logit lens)", fontsize=9)
 
 
 def saliency(explanation: "Explanation") -> Any:
     """What each token, or each place of an image, adds to the output."""
     found = [
-        (values, tokens)
-        for values, tokens in (
-            (explanation.encoder_saliency, explanation.encoder_tokens),
-            (explanation.saliency, explanation.tokens),
+        (values, tokens, side)
+        for values, tokens, side in (
+            (explanation.encoder_saliency, explanation.encoder_tokens, "encoder"),
+            (explanation.saliency, explanation.tokens, "decoder"),
         )
         if values is not None
     ]
     if not found:
         raise ValueError('There are no attributions: explain(x, saliency="integrated_gradients").')
-    sizes = [0.22 * len(v) if v.ndim == 1 and len(v) == len(t) else 3.2 for v, t in found]
+    sizes = [0.22 * len(v) if v.ndim == 1 and len(v) == len(t) else 3.2 for v, t, _ in found]
     height = max(1.8, min(12.0, max(sizes)))
     figure, (line,) = make_figure(1, len(found), figsize=(3.6 * len(found), height + 0.9))
-    for axis, (values, tokens) in zip(line, found, strict=True):
-        largest = float(np.abs(values).max()) or 1.0
+    largest = max(float(np.abs(values).max()) for values, *_ in found) or 1.0
+    least = min(float(values.min()) for values, *_ in found)
+    for axis, (values, tokens, side) in zip(line, found, strict=True):
+        if len(found) > 1:
+            axis.set_title(side, fontsize=8)
         if values.ndim == 2:
             axis.imshow(values, cmap=_SIGNED, vmin=-largest, vmax=largest)
             axis.set_xticks([])
@@ -164,6 +165,7 @@ def saliency(explanation: "Explanation") -> Any:
             axis.barh(range(len(values)), values, color=colors, height=0.75)
             _label(axis.set_yticks, tokens)
             axis.set_ylim(len(values) - 0.4, -0.6)
+            axis.set_xlim(min(least * 1.05, 0), largest * 1.05)  # The same of both sides.
             axis.axvline(0, color="#444444", linewidth=0.6)
             axis.spines[["top", "right", "left"]].set_visible(False)
             axis.tick_params(axis="y", length=0)

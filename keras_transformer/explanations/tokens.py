@@ -93,4 +93,8 @@ def _shown(piece: str) -> str:
     """A piece of a text as a label: without the space before a word, and never empty."""
     if not piece.strip(" "):
         return "␣"
-    return "".join(_WHITE.get(char, char) for char in piece.strip(" "))
+    return "".join(map(_visible, piece.strip(" ")))
+
+
+def _visible(char: str) -> str:
+    return _WHITE.get(char) or (char if char.isprintable() else f"<U+{ord(char):04X}>")

@@ -10,7 +10,7 @@ from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.verbs import Served, task_names
 
 
-def load_tasks(presets: Sequence[str]) -> dict[str, Served]:
+def load_served(presets: Sequence[str]) -> dict[str, Served]:
     """The tasks of presets by their names. ValueError for one of which nothing can be asked."""
     opened = {name: kt.checkpoints.resolve_preset(name) for name in presets}
     for name, preset in opened.items():
@@ -50,13 +50,13 @@ def serve(
     """
     import uvicorn
 
-    tasks = load_tasks(presets)
+    served = load_served(presets)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
     named = f"[{host}]" if ":" in host else host
-    app = make_app(tasks, limits, hosts=() if _is_loopback(host) else ("*",))
-    print(f"Serving {', '.join(tasks)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
+    app = make_app(served, limits, hosts=() if _is_loopback(host) else ("*",))
+    print(f"Serving {', '.join(served)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
     options = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
     uvicorn.Server(options).run(sockets=[listener])
 

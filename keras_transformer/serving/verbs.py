@@ -165,6 +165,7 @@ class Verb:
 _TEXTS = Field("texts", "texts", "Texts, one a line")
 _FILE = Field("file", "file", "File")
 _LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, most=512)
+_ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # what the model says
 
 
 def _first(values: Values) -> str:
@@ -293,7 +294,7 @@ VERBS = (
     Verb("embed", "Embed and compare", ("TextEmbedder",), (_TEXTS,), _embed, explained=_first),
     Verb(
         "translate", "Translate", ("Seq2SeqLM",),
-        (_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _LENGTH), _translate,
+        (_TEXTS, Field("beams", "integer", "Beams", 4, least=1, most=16), _ITS_LENGTH), _translate,
         explained=_first,
     ),
     Verb(
@@ -308,7 +309,7 @@ VERBS = (
     ),
     Verb(
         "caption", "Describe", ("ImageToText",),
-        (_FILE, Field("question", "text", "Question", optional=True), _LENGTH), _caption,
+        (_FILE, Field("question", "text", "Question", optional=True), _ITS_LENGTH), _caption,
     ),
     Verb("transcribe", "Transcribe", ("SpeechToText", "CTCSpeechToText"), (_FILE,), _transcribe),
 )  # fmt: skip

@@ -170,7 +170,7 @@ class Explains:
             places = np.flatnonzero(side.real) if per_token else np.arange(len(outputs))
             tokens = side.tokens if per_token else tuple(map(str, range(len(outputs))))
             if how.position is None:
-                number = self._usual_position(inputs, outputs[places], how.target)
+                number = self._usual_position(inputs, outputs[places], how.target, written)
             else:
                 number = place_of(how.position, tokens)
             target = how.target
@@ -237,13 +237,14 @@ class Explains:
             return f"the logit of {readable_tokens([target], self.tokenizer)[0]!r}"
         return f"output {target}"
 
-    def _usual_position(self, inputs, outputs, target) -> int:
+    def _usual_position(self, inputs, outputs, target, written) -> int:
         """The token whose output is explained if nobody says which."""
         ids = np.asarray(inputs.get("token_ids", [[]]))[0]
         if self.predicts_tokens:
             mask = None if self.tokenizer is None else self.tokenizer.mask_id
             masked = np.flatnonzero(ids == mask) if self.backbone.config.kind == "encoder" else []
-            return int(masked[0]) if len(masked) else len(outputs) - 1
+            words = [i for i, id in written.items() if id not in self.end_ids] if written else []
+            return int(masked[0]) if len(masked) else max(words, default=len(outputs) - 1)
         names = self._output_names() or []
         columns = [self._target(outputs[0], target)]
         if target is None and not self.answers:
