@@ -132,10 +132,9 @@ class _Server:
         served, verb, values = await self._asked(request)
         if verb.explained is None:
             raise HTTPException(404, f"{verb.name!r} has no view of the attention.")
-        explained = verb.explained(values)
 
         def page(served: Served, values: Any) -> str:
-            return served.task.explain(explained).to_html()
+            return served.task.explain(verb.explained(served, values)).to_html()
 
         key = secrets.token_urlsafe(12)
         self.views[key] = await self._computed(page, served, values)

@@ -139,8 +139,8 @@ class Verb:
         answer: function of a `Served` and the values to what JSON holds: `rows`, dicts of the same
             names, a list of them for each input; `texts`; or `vectors` and their `similarities`.
         stream: likewise, to the pieces of a text as they come.
-        explained: function of the values to what `explain` of the task is given; None where the
-            page shows no attention.
+        explained: function of a `Served` and the values to what `explain` of the task is given;
+            None where the page shows no attention.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Verb:
     fields: tuple[Field, ...]
     answer: Callable[[Served, Values], dict[str, Any]]
     stream: Callable[[Served, Values], Iterator[str]] | None = None
-    explained: Callable[[Values], Any] | None = None
+    explained: Callable[[Served, Values], Any] | None = None
 
     def read(self, given: Any, longest: int) -> dict[str, Any]:
         """The values of a request, checked. ValueError with what is wrong."""
@@ -168,12 +168,20 @@ _LENGTH = Field("max_new_tokens", "integer", "Longest, in tokens", 64, least=1, 
 _ITS_LENGTH = _LENGTH._replace(default=None, optional=True)  # what the model says
 
 
-def _first(values: Values) -> str:
-    return values["texts"][0]
+def _first(served: Served, values: Values) -> str:
+    return text_forms(served.text)[0](values["texts"][:1])[0]
 
 
-def _file(values: Values) -> bytes:
+def _file(served: Served, values: Values) -> bytes:
     return values["file"]
+
+
+def _prompt(served: Served, values: Values) -> str:
+    return values["prompt"]
+
+
+def _pair(served: Served, values: Values) -> tuple[str, str]:
+    return values["question"], values["context"]
 
 
 def _classes(found: list) -> dict[str, Any]:
@@ -289,7 +297,7 @@ VERBS = (
     Verb(
         "answer", "Answer", ("QuestionAnswerer",),
         (Field("question", "text", "Question"), Field("context", "text", "Text")), _answer,
-        explained=lambda values: (values["question"], values["context"]),
+        explained=_pair,
     ),
     Verb("embed", "Embed and compare", ("TextEmbedder",), (_TEXTS,), _embed, explained=_first),
     Verb(
@@ -305,7 +313,7 @@ VERBS = (
             Field("top_p", "number", "Share of the likeliest", 0.95, least=0.01, most=1),
             Field("seed", "integer", "Seed", least=0, most=2**31 - 1, optional=True),
         ),
-        _complete, stream=_complete_stream, explained=lambda values: values["prompt"],
+        _complete, stream=_complete_stream, explained=_prompt,
     ),
     Verb(
         "caption", "Describe", ("ImageToText",),
