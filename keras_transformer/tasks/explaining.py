@@ -36,7 +36,7 @@ class Explains:
         baseline: str | int | None = None,
         top_k: int = 5,
         vectors: bool = True,
-    ):
+    ) -> Any:
         """What the model saw of an input: attention, states, and what each token adds.
 
         It is the pass that gives the outputs, and its numbers.

@@ -16,7 +16,7 @@ class ExplainsWritten(Explains):
     """Mixin of a `LanguageModel`: `explain` of prompts, and of what was written on them."""
 
     @reads
-    def explain(self, prompts, output=None, **options):
+    def explain(self, prompts, output=None, **options) -> Any:
         """What the model saw of a text, or of each step of writing one.
 
         Args:

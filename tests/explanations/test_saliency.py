@@ -50,7 +50,7 @@ def test_gradient_times_input():
 
 def test_the_same_as_captum():
     torch = pytest.importorskip("torch")
-    captum = pytest.importorskip("captum.attr")
+    captum = pytest.importorskip("captum.attr", reason="pip install --no-deps captum")
     if keras.backend.backend() != "torch":
         pytest.skip("captum is of PyTorch")
     task = common.classifier(num_classes=3)
