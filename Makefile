@@ -119,11 +119,13 @@ $(VENV)/.demo: $(VENV)/.venv $(REQUIREMENTS)
 	@touch $@
 
 # PyTorch goes first and alone, so that a CPU build of the pinned version, where pip finds one, is
-# taken before a dependency asks for the default build and its gigabytes of CUDA.
+# taken before a dependency asks for the default build and its gigabytes of CUDA. captum asks for an
+# older NumPy than it needs: --no-deps.
 $(VENV)/.test: $(VENV)/.venv $(REQUIREMENTS)
 	@echo "installing into $(VENV): the three backends and the peers that the tests compare with"
 	@$(INSTALL) torch
 	@$(INSTALL) -e '.[all,test]'
+	@$(INSTALL) --no-deps captum
 	@touch $@ $(VENV)/.demo $(VENV)/.lint
 
 $(VENV)/.bench: $(VENV)/.test

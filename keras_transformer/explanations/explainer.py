@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.layers.stems import TokenStem
+from keras_transformer.models.placing import ADDED_POSITIONS
 from keras_transformer.programs import compile_function, to_tensor
 
 _SEEN = ("states", "attention")
@@ -131,25 +132,70 @@ class Explainer:
                 found[name] = np.asarray(inputs[name], "float32")
         return found
 
+    def baselines(
+        self, given: Mapping[str, np.ndarray], baseline: str | int | None
+    ) -> dict[str, np.ndarray]:
+        """Where the way to the inputs begins, by name.
+
+        Args:
+            given: the inputs, see `differentiable`.
+            baseline: `"zeros"`; of embeddings also `"mean"`, that of all tokens, or the id of one.
+                None for zeros where something is added to the embeddings, and else for the mean:
+                what is normalized at once jumps at zero, and its gradients there say nothing.
+        """
+        task, found = self._task(), {}
+        of_tokens = any(name.endswith("token_embeddings") for name in given)
+        if baseline not in (None, "zeros") and not of_tokens:
+            raise ValueError(
+                f"`baseline` {baseline!r} is of tokens: of other inputs it is 'zeros'."
+            )
+        for name, x in given.items():
+            found[name] = np.zeros_like(x)
+            if not name.endswith("token_embeddings") or baseline == "zeros":
+                continue
+            side = name.removesuffix("token_embeddings")
+            sides = task.backbone.sides
+            if sides and side not in sides:  # of one text for both sides, or of images and texts
+                side = "texts" if "texts" in sides else next(iter(sides))
+            config = sides[side][1].config if sides else task.backbone.config
+            added = config.position in ADDED_POSITIONS or config.segment_vocabulary_size
+            if baseline is None and added:
+                continue
+            count = config.vocabulary_size
+            ids = np.arange(count) if baseline in (None, "mean") else np.array([baseline])
+            total = np.zeros(x.shape[-1])
+            for first in range(0, len(ids), _MOST_TOKENS):
+                part = ids[None, first : first + _MOST_TOKENS].astype("int32")
+                total += _arrays(self._embed(to_tensor(part), prefix=side))[0].sum(axis=0)
+            found[name] += (total / len(ids)).astype("float32")
+        return found
+
     def attributions(
-        self, inputs: Mapping[str, Any], weights: np.ndarray, steps: int
+        self,
+        inputs: Mapping[str, Any],
+        weights: np.ndarray,
+        steps: int,
+        baseline: str | int | None = None,
     ) -> tuple[dict[str, np.ndarray], float | None]:
         """What each number of the inputs adds to an output, float64 by name.
 
         Args:
             inputs: the arrays of one row.
             weights: float, of the shape of the outputs of a row: the output is their sum by these.
-            steps: int, points on the way from zeros to the input at which the gradient is taken;
-                0 for the input itself alone.
+            steps: int, points on the way from the baseline to the input at which the gradient is
+                taken; 0 for the input itself alone, times its gradient.
+            baseline: see `baselines`.
 
         Returns:
-            Input times gradient by name, and, with `steps`, by how much their sum misses
-            the difference of the outputs of input and zeros.
+            What is added, by name, and, with `steps`, by how much their sum misses the difference
+            of the outputs of input and baseline.
 
         Source: gradient times input: Shrikumar et al. 2016, "Not Just a Black Box"; on the way:
         Sundararajan et al. 2017, "Axiomatic Attribution for Deep Networks", section 3.
         """
         given = self.differentiable(inputs)
+        starts = self.baselines(given, baseline if steps else "zeros")
+        ways = {name: x - starts[name] for name, x in given.items()}
         points, shares = np.array([1.0]), np.array([1.0])
         if steps:
             # Gauss and Legendre's points: fewer do than of equal steps.
@@ -166,12 +212,12 @@ class Explainer:
         values: list[float] = []
         for first in range(0, len(points), rows):
             part = slice(first, first + rows)
-            moved = {name: x * _beside(points[part], x) for name, x in given.items()}
+            moved = {n: starts[n] + x * _beside(points[part], x) for n, x in ways.items()}
             found, slopes = self._slopes(repeated, _tensors(moved), weights)
             values += _arrays(found).tolist()
             for name, each in slopes.items():
                 totals[name] += np.tensordot(shares[part], _arrays(each).astype("float64"), 1)
-        added = {name: total * given[name][0] for name, total in totals.items()}
+        added = {name: total * ways[name][0] for name, total in totals.items()}
         if not steps:
             return added, None
         return added, float(sum(x.sum() for x in added.values()) - (values[1] - values[0]))

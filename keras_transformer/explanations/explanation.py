@@ -73,7 +73,7 @@ class Explanation:
             of an input without tokens of its shape, `(height, width)` for an image.
         encoder_saliency: likewise.
         target: str, what `saliency` is of.
-        gap: float, by how much the attributions miss `output - output of the baseline`.
+        gap: float, by how much integrated gradients miss the output minus that of the baseline.
         text: str, what was written, of a model that writes.
 
     Example:

@@ -33,9 +33,10 @@ class Explains:
         target: Any = None,
         position: int | str | None = None,
         steps: int = 50,
+        baseline: str | int | None = None,
         top_k: int = 5,
         vectors: bool = True,
-    ):
+    ) -> Any:
         """What the model saw of an input: attention, states, and what each token adds.
 
         It is the pass that gives the outputs, and its numbers.
@@ -44,13 +45,16 @@ class Explains:
             x: what `predict` takes, a list of inputs; or one of them alone, such as a string, a
                 tuple of two strings for a pair, or an image.
             saliency: `"gradient_x_input"`, or `"integrated_gradients"`, which is slower, and whose
-                numbers sum to the difference of the output and that of zero embeddings.
+                numbers sum to the difference of the output and that of a baseline.
             target: which output these are of: a class by number or name, a token by id or itself.
                 Of vectors also a text, then it is the similarity to its vector. Defaults to the
                 likeliest.
             position: which token's output, of a task with outputs for each: its place, or itself.
                 Defaults to that of a mask, the last of a text that goes on, or the surest.
             steps: int, of integrated gradients.
+            baseline: where their way begins: `"zeros"`; of texts also `"mean"`, the mean of all
+                embeddings, or a token, by id or itself. Defaults to zeros for a model that adds
+                positions to its embeddings, and else to the mean, since a norm jumps at zero.
             top_k: int, the likeliest tokens of each layer, of a model with logits of tokens.
             vectors: bool, keep the queries and keys, which the page of `to_html` shows.
 
@@ -73,7 +77,7 @@ class Explains:
         Source: Shrikumar et al. 2016; Sundararajan et al. 2017, "Axiomatic Attribution for Deep
         Networks".
         """
-        how = Asked.of(saliency, target, position, steps, top_k, vectors)
+        how = Asked.of(saliency, target, position, steps, baseline, top_k, vectors)
         rows, alone = self.explained_inputs(x)
         found = [self.explained(inputs, how) for inputs in rows]
         return found[0] if alone else found
@@ -133,7 +137,13 @@ class Explains:
         if how.saliency is not None:
             weights, said = self._chosen_output(inputs, outputs[0], sides, how, written or {})
             steps = how.steps if how.saliency == "integrated_gradients" else 0
-            added, further["gap"] = explainer.attributions(inputs, weights, steps)
+            baseline = how.baseline
+            if isinstance(baseline, str) and baseline not in ("zeros", "mean"):
+                baseline = self._token_id(baseline, "baseline")
+            elif is_int(baseline):
+                self.backbone.check_ids(baseline=np.array([baseline]))
+            added, gap = explainer.attributions(inputs, weights, steps, baseline)
+            further["gap"] = gap
             further["target"] = said
             further |= {n: x.astype("float32") for n, x in _by_side(self, added, sides)}
         return explanation_of(self, inputs, outputs, found, sides, **further)
@@ -218,15 +228,17 @@ class Explains:
             )
         return check_int("target", target, at_least=0, at_most=len(outputs) - 1)
 
-    def _token_id(self, token: str) -> int:
+    def _token_id(self, token: str, name: str = "target") -> int:
         """The id of a token as it is in the vocabulary, or as people read it."""
+        if self.tokenizer is None:
+            raise ValueError(f"`{name}` {token!r} needs a tokenizer, and this task has none.")
         for marked in (token, f"\u0120{token}", f"\u2581{token}"):
             found = self.tokenizer.token_to_id(marked)
             if found is not None:
                 return found
         ids = self.tokenizer.encode(token, special_tokens=False)
         if len(ids) != 1:
-            raise ValueError(f"`target` {token!r} is {len(ids)} tokens of the model: give one.")
+            raise ValueError(f"`{name}` {token!r} is {len(ids)} tokens of the model: give one.")
         return ids[0]
 
     def _named_output(self, target: int) -> str:
@@ -258,15 +270,22 @@ class Explains:
 class Asked:
     """The checked options of `explain`."""
 
-    names = ("saliency", "target", "position", "steps", "top_k", "vectors")
+    names = ("saliency", "target", "position", "steps", "baseline", "top_k", "vectors")
 
-    def __init__(self, saliency, target, position, steps, top_k, vectors):
+    def __init__(self, saliency, target, position, steps, baseline, top_k, vectors):
         self.saliency, self.target, self.position = saliency, target, position
-        self.steps, self.top_k, self.vectors = steps, top_k, vectors
+        self.steps, self.baseline, self.top_k, self.vectors = steps, baseline, top_k, vectors
 
     @classmethod
     def of(
-        cls, saliency=None, target=None, position=None, steps=50, top_k=5, vectors=True
+        cls,
+        saliency=None,
+        target=None,
+        position=None,
+        steps=50,
+        baseline=None,
+        top_k=5,
+        vectors=True,
     ) -> "Asked":
         """ValueError for options that are wrong, or change nothing."""
         check_choice("saliency", saliency, SALIENCY, none=True)
@@ -275,11 +294,16 @@ class Asked:
                 "`target` and `position` are of attributions: give "
                 'saliency="integrated_gradients" or "gradient_x_input".'
             )
+        if baseline is not None and saliency != "integrated_gradients":
+            raise ValueError('`baseline` is of saliency="integrated_gradients".')
+        if not isinstance(baseline, str | None):
+            baseline = check_int("baseline", baseline, at_least=0)
         return cls(
             saliency,
             target,
             position,
             check_int("steps", steps, 1, _MOST_STEPS),
+            baseline,
             check_int("top_k", top_k, at_least=1),
             check_bool("vectors", vectors),
         )

@@ -16,7 +16,7 @@ class ExplainsWritten(Explains):
     """Mixin of a `LanguageModel`: `explain` of prompts, and of what was written on them."""
 
     @reads
-    def explain(self, prompts, output=None, **options):
+    def explain(self, prompts, output=None, **options) -> Any:
         """What the model saw of a text, or of each step of writing one.
 
         Args:
@@ -25,8 +25,8 @@ class ExplainsWritten(Explains):
                 none for a model that goes on with its prompt, which then is what is explained; and
                 to what `generate` writes for one that translates.
             **options: as of `TextClassifier.explain`: `saliency`, `target`, `position`, `steps`,
-                `top_k`, `vectors`. Attributions are of the last token that was written, or of
-                the likeliest next one.
+                `baseline`, `top_k`, `vectors`. Attributions are of the last token that was written,
+                or of the likeliest next one.
 
         Returns:
             An `explanations.Explanation`; for a list of prompts a list of them. Token `i` of

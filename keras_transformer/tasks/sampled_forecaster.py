@@ -213,7 +213,7 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
             first += count
         return found[0] if one else found
 
-    def explain(self, x, **options):
+    def explain(self, x, **options) -> Any:
         """What the model saw before the first value that it draws; see `TextClassifier.explain`.
 
         Args:

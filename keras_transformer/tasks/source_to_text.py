@@ -216,7 +216,7 @@ class SourceToText(TakesTables, LanguageModel):
         return self._completed(rows, options, further, *how)
 
     @reads
-    def explain(self, sources, output=None, prompts=None, **options):
+    def explain(self, sources, output=None, prompts=None, **options) -> Any:
         """What the model saw of a source, in each step of writing its text.
 
         Args:

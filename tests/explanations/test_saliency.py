@@ -50,7 +50,7 @@ def test_gradient_times_input():
 
 def test_the_same_as_captum():
     torch = pytest.importorskip("torch")
-    captum = pytest.importorskip("captum.attr")
+    captum = pytest.importorskip("captum.attr", reason="pip install --no-deps captum")
     if keras.backend.backend() != "torch":
         pytest.skip("captum is of PyTorch")
     task = common.classifier(num_classes=3)
@@ -88,6 +88,28 @@ def test_both_sides_of_a_translation():
     assert len(explanation.saliency) == len(explanation.tokens)
     assert np.abs(explanation.encoder_saliency).max() > 1e-4
     assert abs(explanation.gap) < 2e-2
+
+
+def test_baselines():
+    """At zero a norm jumps where nothing is added to the embeddings: it is their mean then."""
+    task = common.language_model(num_layers=2, position="rotary", normalize_first=True)
+    options = {"saliency": "integrated_gradients", "target": 7, "steps": 200}
+    ids = np.array([task._prompt_ids("two dogs run")[0][0]], "int32")
+    table = to_numpy(task.backbone.token_embedding(np.arange(task.tokenizer.vocabulary_size)))
+
+    def output(row):
+        embedded = np.broadcast_to(row, (*ids.shape, row.shape[-1])).astype("float32")
+        return to_numpy(task({"token_ids": ids, "token_embeddings": embedded}))[0, -1, 7]
+
+    whole = to_numpy(task({"token_ids": ids}))[0, -1, 7]
+    for baseline, row in ((None, table.mean(0)), ("mean", table.mean(0)), (9, table[9])):
+        explanation = task.explain("two dogs run", baseline=baseline, **options)
+        missed = explanation.saliency.sum() - (whole - output(row))
+        assert missed == pytest.approx(explanation.gap, abs=1e-3) and abs(missed) < 2e-2
+    with pytest.raises(ValueError, match="baseline"):
+        task.explain("two dogs", baseline=10**6, **options)
+    with pytest.raises(ValueError, match="`baseline` is of saliency"):
+        task.explain("two dogs", baseline="mean")
 
 
 @pytest.mark.one_backend
