@@ -153,7 +153,7 @@ STEM = (
 )  # fmt: skip
 FINAL = norm_of("final_norm", final_normalization=True)
 
-# `layers.SideVector` of each side of a dual, and what its similarities are made by.
+# `layers.SideVector` of a side, and what the similarities of a dual are made by.
 _POOLING = {"vector_pooling": "attention"}
 VECTOR = (
     *weight_of("vector/probe", "hidden_dim", **_POOLING),
@@ -164,6 +164,7 @@ VECTOR = (
     *norm_of("vector/norm", **_POOLING),
     *dense_of("vector/feed_forward/intermediate", "hidden_dim", "intermediate_dim", **_POOLING),
     *dense_of("vector/feed_forward/output", "intermediate_dim", "hidden_dim", **_POOLING),
+    *norm_of("vector_norm", vector_normalization=True),
     *dense_of("vector_projection", "hidden_dim", "vector_dim", "vector_bias", vector_dim=True),
 )
 SIMILARITY = (
@@ -306,7 +307,7 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         for i in range(side.groups):
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
-        if config.kind == "dual":
+        if side.config.vector_pooling is not None:
             found += of(VECTOR, side.config, f"{side.name}/")
     found += [*projector_weights(config), *of(SIMILARITY, config)]
     return found + of((*POOLER, *_STATES, *TRANSFORM), config.sides[-1])

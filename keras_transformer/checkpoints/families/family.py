@@ -170,8 +170,10 @@ class Family:
             back = self.config(theirs)
         except ValueError as error:
             raise ValueError(f"{cannot} this config: {error}") from error
-        if config.kind != back.kind:
-            raise ValueError(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
+        headed = {name for own in self.heads for name in self.classes(own)}
+        alone = task is None and config.kind != self.constants["kind"]
+        if config.kind != back.kind or (alone and headed.intersection(theirs["architectures"])):
+            raise ValueError(f"{cannot} kind={config.kind!r}, only {self.constants['kind']!r}.")
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         both = [(config, back, {"model"})]
         parts = {"side", "layer", "overrides"}
