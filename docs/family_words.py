@@ -205,6 +205,9 @@ def special(family: Family) -> list[str]:
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
         parts += ["a bias of similarities"] * config.similarity_bias
+    elif config.vector_pooling:
+        normalized = "a normalized vector" if config.vector_normalization else "a vector"
+        parts.append(f"{normalized}, pooled by {config.vector_pooling}")
     if config.placeholder_id is not None:
         seen = {"states": ", which see each other", "prompt": ", and see the prompt, as it them"}
         whose = seen.get(config.placeholder_visibility, "")

@@ -55,6 +55,8 @@ def group(family: Family) -> str:
         return "captions"
     if "Forecaster" in family.heads:
         return "series"
+    if family.config({}).vector_pooling is not None:
+        return "dual"  # One of the two sides by itself.
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 

@@ -17,8 +17,8 @@ class VectorOptions:
     """Further values of a `TransformerConfig`, as flat as its own."""
 
     vector_pooling: str | None = option(
-        'The state that the vector of a side is made of, of a `"dual"` or of one alone: that of the '
-        '`"first"` place, of the first `"end"` token, of the `"last"` place, padding or not '
+        'The state that the vector of a side is made of, of a `"dual"` or of a side alone: that of '
+        'the `"first"` place, of the first `"end"` token, of the `"last"` place, padding or not '
         '(SigLIP\'s texts), or what a trained query gathers by `"attention"`, with a feed-forward '
         "layer (SigLIP's images). None for a model without vectors.",
         None,
@@ -32,7 +32,7 @@ class VectorOptions:
         least=0,
     )
     vector_normalization: bool = option(
-        "normalize this state, where not all are behind the blocks (CLIP's images alone).",
+        "normalize this state, where those behind the blocks are not (CLIP's images alone).",
         False,
         of="side",
     )
@@ -57,7 +57,7 @@ class VectorOptions:
 
 
 def refuse_vectors(config: "TransformerConfig") -> None:
-    """ValueError for values of a model of two sides, as the sides have them, in one that is none."""
+    """ValueError for a model without two sides that has values of one, as the sides have."""
     names = ("bidirectional", "similarity_bias")
     names += ("vector_pooling",) if config.kind == "seq2seq" else ()
     given = [name for name in names if getattr(config, name)]

@@ -34,7 +34,7 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
 
 
 def check_pooler(config: TransformerConfig, pooling: str, include_prompt: bool) -> None:
-    """ValueError for the pooling `"pooler"` of a backbone that cannot give it of batches of texts."""
+    """ValueError for `"pooler"` of a backbone that cannot give it of batches of texts."""
     if pooling != "pooler":
         return
     if config.kind == "decoder" and config.vector_pooling is None:
