@@ -4,12 +4,32 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from keras_transformer.config_checks import option
+from keras_transformer.weight import dense_of, norm_of, weight_of
 
 if TYPE_CHECKING:
     from keras_transformer.config import TransformerConfig
 
 POOLINGS = ("first", "end", "last", "attention")
 _OF_VECTORS = ("vector_normalization", "vector_dim", "vector_bias")
+
+# `layers.SideVector` of a side, and what the similarities of a dual are made by.
+_POOLING = {"vector_pooling": "attention"}
+VECTOR = (
+    *weight_of("vector/probe", "hidden_dim", **_POOLING),
+    *dense_of("vector/attention/query", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/key", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/value", "hidden_dim", "query_heads", **_POOLING),
+    *dense_of("vector/attention/output", "query_heads", "hidden_dim", **_POOLING),
+    *norm_of("vector/norm", **_POOLING),
+    *dense_of("vector/feed_forward/intermediate", "hidden_dim", "intermediate_dim", **_POOLING),
+    *dense_of("vector/feed_forward/output", "intermediate_dim", "hidden_dim", **_POOLING),
+    *norm_of("vector_norm", vector_normalization=True),
+    *dense_of("vector_projection", "hidden_dim", "vector_dim", "vector_bias", vector_dim=True),
+)
+SIMILARITY = (
+    *weight_of("similarity_scale", kind="dual"),
+    *weight_of("similarity_bias", kind="dual", similarity_bias=True),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

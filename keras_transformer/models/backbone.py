@@ -102,10 +102,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         )
 
     def _side(
-        self, config: TransformerConfig, token_embedding, cross_dim: int | None = None
+        self, config: TransformerConfig, token_embedding, cross_dim: int | None = None, name=None
     ) -> tuple[Stem | None, Stack]:
         """Stem and stack of a side. They share the name that weight files have for the side."""
-        options = {"initializer": self.initializer, "name": config.kind, "dtype": self.dtype_policy}
+        options = {"initializer": self.initializer, "dtype": self.dtype_policy}
+        options["name"] = name or config.kind
         if config.stem is not None:
             stem = STEMS[config.stem.kind](config, **options)
         else:

@@ -213,7 +213,7 @@ def _bytes_sent(
     """Bytes that a device sends in a step: states along the model axis, gradients along data."""
     numbers = 0  # of a row
     for side in sides(config)[-1:] if generating else sides(config):
-        tokens = 1 if generating else rows.target if side.is_target else rows.source
+        tokens = 1 if generating else side.lengths(rows.source, rows.target)[0]
         sublayers = 3 if side.source_dim else 2
         numbers += side.depth * sublayers * tokens * side.config.hidden_dim
     passes = 1 if generating else 3 if rematerialize else 2

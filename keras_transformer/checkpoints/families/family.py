@@ -174,6 +174,8 @@ class Family:
         alone = task is None and config.kind != self.constants["kind"]
         if config.kind != back.kind or (alone and headed.intersection(theirs["architectures"])):
             raise ValueError(f"{cannot} kind={config.kind!r}, only {self.constants['kind']!r}.")
+        if (config.source is None) != (back.source is None):
+            raise ValueError(f"{cannot} source={config.source!r}, only {back.source!r}.")
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         both = [(config, back, {"model"})]
         parts = {"side", "layer", "overrides"}
