@@ -186,7 +186,7 @@ def special(family: Family) -> list[str]:
     read = {field.ours for field in family.fields.values()}
     joined = getattr(family.of_config, "__self__", None)
     # The one conversion of a model that is joined of two gives every value.
-    if joined is None and config.placeholder_id is None:
+    if family.of_config is None and config.placeholder_id is None:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]

@@ -19,8 +19,8 @@ class SourceOptions:
 
     source: dict | None = option(
         '`"seq2seq"` only: a further encoder, by the values that differ in it, to whose states the '
-        "encoder attends: of an image, where the encoder reads a question about it (BLIP). None for "
-        "no such side.",
+        "encoder attends: of an image, where the encoder reads a question about it (BLIP). None "
+        "for no such side.",
         None,
         of="overrides",
     )

@@ -164,8 +164,8 @@ class Seq2Seq(Backbone):
             return self(inputs, part="encode", training=training)
         if self.source is not None:
             raise ValueError(
-                "The encoder attends to a `source`, of which `encode` knows nothing: call the model "
-                "with the arrays of all sides."
+                "The encoder attends to a `source`, of which `encode` knows nothing: call the "
+                "model with the arrays of all sides."
             )
         return self._encoded(inputs, {}, (), training)[0]
 

@@ -24,6 +24,7 @@ from keras_transformer.notebook import model_table
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.processors.processor import Processor
 from keras_transformer.sizes import Sizes
+from keras_transformer.tasks.asked import refuse_source
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tasks.one_text import OneText
 from keras_transformer.tasks.saving import Serializable
@@ -110,6 +111,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
                 "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
+        refuse_source(type(self), backbone)
         if not backbone.built:  # One's own that forgot it: within a compiled step it is too late.
             backbone.build()
         processor = self.processor_class.of(processor)

@@ -250,7 +250,9 @@ class Family:
                 f"{config.embedding_dim} features, the {name} has one for {config.hidden_dim}. "
                 "Save it with `save_to_preset`."
             )
-        theirs: dict[str, Any] = {"architectures": [self.classes(name)[0]]}
+        # Where the config says which of the classes it is, that one; else the first.
+        said = [each for each in base["architectures"] if each in self.classes(name)]
+        theirs: dict[str, Any] = {"architectures": said or [self.classes(name)[0]]}
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]
         options = (*task_class.published_head, *task_class.published_options, *head.options)
