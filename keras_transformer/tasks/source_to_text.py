@@ -81,7 +81,7 @@ class SourceToText(TakesTables, LanguageModel):
         asked = self.asks_encoder
         if asked and prompts is None:
             raise ValueError(
-                f"The encoder of this model reads a text about a {self.source_unit}: give "
+                f"The encoder of this model reads a text beside each {self.source_unit}: give "
                 "`prompts`, such as questions, one for each or one for all."
             )
         start = [] if self.start_id is None or asked else [self.start_id]

@@ -24,8 +24,8 @@ from keras_transformer.notebook import model_table
 from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.processors.processor import Processor
 from keras_transformer.sizes import Sizes
-from keras_transformer.tasks.asked import refuse_source
 from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.tasks.asked import refuse_source
 from keras_transformer.tasks.one_text import OneText
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
@@ -38,10 +38,8 @@ from keras_transformer.training.compile_ahead import CompiledSteps
 _FLOPS_OF_A_SHAPE = 1.2e11
 
 # A pooler that a task does not use has no gradient, and Keras would warn of a forgotten loss.
-warnings.filterwarnings(
-    "ignore",
-    r"Gradients do not exist for variables \['[^']*pooler/kernel', '[^']*pooler/bias'\] ",
-)
+_UNUSED = r"Gradients do not exist for variables \[('[^']*\b(pooler|vector\w*)/[^']*'(, )?)+\] "
+warnings.filterwarnings("ignore", _UNUSED)
 
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 

@@ -3,6 +3,8 @@
 Those of images are compared beside the other families of images, in `test_image_families`.
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -215,6 +217,19 @@ def test_a_classifier_of_the_images_of_two_sides(tmp_path, of_two, kind):
     assert (classifier.processor is None) == (kind == "ours")
     kt.export_to_huggingface(classifier, tmp_path)
     assert kt.ImageClassifier.from_preset(tmp_path).backbone.config == classifier.backbone.config
+
+
+def test_a_tower_learns_classes(of_two):
+    """Without a warning of the vector, which the mean of the patches does not go through."""
+    classifier = kt.ImageClassifier.from_preset(of_two[1] / "theirs", labels=["dark", "bright"])
+    pictures = [np.full((20, 20, 3), 20 + 200 * (i % 2), "uint8") for i in range(8)]
+    labels = ["dark", "bright"] * 4
+    classifier.compile(keras.optimizers.Adam(1e-2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Gradients do not exist", append=True)
+        history = classifier.fit(pictures, labels, epochs=6, verbose=0).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    assert classifier.predict(pictures, verbose=0).argmax(1).tolist() == [0, 1] * 4
 
 
 @pytest.mark.parametrize("kind", ["theirs", "ours"])

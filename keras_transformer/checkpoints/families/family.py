@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_transformer.checking import shorten
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.safetensors_io import Checkpoint
 from keras_transformer.checkpoints.weights import Names, Weight, expand
@@ -175,7 +176,9 @@ class Family:
         if config.kind != back.kind or (alone and headed.intersection(theirs["architectures"])):
             raise ValueError(f"{cannot} kind={config.kind!r}, only {self.constants['kind']!r}.")
         if (config.source is None) != (back.source is None):
-            raise ValueError(f"{cannot} source={config.source!r}, only {back.source!r}.")
+            raise ValueError(
+                f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."
+            )
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         both = [(config, back, {"model"})]
         parts = {"side", "layer", "overrides"}
@@ -258,7 +261,8 @@ class Family:
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
-        read = self.config(_merged(base, theirs))
+        whole = _merged(base, theirs)
+        read = self.config(whole)
         for value in ("kind", "activation"):  # on which the head has a say
             mine, only = getattr(config, value), getattr(read, value)
             if mine != only:
@@ -266,7 +270,7 @@ class Family:
                     f"A {self.model_type} checkpoint of a {name} cannot express {value}={mine!r}, "
                     f"only {only!r}."
                 )
-        back = task_class.head_values(config, self.task(base | theirs))
+        back = task_class.head_values(config, self.task(whole))
         for value, mine in task_class.head_values(config, task).items():
             if mine != back[value]:
                 raise ValueError(
