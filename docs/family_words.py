@@ -263,6 +263,9 @@ def special(family: Family) -> list[str]:
         parts.append(f"an encoder of {sides[0]}, a decoder of {sides[1]}")
         projected = "" if config.projector != "none" else ", where their widths differ"
         parts.append(f"a layer between them{projected}")
+    names = [name for task in family.heads for name in family.classes(task)]
+    if any(config.source for config in (family.config({"architectures": [n]}) for n in names)):
+        parts.append("for questions a further encoder that reads them and attends to the image")
     if config.output_transform:
         parts.append("a dense layer and a norm before the logits")
     theirs = family.published_config(config)
