@@ -113,7 +113,8 @@ def make_plan(
     Args:
         config: `TransformerConfig`.
         batch_size: int, rows of all devices together.
-        length: int, tokens, or states, of a row; of the source for an encoder-decoder.
+        length: int, tokens, or states, of a row; for an encoder-decoder those that its encoder
+            reads.
         target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
         devices: int.
         dtype: `"float32"`, `"mixed_bfloat16"`, `"mixed_float16"`, `"bfloat16"` or `"float16"`.

@@ -38,8 +38,8 @@ from keras_transformer.training.compile_ahead import CompiledSteps
 _FLOPS_OF_A_SHAPE = 1.2e11
 
 # A pooler that a task does not use has no gradient, and Keras would warn of a forgotten loss.
-_UNUSED = r"Gradients do not exist for variables \[('[^']*\b(pooler|vector\w*)/[^']*'(, )?)+\] "
-warnings.filterwarnings("ignore", _UNUSED)
+UNUSED = r"Gradients do not exist for variables \[('[^']*\b(pooler|vector\w*)/[^']*'(, )?)+\] "
+warnings.filterwarnings("ignore", UNUSED)
 
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.planning import flops_per_sequence, plan
+from keras_transformer.planning import flops_per_sequence, make_plan
 from tests.tasks import images
 from tests.tasks.test_image_to_text import QUESTIONS, TEXTS, rows
 
@@ -96,7 +96,7 @@ def test_adapters_and_mixed_precision():
 
 
 def test_what_each_side_computes_is_collected(learned):
-    x, questions, _ = rows(2)
+    x = rows(2)[0]
     ids = np.array([learned.tokenizer.encode(QUESTIONS[0])] * 2, "int32")
     inputs = {**learned.arrays_of(x), "encoder_token_ids": ids, "decoder_token_ids": ids[:, :1]}
     _, found = learned.backbone(inputs, collect=("states", "attention"))
@@ -128,7 +128,7 @@ def test_a_config_of_three_sides():
 @pytest.mark.one_backend
 def test_plans_count_the_states_of_the_image():
     """That the question attends to it costs what its keys and values are, and two products."""
-    made, two = config(), images.captions()
+    made = config()
     options = {"target_length": 2, "predicted_tokens": 0, "training": False}
     whole = flops_per_sequence(made, 5, **options)
     places = made.side("source").num_positions
@@ -140,8 +140,12 @@ def test_plans_count_the_states_of_the_image():
     answer += 2 * 2 * d * d + 5 * 2 * d * d + 2 * 2 * 5 * d
     layers = made.num_layers, made.num_decoder_layers
     assert whole == images_alone + 2 * (layers[0] * question + layers[1] * answer)
-    assert plan(made, batch_size=2, length=5, target_length=2).memory.total > 0
-    assert two.num_layers == layers[0]
+    training = make_plan(made, batch_size=2, length=5, target_length=2)
+    assert training.parameters == kt.models.Seq2Seq(made).count_params()
+    assert training.peak_memory > 16 * training.parameters
+    generating = make_plan(made, batch_size=2, length=5, target_length=2, generating=True)
+    # Of each layer of the decoder: its own past, and the question.
+    assert generating.memory.cache == 2 * layers[1] * 2 * d * (2 + 5) * 4
 
 
 @pytest.mark.one_backend
