@@ -97,6 +97,8 @@ class DecoderBlock(EncoderBlock):
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
+        if cache is not None and not self.causal:
+            raise ValueError("A block with causal=False sees what is behind a token: no `cache`.")
         self._check_used(inputs, mask, visibility, bias, cached=cache is not None)
         self._check_source(inputs, encoder_states, encoder_states_mask, cross_visibility, cache)
         visibility = Visibility.given(visibility, mask)

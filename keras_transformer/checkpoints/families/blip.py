@@ -105,32 +105,25 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     tied = {"tie_word_embeddings": config.tie_embeddings}
     if config.source is None:
         return {**_JOINED.conversion.write(config), **tied}
-    sides = (config.side(name) for name in ("source", "decoder"))
-    return {**_JOINED.write_sides(*sides, config.projector), "architectures": [_ASKED], **tied}
+    images, _, writes = config.sides
+    theirs = _JOINED.write_sides(images, writes, config.projector)
+    return {**theirs, "architectures": [_ASKED], **tied}
 
 
 def _weights(config: TransformerConfig) -> tuple[Weight, ...]:
     if config.source is None:
         return _JOINED.weights(config)
-    images, reads, writes = config.sides
-    return (
-        *(
-            dataclasses.replace(line, ours=line.ours.replace("encoder/", "source/", 1))
-            for line in lines_of_side(_IMAGES, images, "vision_model.")
-        ),
-        *lines_of_side(_READER, reads, "text_encoder."),
-        *lines_of_side(_TEXTS, writes, "text_decoder."),
-    )
-
-
-# What a text starts and ends with, by our options of a task.
-_IDS = {"start_id": ("bos_token_id", 30522), "end_ids": ("sep_token_id", 102)}
+    families = (_IMAGES, _READER, _TEXTS)
+    prefixes = ("vision_model.", "text_encoder.", "text_decoder.")
+    each = zip(families, config.sides, prefixes, config.side_names, strict=True)
+    return tuple(line for side in each for line in lines_of_side(*side))
 
 
 def _read_ids(values: Values) -> dict[str, Any]:
+    """What a text starts and ends with, by our options of a task."""
     texts = values.get("text_config") or {}
-    found = {ours: number(texts, *theirs) for ours, theirs in _IDS.items()}
-    return {**found, "end_ids": [found["end_ids"]]}
+    end = number(texts, "sep_token_id", 102)
+    return {"start_id": number(texts, "bos_token_id", 30522), "end_ids": [end]}
 
 
 def _write_ids(task: Values) -> dict[str, Any]:
@@ -142,6 +135,8 @@ def _write_ids(task: Values) -> dict[str, Any]:
     return {"text_config": found} if found else {}
 
 
+_TEXT_IDS = Conversion(_read_ids, _write_ids)
+
 BLIP = Family(
     model_type="blip",
     architecture=_CLASS,
@@ -150,10 +145,6 @@ BLIP = Family(
     conversions=(Conversion(_read, _write),),
     weights=(),
     of_config=_weights,
-    heads={
-        "ImageToText": Head(
-            architectures=(_CLASS, _ASKED), options=(Conversion(_read_ids, _write_ids),)
-        )
-    },
+    heads={"ImageToText": Head(architectures=(_CLASS, _ASKED), options=(_TEXT_IDS,))},
     names=Names(suffixes=OLDER_NORMS, ignored=("*.position_ids",)),
 )

@@ -130,8 +130,13 @@ def _alone(side: TransformerConfig) -> TransformerConfig:
     return TransformerConfig.from_dict(values)
 
 
-def lines_of_side(family: Family, side: TransformerConfig, prefix: str) -> list[Weight]:
-    """The lines of a family as those of a side, its tensors behind a prefix."""
+def lines_of_side(
+    family: Family, side: TransformerConfig, prefix: str, name: str = "encoder"
+) -> list[Weight]:
+    """The lines of a family as those of a side, its tensors behind a prefix.
+
+    An encoder may have another `name`, such as `"source"`.
+    """
     found = []
     for line in family.weights:
         ours, inner = line.ours, ""
@@ -143,6 +148,8 @@ def lines_of_side(family: Family, side: TransformerConfig, prefix: str) -> list[
             ours = f"encoder_{ours}"
         elif not ours.startswith("encoder/"):
             continue  # A pooler, which nothing reads; the output of a masked language model.
+        elif name == "source":
+            ours = ours.replace("encoder/", "source/", 1)
         names = {
             name: tuple(f"{prefix}{inner}{theirs}" for theirs in getattr(line, name))
             for name in ("also", "copies")
