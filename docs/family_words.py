@@ -186,7 +186,7 @@ def special(family: Family) -> list[str]:
     read = {field.ours for field in family.fields.values()}
     joined = getattr(family.of_config, "__self__", None)
     # The one conversion of a model that is joined of two gives every value.
-    if joined is None and config.placeholder_id is None:
+    if family.of_config is None and config.placeholder_id is None:
         read |= {name for conversion in family.conversions for name in conversion.read({})}
     activation = ACTIVATIONS.get(config.activation, config.activation)
     parts = [f"gated {activation}" if config.gated else activation]
@@ -205,6 +205,9 @@ def special(family: Family) -> list[str]:
             parts.append(f"{what} pooled by {side.vector_pooling!r}".replace("'", ""))
         parts += ["texts read in both directions"] * config.sides[1].bidirectional
         parts += ["a bias of similarities"] * config.similarity_bias
+    elif config.vector_pooling:
+        normalized = "a normalized vector" if config.vector_normalization else "a vector"
+        parts.append(f"{normalized}, pooled by {config.vector_pooling}")
     if config.placeholder_id is not None:
         seen = {"states": ", which see each other", "prompt": ", and see the prompt, as it them"}
         whose = seen.get(config.placeholder_visibility, "")
@@ -260,6 +263,9 @@ def special(family: Family) -> list[str]:
         parts.append(f"an encoder of {sides[0]}, a decoder of {sides[1]}")
         projected = "" if config.projector != "none" else ", where their widths differ"
         parts.append(f"a layer between them{projected}")
+    names = [name for task in family.heads for name in family.classes(task)]
+    if any(config.source for config in (family.config({"architectures": [n]}) for n in names)):
+        parts.append("for questions a further encoder that reads them and attends to the image")
     if config.output_transform:
         parts.append("a dense layer and a norm before the logits")
     theirs = family.published_config(config)

@@ -55,6 +55,8 @@ def group(family: Family) -> str:
         return "captions"
     if "Forecaster" in family.heads:
         return "series"
+    if family.config({}).vector_pooling is not None:
+        return "dual"  # One of the two sides by itself.
     is_text = family.constants.get("vocabulary_size") != 0
     return family.constants["kind"] if is_text else "images"
 
@@ -79,13 +81,10 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "BLIP for questions, and for images and texts that fit",
-        "An encoder of questions that attends to the image stands between that and the decoder: "
-        "three stacks of blocks, where a model has two. Captions are covered.",
-        (
-            {"model_type": "blip", "architectures": ["BlipForQuestionAnswering"]},
-            {"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},
-        ),
+        "BLIP for images and texts that fit",
+        "No stack of blocks writes there: a text that attends to the image gives one of two "
+        "classes. Captions and answers are covered.",
+        ({"model_type": "blip", "architectures": ["BlipForImageTextRetrieval"]},),
     ),
     NotCovered(
         "Images for Gemma 3 (`gemma3`), both directions of attention in Gemma 1 and 2",

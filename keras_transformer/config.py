@@ -20,6 +20,7 @@ from keras_transformer.config_placed import PLACED, PlacedOptions, check_placed
 from keras_transformer.config_positions import POSITIONS as POSITIONS
 from keras_transformer.config_positions import ROTARY_SCALINGS as ROTARY_SCALINGS
 from keras_transformer.config_positions import PositionOptions, check_positions
+from keras_transformer.config_source import SourceOptions, check_source
 from keras_transformer.config_states import StateOptions, check_states
 from keras_transformer.config_stem import StemConfig, stem_config
 from keras_transformer.config_vectors import VectorOptions, check_vectors
@@ -42,6 +43,7 @@ class TransformerConfig(
     VectorOptions,
     StateOptions,
     PlacedOptions,
+    SourceOptions,
 ):
     """The complete description of a backbone: values only, no code.
 
@@ -297,16 +299,18 @@ class TransformerConfig(
         check_vectors(self)
         check_states(self)
         check_placed(self)
+        check_source(self)
 
     def side(self, name: str) -> "TransformerConfig":
-        """The flat config of one side, of kind `name`.
+        """The flat config of one side, of kind `name`; that of a `source` is of an encoder.
 
         Args:
-            name: `"encoder"` or `"decoder"`. A config of one of these kinds is its only side.
+            name: `"encoder"` or `"decoder"`, or `"source"`. A config of one of these kinds is its
+                only side.
         """
         if self.kind == name:
             return self
-        if self.kind not in TWO_SIDED or name not in SIDES:
+        if name not in self.side_names:
             raise ValueError(f"A config of kind={self.kind!r} has no side {name!r}.")
         both = self.stated()
         for none in ("num_decoder_layers", "share_embeddings", *PLACED):
@@ -315,13 +319,21 @@ class TransformerConfig(
         both |= {} if name == "decoder" else {"output_transform": None}
         of_decoder = name == "decoder" and self.kind == "seq2seq"
         layers = {"num_layers": self.num_decoder_layers} if of_decoder else {}
-        own = {"kind": name, "encoder": None, "decoder": None}
+        kind = "decoder" if name == "decoder" else "encoder"
+        own = {"kind": kind, **dict.fromkeys(("source", *SIDES))}
         return self.from_dict({**both, **layers, **(getattr(self, name) or {}), **own})
+
+    @property
+    def side_names(self) -> tuple[str, ...]:
+        """The names of all sides, in the order of the forward pass."""
+        if self.kind not in TWO_SIDED:
+            return (self.kind,)
+        return SIDES if self.source is None else ("source", *SIDES)
 
     @property
     def sides(self) -> tuple["TransformerConfig", ...]:
         """The flat configs of all sides, in the order of the forward pass."""
-        return tuple(self.side(name) for name in SIDES if self.kind in (name, *TWO_SIDED))
+        return tuple(map(self.side, self.side_names))
 
     def layer(self, i: int) -> "TransformerConfig":
         """The flat config of layer `i` of a side."""

@@ -224,13 +224,14 @@ def check_head_norm(normalization: str | bool | None) -> None:
 def check_overrides(config: "TransformerConfig") -> None:
     """ValueError for sides and layers that differ in what they cannot differ in."""
     fields = {field.name: field.metadata["of"] for field in dataclasses.fields(config)}
-    for name in ("encoder", "decoder"):
+    for name in ("source", "encoder", "decoder"):
         own = getattr(config, name)
         if own is not None:
-            if config.kind not in ("seq2seq", "dual"):
+            kinds = ("seq2seq", "dual")[: 1 if name == "source" else 2]
+            if config.kind not in kinds:
                 raise ValueError(
-                    f"`{name}` needs kind='seq2seq' or 'dual', received kind={config.kind!r}. "
-                    "Give the values themselves."
+                    f"`{name}` needs kind={' or '.join(map(repr, kinds))}, received "
+                    f"kind={config.kind!r}. Give the values themselves."
                 )
             allowed = [n for n, of in fields.items() if of in ("side", "layer")]
             _check_names(name, own, (*allowed, "layer_pattern"))
@@ -256,7 +257,7 @@ def _check_names(name: str, own: Any, allowed: Any) -> None:
 
 
 def _check_sides(config: "TransformerConfig") -> None:
-    encoder, decoder = config.sides
+    encoder, decoder = config.sides[-2:]
     if config.num_decoder_layers != decoder.num_layers:
         raise ValueError(
             f"num_decoder_layers={config.num_decoder_layers} and decoder="

@@ -94,7 +94,7 @@ def check_placed(config: "TransformerConfig") -> None:
         if given:
             raise ValueError(f"`{given[0]}` needs a `placeholder_id`.")
         return
-    encoder, decoder = config.sides
+    encoder, decoder = config.sides[-2:]
     if encoder.stem is None or encoder.stem.num_states is None:
         raise ValueError(
             "`placeholder_id` needs an encoder whose inputs have so many states each: give it a "

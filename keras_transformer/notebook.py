@@ -58,14 +58,15 @@ def model_rows(
     for key, label in _ROWS.items():
         if backbone[key] is not None and ("expert" not in key or backbone["num_experts"]):
             rows[label] = backbone[key]
+    apart = backbone.get("source")
     sides = backbone["kind"] == "dual" or backbone.get("placeholder_id") is not None
-    of_images = sides and (backbone["encoder"] or {})
+    of_images = apart or (sides and (backbone["encoder"] or {}))
     for key in of_images or ():
         if key in _ROWS and _ROWS[key] in rows and key not in ("vocabulary_size", "position"):
             rows[f"{_ROWS[key]}, of images"] = of_images[key]
     if stem := backbone.get("stem"):
         del rows["longest sequence"], rows["vocabulary"]
-    stem = stem or (backbone.get("encoder") or {}).get("stem")
+    stem = stem or (apart or backbone.get("encoder") or {}).get("stem")
     if stem:
         known = [name for name in _OF_STEM if name in stem]
         words = (f"{name.replace('_', ' ')} {_product(stem[name])}" for name in known)

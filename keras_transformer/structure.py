@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from keras_transformer.config import TransformerConfig
 from keras_transformer.config_placed import PROJECTOR, PROJECTOR_NORM
 from keras_transformer.config_stem import WHOLE
+from keras_transformer.config_vectors import SIMILARITY, VECTOR
 from keras_transformer.weight import (
     NORMALIZATIONS,
     PARALLEL,
@@ -153,24 +154,6 @@ STEM = (
 )  # fmt: skip
 FINAL = norm_of("final_norm", final_normalization=True)
 
-# `layers.SideVector` of each side of a dual, and what its similarities are made by.
-_POOLING = {"vector_pooling": "attention"}
-VECTOR = (
-    *weight_of("vector/probe", "hidden_dim", **_POOLING),
-    *dense_of("vector/attention/query", "hidden_dim", "query_heads", **_POOLING),
-    *dense_of("vector/attention/key", "hidden_dim", "query_heads", **_POOLING),
-    *dense_of("vector/attention/value", "hidden_dim", "query_heads", **_POOLING),
-    *dense_of("vector/attention/output", "query_heads", "hidden_dim", **_POOLING),
-    *norm_of("vector/norm", **_POOLING),
-    *dense_of("vector/feed_forward/intermediate", "hidden_dim", "intermediate_dim", **_POOLING),
-    *dense_of("vector/feed_forward/output", "intermediate_dim", "hidden_dim", **_POOLING),
-    *dense_of("vector_projection", "hidden_dim", "vector_dim", "vector_bias", vector_dim=True),
-)
-SIMILARITY = (
-    *weight_of("similarity_scale", kind="dual"),
-    *weight_of("similarity_bias", kind="dual", similarity_bias=True),
-)
-
 # `layers.TokenEmbedding` and `layers.VocabularyBias` of a backbone.
 TOKENS = (
     *weight_of(
@@ -250,23 +233,31 @@ class Side:
     groups: int  # how many have weights of their own
     source_dim: int | None = None  # width of the encoder states that it attends to
     is_target: bool = False  # whether it has rows of their own, beside those of a source
+    fixed: int | None = None  # the states of a row, where the stem says how many
+    attended: int | None = None  # those that it attends to, likewise
 
     def layer(self, i: int) -> TransformerConfig:
         """The flat config of one layer."""
         return self.config.layer(i)
 
+    def lengths(self, source: int, target: int) -> tuple[int, int | None]:
+        """Its states of a row, by those that are read and written, and those it attends to."""
+        attended = None if self.source_dim is None else self.attended or source
+        return self.fixed or (target if self.is_target else source), attended
+
 
 def sides(config: TransformerConfig) -> list[Side]:
     """The stacks of a model, in the order of the forward pass."""
     found: list[Side] = []
-    for side in config.sides:
-        source = None
-        target = bool(found) and config.kind == "seq2seq"
-        if target and config.placeholder_id is None:
-            projected = side if config.projector != "none" else found[0].config
-            source = projected.hidden_dim
-        groups = max(block_order(side)) + 1
-        found.append(Side(side.kind, side, side.num_layers, groups, source, target))
+    for name, side in zip(config.side_names, config.sides, strict=True):
+        reads = found[-1] if config.kind == "seq2seq" and found else None
+        reads = None if config.placeholder_id is not None else reads
+        target = name == "decoder" and config.kind == "seq2seq"
+        projected = target and config.projector != "none"
+        width = (side if projected else reads.config).hidden_dim if reads else None
+        groups, fixed = max(block_order(side)) + 1, side.num_positions if name == "source" else None
+        attended = reads and reads.fixed
+        found.append(Side(name, side, side.num_layers, groups, width, target, fixed, attended))
     return found
 
 
@@ -297,7 +288,7 @@ def backbone(config: TransformerConfig) -> list[Weight]:
     """All weights of a backbone, with the paths and shapes that they have there."""
     found = of(TOKENS, config.sides[-1])
     if config.share_embeddings is False:
-        found += of(TOKENS[:1], config.sides[0], "encoder_")
+        found += of(TOKENS[:1], config.side("encoder"), "encoder_")
     for side in sides(config):
         found += [
             *input_weights(side.config, f"{side.name}/"),
@@ -306,7 +297,7 @@ def backbone(config: TransformerConfig) -> list[Weight]:
         for i in range(side.groups):
             found += block(side.layer(i), side.source_dim, f"{side.name}/layer_{i}/")
         found += of(FINAL, side.config, f"{side.name}/")
-        if config.kind == "dual":
+        if side.config.vector_pooling is not None:
             found += of(VECTOR, side.config, f"{side.name}/")
     found += [*projector_weights(config), *of(SIMILARITY, config)]
     return found + of((*POOLER, *_STATES, *TRANSFORM), config.sides[-1])
@@ -316,7 +307,7 @@ def projector_weights(config: TransformerConfig) -> list[Weight]:
     """Those that make states of a decoder of an encoder's, if there are any."""
     if config.projector == "none":
         return []
-    encoder, decoder = config.sides
+    encoder, decoder = config.sides[-2:]
     sizes = {"source_dim": encoder.hidden_dim, "target_dim": decoder.hidden_dim}
     norm = of(PROJECTOR_NORM, encoder, **sizes) if config.projector == "normalized" else []
     return of(PROJECTOR, config, **sizes) + norm

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import warnings
 from pathlib import Path
 
 # Before a backend is imported. Compiling is most of the time: XLA optimizes less, and what it
@@ -38,8 +39,11 @@ def pytest_configure(config):
     """Measures what each test costs; a short run tries the same examples each time."""
     gc.disable()  # while all is imported; see pytest_collection_finish
     if not config.getoption("numprocesses", None):  # else the processes that run tests do
-        import keras_transformer  # noqa: F401
+        from keras_transformer.tasks.task import UNUSED
 
+        # A conftest of a folder that is asked for imports the package too, where pytest undoes what
+        # an import does to the filters of warnings: here they are as in a process of a user.
+        warnings.filterwarnings("ignore", UNUSED)
         quicken(_backend(config))
         config.stash[FORKS] = Forks()
     forks = config.stash.get(FORKS, None)

@@ -155,6 +155,14 @@ for projector, biased in (("linear", False), ("normalized", True), ("mlp", True)
     PLACED = {"placeholder_id": 3, "projector": projector, "projector_bias": biased}
     PLACED |= {"num_heads": 4, "normalization": "rms_norm", "encoder": IMAGES}
     CASES.append((projector, TransformerConfig(kind="seq2seq", **PLACED, **TINY)))
+VECTORS = {"vector_normalization": True, "vector_dim": 5, "num_heads": 4, "position": "learned"}
+TOWER = {**TINY, **VECTORS, "vocabulary_size": 0, "stem": IMAGES["stem"]}
+for pooling in ("first", "attention"):
+    CASES.append((pooling, TransformerConfig(kind="encoder", vector_pooling=pooling, **TOWER)))
+CASES.append(("end", TransformerConfig(kind="decoder", vector_pooling="end", **VECTORS, **TINY)))
+ASKED = {"source": IMAGES, "share_embeddings": False, "encoder": {"vocabulary_size": 9}}
+ASKED |= {"num_heads": 4, "position": "learned", "num_decoder_layers": 1}
+CASES.append(("asked", TransformerConfig(kind="seq2seq", **ASKED, **TINY)))
 # The layers make the same variables on each backend: there what is drawn is enough.
 CASES = [
     *(pytest.param(x, id=name, marks=pytest.mark.one_backend) for name, x in tiny_presets()),
@@ -193,7 +201,7 @@ def test_the_description_is_that_of_the_model(config):
         cut = described[path].cut_axis(2)
         assert (shared and shared.cut_axis(2)) == cut, path
         before = path.startswith("token_embedding/embeddings") or (
-            path.split("/")[0] in ("encoder", "decoder")
+            path.split("/")[0] in ("source", *SIDES)
             and "layer_" not in path
             and "final_norm" not in path
             and "vector" not in path

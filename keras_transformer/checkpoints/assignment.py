@@ -172,6 +172,12 @@ def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
     return {variable.path.removeprefix(prefix): variable for variable in backbone.weights}
 
 
+def _of_two(path: str) -> tuple[str, ...]:
+    """What a weight of a side alone is called in a file of both, if that differs."""
+    both = path.replace("/vector_norm/", "/final_norm/")
+    return () if both == path else (BACKBONE_PREFIX + both,)
+
+
 def _plan(
     preset: Preset,
     config: TransformerConfig,
@@ -181,19 +187,23 @@ def _plan(
 ) -> tuple[Plan, Plan]:
     """Matches backbone and head with the checkpoint."""
     checkpoint, weights = preset.checkpoint, preset.weights
-    where = str(checkpoint.folder)
+    where, whole = str(checkpoint.folder), preset.describe(True)[0]
+    of_two = whole.kind == "dual" != config.kind  # a side of it, by itself
     if weights.is_published:
         family = weights.family
         lines, names = family.lines(config), family.names
         names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*"))
+        if of_two:
+            further = (name for line in family.lines(whole) for name in line.names)
+            names = dataclasses.replace(names, ignored=(*names.ignored, *further))
         known = None if task is None else family.heads.get(head_name(task))
         head_lines = known.weights if known is not None else ()
         required = task == sentence_transformers.TASK
         if required:
             head_lines = sentence_transformers.dense_lines(checkpoint)
     else:
-        lines = [Weight(path, BACKBONE_PREFIX + path) for path in shapes]
-        names = Names(ignored=(HEAD_PREFIX + "*",))
+        lines = [Weight(path, BACKBONE_PREFIX + path, also=_of_two(path)) for path in shapes]
+        names = Names(ignored=("*",) if of_two else (HEAD_PREFIX + "*",))
         # Written by save_preset, which does not leave out the head of a task.
         saved = (weights.config.get("task") or {}).get("name")
         required = task is not None and saved is not None and head_name(saved) == head_name(task)

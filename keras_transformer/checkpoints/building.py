@@ -16,6 +16,7 @@ from keras_transformer.checkpoints.preset import GENERATION, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.saved_head import SavedHead
 from keras_transformer.config import OPTIONS, TransformerConfig
+from keras_transformer.config_vectors import side_alone
 from keras_transformer.generation.published import not_done
 from keras_transformer.kerashub_names import check_options
 from keras_transformer.layers.initializers import HostZeros
@@ -50,8 +51,9 @@ def load_backbone(
     kind = getattr(backbone_class, "kind", None)
 
     def read(preset: Preset) -> keras.Model:
-        _check_kind(preset, backbone_class, (kind,) if kind else None)
+        side = _side(preset, backbone_class, (kind,) if kind else None)
         config, _, metadata = preset.describe(load_weights)
+        config = config if side is None else side_alone(config, side)
         config = changed_config(preset.name, config, config_overrides, load_weights)
         if load_weights:
             check(preset, config)
@@ -124,8 +126,9 @@ def _load_task(
     if not hasattr(task_class, "backbone_kinds"):
         task_class = _saved_class(preset, task_class)
     name = task_class.__name__
-    _check_kind(preset, task_class, task_class.backbone_kinds)
+    side = _side(preset, task_class, task_class.backbone_kinds)
     config, saved, metadata = preset.describe(load_weights)
+    config = config if side is None else side_alone(config, side)
     taken = {"backbone", "tokenizer", "processor"}
     parameters = set(inspect.signature(task_class).parameters) - taken
     overrides = {name: value for name, value in options.items() if name in config.to_dict()}
@@ -213,11 +216,28 @@ def _saved_class(preset: Preset, wanted: type | None) -> type:
     return known[name]
 
 
-def _check_kind(preset: Preset, wanted: type | None, kinds: tuple[str, ...] | None) -> None:
-    """Before the weights are fetched, whose header the config depends on."""
-    kind = preset.description[0].kind
-    if kinds is not None and kind not in kinds:
+def _side(preset: Preset, wanted: type | None, kinds: tuple[str, ...] | None) -> str | None:
+    """The side of a `"dual"` that a class can do with, None for what is of its kind as it is.
+
+    It is asked before the weights are fetched, whose header the config depends on.
+    """
+    config = preset.description[0]
+    writes = getattr(wanted, "predicts_tokens", False)
+    if writes and config.kind != "dual" and config.vector_pooling is not None:
         raise ValueError(
-            f"The preset {preset.name!r} is of kind {kind!r}, and {wanted.__name__} needs "
-            f"{' or '.join(map(repr, kinds))}."
+            f"The preset {preset.name!r} makes vectors of texts, and was not trained to predict "
+            f"tokens, which is what a {wanted.__name__} does. Its task is TextEmbedder."
         )
+    if kinds is None or config.kind in kinds:
+        return None
+    if config.kind == "dual" and not writes:
+        images, texts = config.sides
+        reads = getattr(wanted, "reads_arrays", ("images", "token_ids"))
+        if "encoder" in kinds and "images" in reads:
+            return images.kind
+        if "decoder" in kinds and "token_ids" in reads and not texts.bidirectional:
+            return texts.kind
+    raise ValueError(
+        f"The preset {preset.name!r} is of kind {config.kind!r}, and {wanted.__name__} needs "
+        f"{' or '.join(map(repr, kinds))}."
+    )

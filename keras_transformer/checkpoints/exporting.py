@@ -96,6 +96,8 @@ def export_to_huggingface(
 
 def _exported_head(backbone: keras.Model) -> dict[str, Any] | None:
     """The task that a bare model goes out as: the logits of a decoder belong to the backbone."""
+    if backbone.config.kind != "dual" and backbone.config.vector_pooling is not None:
+        return None  # A decoder that makes vectors.
     kind = backbone.config.kind
     known = {n: t for n, t in TASKS.items() if t.generates and kind in t.backbone_kinds}
     names = (name for name, task in known.items() if backbone.id_inputs[0] in task.reads_arrays)

@@ -98,6 +98,12 @@ def write_embedder(
 ) -> None:
     """Writes the files, so that sentence-transformers computes what a `TextEmbedder` does."""
     hidden_dim = model.backbone.config.hidden_dim
+    if task["pooling"] not in _POOLINGS:
+        raise ValueError(
+            f"sentence-transformers has no pooling={task['pooling']!r}, only "
+            f"{', '.join(map(repr, _POOLINGS))}. Export the backbone alone, or a TextEmbedder with "
+            "one of these."
+        )
     dense = task["dense"]
     normalize = ["Normalize"] if task["normalize"] else []
     kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *normalize]

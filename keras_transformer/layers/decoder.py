@@ -19,6 +19,8 @@ class DecoderBlock(EncoderBlock):
     Args:
         num_heads, intermediate_dim, ...: all of `EncoderBlock`'s.
         cross_attention: bool, whether to attend to encoder states, as in a seq2seq.
+        causal: bool, False for self-attention to all tokens, of an encoder that attends to another
+            one. Not with a cache.
 
     Call arguments:
         inputs: float `(batch, length, hidden_dim)`.
@@ -58,9 +60,15 @@ class DecoderBlock(EncoderBlock):
     causal = True
 
     def __init__(
-        self, num_heads: int, intermediate_dim: int, cross_attention: bool = False, **kwargs
+        self,
+        num_heads: int,
+        intermediate_dim: int,
+        cross_attention: bool = False,
+        causal: bool = True,
+        **kwargs,
     ):
         super().__init__(num_heads, intermediate_dim, **kwargs)
+        self.causal = causal
         if cross_attention and self.parallel_residual:
             raise ValueError("`parallel_residual` has no place for `cross_attention`.")
         self.cross_attention_enabled = cross_attention
@@ -89,6 +97,8 @@ class DecoderBlock(EncoderBlock):
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
+        if cache is not None and not self.causal:
+            raise ValueError("A block with causal=False sees what is behind a token: no `cache`.")
         self._check_used(inputs, mask, visibility, bias, cached=cache is not None)
         self._check_source(inputs, encoder_states, encoder_states_mask, cross_visibility, cache)
         visibility = Visibility.given(visibility, mask)

@@ -30,7 +30,7 @@ class Projector(keras.layers.Layer):
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(**kwargs)
-        encoder, decoder = config.sides
+        encoder, decoder = config.sides[-2:]
         self._widths = encoder.hidden_dim, decoder.hidden_dim
         options = {
             "use_bias": config.projector_bias,

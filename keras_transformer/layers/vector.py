@@ -93,10 +93,17 @@ class SideVector(keras.layers.Layer):
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(**kwargs)
         self.config = config
-        self.pooling = self.projection = None
+        self.pooling = self.norm = self.projection = None
         if config.vector_pooling == "attention":
             self.pooling = AttentionPooling(
                 config, initializer, name="vector", dtype=self.dtype_policy
+            )
+        if config.vector_normalization:
+            self.norm = make_normalization(
+                config.normalization,
+                config.normalization_epsilon,
+                name="vector_norm",
+                dtype=self.dtype_policy,
             )
         if config.vector_dim is not None:
             self.projection = keras.layers.Dense(
@@ -108,7 +115,7 @@ class SideVector(keras.layers.Layer):
             )
 
     def build(self, input_shape=None):
-        for layer in (self.pooling, self.projection):
+        for layer in (self.pooling, self.norm, self.projection):
             if layer is not None:
                 layer.build((None, None, self.config.hidden_dim))
 
@@ -125,6 +132,7 @@ class SideVector(keras.layers.Layer):
             marks = token_ids if end is None else ops.cast(ops.equal(token_ids, end), "int32")
             place = ops.one_hot(ops.argmax(marks, axis=1), inputs.shape[1], dtype=inputs.dtype)
             x = ops.einsum("bl,bld->bd", place, inputs)
+        x = x if self.norm is None else self.norm(x)
         return x if self.projection is None else self.projection(x)
 
     def rematerialized_call(self, layer_call, *args, **kwargs):

@@ -100,10 +100,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         )
 
     def _side(
-        self, config: TransformerConfig, token_embedding, cross_dim: int | None = None
+        self, config: TransformerConfig, token_embedding, cross_dim: int | None = None, name=None
     ) -> tuple[Stem | None, Stack]:
         """Stem and stack of a side. They share the name that weight files have for the side."""
-        options = {"initializer": self.initializer, "name": config.kind, "dtype": self.dtype_policy}
+        options = {"initializer": self.initializer, "dtype": self.dtype_policy}
+        options["name"] = name or config.kind
         if config.stem is not None:
             stem = STEMS[config.stem.kind](config, **options)
         else:
@@ -149,7 +150,8 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         self, inputs, cache=None, first_only=False, collect=(), part="states", training=None
     ):
         # Stated, not traced: a length that is not known yet has no place among learned positions.
-        if cache is not None or collect or self.token_embedding is None:
+        untold = self.token_embedding is None and part == "states"
+        if cache is not None or collect or untold:
             given = {"cache": cache} if cache is not None else {}
             given |= {"collect": collect} if collect else {}
             return super().compute_output_spec(inputs, **given, training=training)
@@ -227,7 +229,8 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         if part == "encode":
             return (*inputs["token_ids"].shape, self.source_dim)
         if part == "pool":
-            return (inputs.shape[0], sides[0].hidden_dim)
+            states = inputs["hidden_states"] if isinstance(inputs, Mapping) else inputs
+            return (states.shape[0], sides[0].vector_width)
         return (*inputs.shape[:-1], sides[-1].vocabulary_size)
 
     def logits(self, hidden_states):

@@ -8,6 +8,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.stems import TokenStem
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.side_vector import HasVector
 
 
 class DecoderBase(Backbone):
@@ -96,7 +97,7 @@ class DecoderBase(Backbone):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(DecoderBase):
+class Decoder(HasVector, DecoderBase):
     """A decoder-only model: a token attends to itself and to the tokens before it.
 
     Args:
@@ -109,7 +110,8 @@ class Decoder(DecoderBase):
             `(batch, length)`, and optionally `segment_ids`, `position_ids`, `pack_ids`, int
             `(batch, length)`.
         cache: optional `generation.Cache` that the tokens continue.
-        part: str, what to compute: `"states"`, or from given states `"logits"`.
+        part: str, what to compute: `"states"`, or from given states `"logits"` or, with a
+            `vector_pooling` in the config, `"pool"`, as the methods of these names.
 
     Returns:
         The last hidden state, float `(batch, length, hidden_dim)`, and the updated cache when
@@ -135,7 +137,13 @@ class Decoder(DecoderBase):
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
         self.stem, self.decoder = self._side(config, self.token_embedding)
+        self.vector = self.make_vector()
         self.build()
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        if self.vector is not None:
+            self.vector.build()
 
     @property
     def sides(self) -> dict:
@@ -150,7 +158,7 @@ class Decoder(DecoderBase):
         training: bool = False,
     ):
         if part != "states":
-            return {"logits": self.logits}[part](inputs)
+            return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         run = BlockRun(inputs["token_ids"], inputs, cache, collect)
         embedded = self.stem(inputs, cache_positions=run.cache_positions, training=training)
         return self.decoder(embedded.states, run=run, training=training)

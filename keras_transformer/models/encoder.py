@@ -10,10 +10,11 @@ from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.stems import Stem
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
+from keras_transformer.models.side_vector import HasVector
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Encoder(Backbone):
+class Encoder(HasVector, Backbone):
     """An encoder-only model: every token attends to every token.
 
     Args:
@@ -70,6 +71,7 @@ class Encoder(Backbone):
             raise ValueError("The config has a `stem` of its own: give one of the two.")
         self.stem, self.encoder = self._side(config, self.token_embedding)
         self.stem = self.stem if stem is None else stem
+        self.vector = self.make_vector()
         self.pooler = self.pooler_norm = None
         if config.mean_pooler:
             self.pooler_norm = make_normalization(
@@ -98,6 +100,8 @@ class Encoder(Backbone):
         for layer in (self.pooler, self.pooler_norm):
             if layer is not None:
                 layer.build((None, self.config.hidden_dim))
+        if self.vector is not None:
+            self.vector.build()
 
     def compute_output_spec(self, inputs, first_only=False, collect=(), part="states", **kwargs):
         given = {"first_only": first_only, "collect": collect, "part": part, **kwargs}
@@ -116,18 +120,20 @@ class Encoder(Backbone):
         training: bool = False,
     ):
         if part != "states":
-            return {"pool": self.pool, "logits": self.logits}[part](inputs)
+            return {"pool": self._pool_part, "logits": self.logits}[part](inputs)
         embedded = self.stem(inputs, training=training)
         run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
         return self.encoder(embedded.states, run=run, first_only=first_only, training=training)
 
-    def pool(self, hidden_states):
+    def pool(self, hidden_states, token_ids=None):
         """The state of the first token, `(batch, hidden_dim)`, through the pooler if any.
 
-        With `mean_pooler` the normalized mean of the states that are of no token of the stem.
+        With `mean_pooler` the normalized mean of the states that are of no token of the stem; with
+        a `vector_pooling` the vector `(batch, vector_width)` that it says, for `"end"` of the
+        `token_ids` too.
         """
-        if isinstance(hidden_states, keras.KerasTensor):
-            return self(hidden_states, part="pool")
+        if self.vector is not None or isinstance(hidden_states, keras.KerasTensor):
+            return super().pool(hidden_states, token_ids)
         if self.pooler_norm is not None:
             tokens = getattr(self.config.stem, "num_tokens", 0)
             return self.pooler_norm(ops.mean(hidden_states[:, tokens:], axis=1))

@@ -18,7 +18,9 @@ class Seq2Seq(Backbone):
     """An encoder-decoder: the decoder attends to the encoded source and to its own past.
 
     Both share one token embedding. With a `placeholder_id` the decoder does not attend to the
-    source: the encoder's states, projected, stand in the place of its placeholder tokens.
+    source: the encoder's states, projected, stand in the place of its placeholder tokens. With a
+    `source` in the config the encoder attends to the states of a further one, such as an image that
+    its text asks about.
 
     Args:
         config: `TransformerConfig` of kind `"seq2seq"`.
@@ -34,7 +36,7 @@ class Seq2Seq(Backbone):
             `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
             target token sees the source tokens of its own document. With
             `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool likewise, the tokens
-            of the prompt.
+            of the prompt. With a `source` also its arrays, such as `source_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.
         part: str, what to compute: `"states"`; from given states `"logits"`; or `"encode"`, from a
             dict of the arguments of that method.
@@ -66,14 +68,18 @@ class Seq2Seq(Backbone):
 
     def __init__(self, config: TransformerConfig, dtype=None, name: str | None = None, **kwargs):
         super().__init__(config, dtype=dtype, name=name, **kwargs)
-        encoder, decoder = config.sides
+        *source, encoder, decoder = config.sides
         shared = self.token_embedding
         if encoder.stem is not None:
             shared = None
         elif not config.share_embeddings:
             shared = self._token_embedding(encoder, "encoder_token_embedding", tied=True)
         self.encoder_token_embedding = shared
-        self.encoder_stem, self.encoder = self._side(encoder, shared)
+        self.source_stem = self.source = width = None
+        if source:
+            self.source_stem, self.source = self._side(source[0], None, name="source")
+            width = source[0].hidden_dim
+        self.encoder_stem, self.encoder = self._side(encoder, shared, width)
         self.projector, self.source_dim = None, encoder.hidden_dim
         if config.projector != "none":
             self.source_dim = decoder.hidden_dim
@@ -103,16 +109,18 @@ class Seq2Seq(Backbone):
 
     @property
     def sides(self) -> dict:
+        source = {} if self.source is None else {"source_": (self.source_stem, self.source)}
         return {
+            **source,
             "encoder_": (self.encoder_stem, self.encoder),
             "decoder_": (self.decoder_stem, self.decoder),
         }
 
     def _inputs_of_sides(self) -> list:
-        source, (prefix, arrays, _) = super()._inputs_of_sides()
+        *read, (prefix, arrays, _) = super()._inputs_of_sides()
         if self.config.placeholder_visibility == "prompt":
             arrays = (*arrays, PREFIX_MASK)
-        return [source, (prefix, arrays, self._checked_config)]
+        return [*read, (prefix, arrays, self._checked_config)]
 
     @property
     def input_arrays(self) -> tuple[Input, ...]:
@@ -154,18 +162,37 @@ class Seq2Seq(Backbone):
         inputs = {name: value for name, value in inputs.items() if value is not None}
         if isinstance(token_ids, keras.KerasTensor):
             return self(inputs, part="encode", training=training)
-        return self._encoded(inputs, (), training)
+        if self.source is not None:
+            raise ValueError(
+                "The encoder attends to a `source`, of which `encode` knows nothing: call the "
+                "model with the arrays of all sides."
+            )
+        return self._encoded(inputs, {}, (), training)[0]
 
-    def _encoded(self, inputs, collect, training):
-        embedded = self.encoder_stem(inputs, training=training)
-        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
-        found = self.encoder(embedded.states, run=run, training=training)
-        states, *collected = found if collect else (found,)
+    def _encoded(self, inputs, source, collect, training):
+        """The states that the decoder is given, and what was collected on the way, by its names."""
+        options, before = {"collect": collect, "training": training}, {}
+        if self.source is None:
+            states, _, found = self._of_side("encoder", inputs, **options)
+        else:
+            attended, mask, before = self._of_side("source", source, **options)
+            attended = {"encoder_states": attended, "encoder_padding_mask": mask}
+            states, _, found = self._of_side("encoder", inputs, **options, **attended)
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
         if self.projector is not None:
             states = self.projector(states)
-        return (states, *collected) if collect else states
+        return states, {**before, **found}
+
+    def _of_side(self, name, inputs, collect, training, **attended):
+        """The states of a side that is read, their mask, and what was collected."""
+        stem, stack = self.sides[f"{name}_"]
+        embedded = stem(inputs, training=training)
+        run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
+        found = stack(embedded.states, run=run, training=training, **attended)
+        states, *collected = found if collect else (found,)
+        named = {f"{name}_{key}": each for of in collected for key, each in of.items()}
+        return states, embedded.padding_mask, named
 
     def call(
         self,
@@ -179,7 +206,7 @@ class Seq2Seq(Backbone):
             return self.encode(**inputs, training=training)
         if part != "states":
             return {"logits": self.logits}[part](inputs)
-        source, target = (
+        *before, source, target = (
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
             for prefix in self.sides
         )
@@ -189,9 +216,8 @@ class Seq2Seq(Backbone):
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
         elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
-            states = self._encoded(source, collect, training)
-            if collect:
-                states, collected = states
+            read = before[0] if before else {}
+            states, collected = self._encoded(source, read, collect, training)
         if self.places is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
@@ -207,7 +233,7 @@ class Seq2Seq(Backbone):
                 training=training,
             )
         if collect:
-            result[-1].update({f"encoder_{name}": found for name, found in collected.items()})
+            result[-1].update(collected)
         return result
 
     def _with_placed(self, states, target, cache, collect, training):

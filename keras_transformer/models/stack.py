@@ -103,8 +103,10 @@ class Stack(keras.layers.Layer):
                 name="relative_embedding",
                 dtype=self.dtype_policy,
             )
-        kind = DecoderBlock if causal else EncoderBlock
-        further = {"cross_attention": cross_dim is not None} if causal else {}
+        kind, further = EncoderBlock, {}
+        if causal or cross_dim is not None:
+            kind = DecoderBlock
+            further = {"cross_attention": cross_dim is not None, "causal": causal}
         self.order = block_order(config)
         self.blocks = [
             kind(

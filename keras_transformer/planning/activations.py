@@ -59,8 +59,7 @@ def activations(config: TransformerConfig, rows: Rows) -> dict[str, int]:
     """Bytes on a device that one step of training needs for its activations: fields of `Memory`."""
     kept = inputs = largest = gradients = 0
     for side in sides(config):
-        length = rows.target if side.is_target else rows.source
-        source = rows.source if side.source_dim else None
+        length, source = side.lengths(rows.source, rows.target)
         for i in range(side.depth):
             layer, gradient = _layer(side.layer(i), rows, length, source)
             of_experts = _around_experts(side.layer(i), rows, length)

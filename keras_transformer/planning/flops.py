@@ -125,10 +125,10 @@ def _forward_flops(config, length: int, target: int, first_only: bool) -> tuple[
     placed = config.num_placeholders or length
     blocks, stems = 0, 2 * placed * _kernels(projector_weights(config))
     for side in sides(config):
-        tokens = target if side.is_target else length
+        tokens, source = side.lengths(length, target)
         for i in range(side.depth):
             queries = 1 if first_only and i == side.depth - 1 else tokens
-            attended = [(tokens, tokens)] + ([(length, length)] if side.source_dim else [])
+            attended = [(tokens, tokens)] + ([(source, source)] if source else [])
             blocks += layer_flops(side.layer(i), queries, attended, side.source_dim)
         stems += 2 * tokens * _kernels(of(STEM, side.config))
         for weight in input_weights(side.config):

@@ -113,7 +113,8 @@ def make_plan(
     Args:
         config: `TransformerConfig`.
         batch_size: int, rows of all devices together.
-        length: int, tokens, or states, of a row; of the source for an encoder-decoder.
+        length: int, tokens, or states, of a row; for an encoder-decoder those that its encoder
+            reads.
         target_length: int, tokens of the target for an encoder-decoder. Defaults to `length`.
         devices: int.
         dtype: `"float32"`, `"mixed_bfloat16"`, `"mixed_float16"`, `"bfloat16"` or `"float16"`.
@@ -213,7 +214,7 @@ def _bytes_sent(
     """Bytes that a device sends in a step: states along the model axis, gradients along data."""
     numbers = 0  # of a row
     for side in sides(config)[-1:] if generating else sides(config):
-        tokens = 1 if generating else rows.target if side.is_target else rows.source
+        tokens = 1 if generating else side.lengths(rows.source, rows.target)[0]
         sublayers = 3 if side.source_dim else 2
         numbers += side.depth * sublayers * tokens * side.config.hidden_dim
     passes = 1 if generating else 3 if rematerialize else 2

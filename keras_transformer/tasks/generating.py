@@ -91,7 +91,7 @@ class GenerationCall:
                 f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
                 f"limit is {min(self.limits)}: raise `max_new_tokens` or `max_length`."
             )
-        config = task.backbone.config.sides[0]
+        config = task.backbone.config.sides[-2:][0]  # What reads a prompt.
         # Beam search has several results of one row; others take a row for each.
         self.copies = self.num_samples if sampler.streams else 1
         self.rows: dict[tuple[int, int], _Row] = {}

@@ -13,7 +13,8 @@ class ImageClassifier(InputClassifier):
     With `pooling="first"` that is the state of the class token; with `"mean"` the mean over the
     patches; with `"first_and_mean"` both side by side (DINOv2); with `"tokens"` the mean of class
     and distillation token; with `"attention"` a mean whose weights are a softmax over a linear
-    layer of the states (CCT); with `"pooler"` what the backbone's `pool` gives (BEiT).
+    layer of the states (CCT); with `"pooler"` what the backbone's `pool` gives (BEiT; the vector of
+    a tower of CLIP or SigLIP).
 
     Images are paths, bytes, PIL images, arrays `(height, width, channels)` of 0 to 255, or what
     else `processors.ImageProcessor` takes, of any sizes. They are read when a batch is made.
@@ -31,7 +32,7 @@ class ImageClassifier(InputClassifier):
         labels: list of class names, in the order of the class numbers.
         dropout: float, rate before the last layer. Defaults to the backbone's.
         pooling: str, see above. Defaults to `"first"` for a backbone with a class token and to
-            `"mean"` for others; to `"pooler"` for one with `mean_pooler`.
+            `"mean"` for others; to `"pooler"` for one with `mean_pooler` or a `vector_pooling`.
         name: str.
         multi_label: bool, whether several classes of an image may be right.
         distilled: bool, for a backbone with a distillation token: two linear layers, on the states

@@ -17,13 +17,19 @@ from keras_transformer.tasks.pooling import pool_stem
 from keras_transformer.tasks.sources import PairProcessor
 from keras_transformer.tasks.tables import TakesTables
 from keras_transformer.tasks.task import Task, sigmoid, softmax
-from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, token_batches
+from keras_transformer.tasks.text import (
+    check_ends,
+    check_equal,
+    take_max_length,
+    text_rows,
+    token_batches,
+)
 from keras_transformer.tasks.zero_shot import checked_labels, label_texts, mean_over_templates
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW, PairAccuracy
 from keras_transformer.training.pair_losses import pair_loss
 
-POOLINGS = ("first", "mean", "first_and_mean", "tokens")
+POOLINGS = ("first", "mean", "first_and_mean", "tokens", "pooler")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -44,8 +50,9 @@ class ImageEmbedder(TakesTables, Task):
         processor: `processors.ImageProcessor`; None for a task that takes arrays only.
         tokenizer: `Tokenizer`, for a `DualEncoder`.
         pooling: of an `Encoder`: the state of the `"first"` token, the `"mean"` over the patches,
-            `"first_and_mean"` side by side, or the mean of class and distillation `"tokens"`.
-            Defaults to `"first"` with a class token and to `"mean"` without.
+            `"first_and_mean"` side by side, the mean of class and distillation `"tokens"`, or what
+            `pool` of the backbone gives, `"pooler"`. Defaults to that for one that has a
+            `vector_pooling`, else to `"first"` with a class token and to `"mean"` without.
         normalize: bool, vectors of length 1, whose dot product is the cosine.
         name: str.
 
@@ -127,7 +134,8 @@ class ImageEmbedder(TakesTables, Task):
                 f"made. Received {shorten(pooling)}."
             )
         if not self.is_dual:
-            pooling = pooling or ("first" if num_tokens(backbone.config) else "mean")
+            usual = "first" if num_tokens(backbone.config) else "mean"
+            pooling = pooling or ("pooler" if backbone.config.vector_pooling else usual)
             check_choice("pooling", pooling, POOLINGS)
         self.pooling = pooling
         self.normalize = check_bool("normalize", normalize)
@@ -160,6 +168,8 @@ class ImageEmbedder(TakesTables, Task):
             if len(states) == 2:
                 return self.backbone.similarity(states["images"], states["texts"])
             (vectors,) = states.values()
+        elif self.pooling == "pooler":
+            vectors = self.backbone.pool(states)
         else:
             vectors = pool_stem(states, self.pooling, num_tokens(self.backbone.config))
         vectors = ops.cast(vectors, "float32")
@@ -215,11 +225,7 @@ class ImageEmbedder(TakesTables, Task):
         for i, row in enumerate(ids):
             if not row:
                 raise ValueError(f"`texts[{i}]` has no tokens: write something in its place.")
-            if side.vector_pooling == "end" and side.vector_end_id not in (None, *row):
-                raise ValueError(
-                    f"The model reads a text at its token {side.vector_end_id}, which is not in "
-                    f"`texts[{i}]`, {shorten(row)}. Give a tokenizer whose template ends with it."
-                )
+        check_ends(side, ids)
         if options.get("shuffle"):  # Images cost more than the padding of texts, and programs most.
             options.setdefault("max_buckets", 2)
         whole = side.vector_pooling == "last"

@@ -21,7 +21,9 @@ class ImageToText(SourceToText):
 
     Args:
         backbone: a `Seq2Seq` whose encoder has a `stem` of images. Its decoder attends to the
-            encoder's states, or with a `placeholder_id` has them among those of its prompt.
+            encoder's states, or with a `placeholder_id` has them among those of its prompt. Or one
+            whose `source` has this stem: then the encoder reads the question and attends to the
+            image, and the decoder to the encoder (BLIP).
         processor: `processors.ImageProcessor`; None for a task that takes arrays and ids.
         tokenizer: `Tokenizer`, likewise.
         start_id: int, the id that the decoder starts from. Defaults to the tokenizer's start,
@@ -35,7 +37,8 @@ class ImageToText(SourceToText):
     Call arguments:
         inputs: dict of `encoder_images` float `(batch, height, width, channels)`,
             `decoder_token_ids`, `decoder_padding_mask` and perhaps `decoder_prefix_mask`, as for
-            `Seq2Seq`.
+            `Seq2Seq`; with a `source` of `source_images`, and of `encoder_token_ids` and
+            `encoder_padding_mask` too.
 
     Returns:
         Logits, float `(batch, target_length, vocabulary_size)`.
@@ -73,7 +76,7 @@ class ImageToText(SourceToText):
 
     alias = "image_to_text"
     processor_class = PictureProcessor
-    reads_arrays = ("encoder_images",)
+    reads_arrays = ("encoder_images", "source_images")
     stem_example = "{'kind': 'patches', 'image_size': [224, 224], 'patch_size': 16}"
     source_unit = "image"
     beside = ("question", "prompt")

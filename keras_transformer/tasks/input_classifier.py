@@ -15,7 +15,7 @@ from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.structure import dense_of, shapes_of
 from keras_transformer.tasks.labels import check_weights
-from keras_transformer.tasks.pooling import pool_stem
+from keras_transformer.tasks.pooling import pool_stem, pooled_width
 from keras_transformer.tasks.row_classifier import RowClassifier
 from keras_transformer.tasks.tables import TakesTables
 
@@ -75,7 +75,8 @@ class InputClassifier(TakesTables, RowClassifier):
                 f"pooling='first', received {self.pooling!r}."
             )
         self.first_only = self.pooling == "first" and not self.distilled
-        if self.hidden_dense is not None and (self.distilled or self.pooling == "first_and_mean"):
+        wide = pooled_width(backbone.config, self.pooling) != backbone.config.hidden_dim
+        if self.hidden_dense is not None and (self.distilled or wide):
             raise ValueError("A hidden layer is of one state: it needs another `pooling`.")
         self.augmentation = self.pooling_dense = None
         if self.pooling == "attention":
@@ -137,7 +138,7 @@ class InputClassifier(TakesTables, RowClassifier):
 
     def output_width(self, config: TransformerConfig) -> int:
         """The width of what the output reads."""
-        return config.hidden_dim * (2 if self.pooling == "first_and_mean" else 1)
+        return pooled_width(config, self.pooling)
 
     def pooled(self, states, mask=None):
         """The state that the output reads, `(batch, width)`; `mask` is of the states, if any."""
@@ -203,7 +204,7 @@ class InputClassifier(TakesTables, RowClassifier):
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         usual = "first" if num_tokens(config) else "mean"
-        usual = "pooler" if config.mean_pooler else usual
+        usual = "pooler" if config.mean_pooler or config.vector_pooling else usual
         return {
             **super().head_values(config, values),
             "pooling": values.get("pooling") or usual,
@@ -221,9 +222,9 @@ class InputClassifier(TakesTables, RowClassifier):
             parts = {name: shapes.pop(f"output/{name}") for name in ("kernel", "bias")}
             outputs = ("class_output", "distillation_output")
             shapes |= {f"{output}/{name}": parts[name] for output in outputs for name in parts}
-        if pooling == "first_and_mean" and not head["distilled"]:
-            rows, classes = shapes["output/kernel"]
-            shapes["output/kernel"] = (2 * rows, classes)
+        width = pooled_width(config, pooling)
+        if "output/kernel" in shapes and width != config.hidden_dim:
+            shapes["output/kernel"] = (width, shapes["output/kernel"][1])
         if pooling == "attention":
             shapes |= shapes_of(dense_of("pooling", "hidden_dim", "one"), config)
         return shapes

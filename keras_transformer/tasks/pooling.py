@@ -2,8 +2,9 @@
 
 from keras import ops
 
+from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.position import sequence_positions
-from keras_transformer.models.backbone import as_mask
+from keras_transformer.models.backbone import Backbone, as_mask
 
 POOLINGS = ("mean", "first", "max", "last", "mean_sqrt_len", "weighted_mean")
 
@@ -30,6 +31,38 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
     number = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1)
     total = ops.sum(states * weights[..., None], axis=1)
     return total / (ops.sqrt(number) if pooling == "mean_sqrt_len" else number)
+
+
+def check_pooler(config: TransformerConfig, pooling: str, include_prompt: bool) -> None:
+    """ValueError for `"pooler"` of a backbone that cannot give it of batches of texts."""
+    if pooling != "pooler":
+        return
+    if config.kind == "decoder" and config.vector_pooling is None:
+        raise ValueError(
+            "pooling='pooler' needs a backbone that pools, such as an Encoder with a `pooler`, or "
+            "one with a `vector_pooling`."
+        )
+    if config.vector_pooling == "last":
+        raise ValueError(
+            "The backbone reads a text at its last place, padding or not (SigLIP), and texts are "
+            "padded to their batch here. Load the model of images and texts as an ImageEmbedder, "
+            "whose `encode_texts` gives the vectors; or pass pooling='mean'."
+        )
+    if not include_prompt:
+        raise ValueError("include_prompt=False needs another pooling than 'pooler'.")
+
+
+def pooled_width(config: TransformerConfig, pooling: str) -> int:
+    """The width of the vectors that a pooling gives."""
+    if pooling == "pooler":
+        return config.vector_width
+    return config.hidden_dim * (2 if pooling == "first_and_mean" else 1)
+
+
+def pool_by(backbone: Backbone, states, ids):
+    """What `pool` of a backbone of texts gives."""
+    ends = backbone.config.vector_pooling == "end"
+    return backbone.pool(states, ids) if ends else backbone.pool(states)
 
 
 def pool_stem(states, pooling: str, tokens: int, mask=None):

@@ -7,9 +7,9 @@ from keras_transformer.checking import check_int, check_text, shorten
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.packing import packed_inputs
-from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
+from keras_transformer.tasks.asked import engine_inputs, scoring_inputs
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.text import (
     check_equal,
@@ -214,24 +214,11 @@ class Seq2SeqLM(LanguageModel):
         return tokenizer_of(self).decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
-        return {
-            "encoder_token_ids": ids,
-            "encoder_padding_mask": mask,
-            "decoder_token_ids": np.full((len(ids), 1), self.start_id, "int32"),
-        }
+        return engine_inputs(ids, mask, self.start_id)
 
     def _scoring_inputs(self, prompts, continuations):
-        reads, writes = self.backbone.config.sides
-        ids, mask = pad_for(reads, prompts, self.pad_id)
-        before = [[self.start_id, *row[:-1]] for row in continuations]
-        decoder_ids, decoder_mask = pad_for(writes, before, self.pad_id)
-        inputs = {
-            "encoder_token_ids": ids,
-            "encoder_padding_mask": mask,
-            "decoder_token_ids": decoder_ids,
-            "decoder_padding_mask": decoder_mask,
-        }
-        return inputs, np.zeros((len(prompts),), "int64")
+        config = self.backbone.config
+        return scoring_inputs(config, prompts, continuations, self.start_id, self.pad_id)
 
 
 def _sources_and_targets(x, y) -> Records | tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
+from keras_transformer.tasks.asked import engine_inputs, scoring_inputs
 from keras_transformer.tasks.explaining import Asked
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.placeholders import placed_rows
@@ -28,7 +29,8 @@ class SourceToText(TakesTables, LanguageModel):
     what the processor gives (`arrays_of`), if it is more than the first input of the backbone.
 
     What the decoder is given before it writes is a prompt of ids, `prompt_rows`: the start, and
-    what a user adds to it, such as a question.
+    what a user adds to it, such as a question. Where the config has a `source`, a prompt is what
+    the encoder is given: it reads it and attends to the source.
     """
 
     backbone_kinds = ("seq2seq",)
@@ -63,13 +65,27 @@ class SourceToText(TakesTables, LanguageModel):
         most = backbone.config.sides[-1].vocabulary_size - 1
         self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
 
+    @property
+    def asks_encoder(self) -> bool:
+        """Whether prompts are read by the encoder, and are none of the decoder's tokens."""
+        return self.backbone.config.source is not None
+
     def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
         """The arrays of the encoder, of sources as the processor takes them."""
         return {self.backbone.id_inputs[0]: self._require_processor().source(sources, places)}
 
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
-        """What the decoder begins with, ids for each of `count` sources; of texts, one for each."""
-        start = [] if self.start_id is None else [self.start_id]
+        """What the decoder begins with, ids for each of `count` sources; of texts, one for each.
+
+        Or what the encoder reads, if that `asks_encoder`.
+        """
+        asked = self.asks_encoder
+        if asked and prompts is None:
+            raise ValueError(
+                f"The encoder of this model reads a text beside each {self.source_unit}: give "
+                "`prompts`, such as questions, one for each or one for all."
+            )
+        start = [] if self.start_id is None or asked else [self.start_id]
         encoded = [[]] * count if prompts is None else self._encoded_prompts(prompts, count)
         if self.backbone.places is not None:
             return placed_rows(self.backbone.places, encoded, start)
@@ -91,7 +107,7 @@ class SourceToText(TakesTables, LanguageModel):
         return texts
 
     def _encode_prompts(self, texts):
-        return self.tokenizer.encode_batch(texts, special_tokens=False)
+        return self.tokenizer.encode_batch(texts, special_tokens=self.asks_encoder)
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Sources and their texts as batches, the decoder's input shifted by one.
@@ -115,7 +131,11 @@ class SourceToText(TakesTables, LanguageModel):
         check_equal(sources, texts, (f"{self.source_unit}s", "texts"))
         max_length = take_max_length(self, options, at_least=2)
         own = {name: options.pop(name) for name in processor.options if name in options}
-        starts = self.prompt_rows(prompts, len(sources), **own)
+        starts, asked = self.prompt_rows(prompts, len(sources), **own), {}
+        if self.asks_encoder:
+            for place, row in enumerate(starts):
+                self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
+            asked, starts = {"asked": starts}, [[self.start_id]] * len(sources)
         room = max_length - max(map(self.positions_before, starts))
         if room < 2:
             raise ValueError(f"`max_length`={max_length} leaves no room behind the prompts.")
@@ -132,11 +152,15 @@ class SourceToText(TakesTables, LanguageModel):
             learned = masks["inputs"] & (places >= skipped)
             if self._sees_prompt:
                 inputs["decoder_prefix_mask"] = places <= skipped
+            if asked:
+                inputs["encoder_token_ids"] = arrays["asked"]
+                inputs["encoder_padding_mask"] = masks["asked"]
             return inputs, arrays["targets"], learned.astype("float32")
 
         columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
-        pad_values = dict.fromkeys(columns, self.pad_id)
-        return self._bucketed(columns, make_batch, values=skipped, pad_values=pad_values, **options)
+        options |= {"pad_values": dict.fromkeys((*columns, *asked), self.pad_id)}
+        options |= {"paired_columns": asked} if asked else {}
+        return self._bucketed(columns, make_batch, values=skipped, **options)
 
     @reads
     def generate(
@@ -282,6 +306,8 @@ class SourceToText(TakesTables, LanguageModel):
         return self._scores(list(zip(starts, rows, strict=True)), per_token, alone, further)
 
     def positions_before(self, prompt: list[int]) -> int:
+        if self.asks_encoder:
+            return 0
         # The start takes the place of the last token, which is not read.
         places = self.backbone.places
         return len(prompt) - 1 - (places.count if places is not None and places.apart else 0)
@@ -295,10 +321,15 @@ class SourceToText(TakesTables, LanguageModel):
         return self.tokenizer.decode_batch(continuations)
 
     def _engine_inputs(self, ids, mask):
+        if self.asks_encoder:
+            return engine_inputs(ids, mask, self.start_id)
         inputs = {"decoder_token_ids": ids, "decoder_padding_mask": mask}
         return inputs | ({"decoder_prefix_mask": mask} if self._sees_prompt else {})
 
     def _scoring_inputs(self, prompts, continuations):
+        if self.asks_encoder:
+            config = self.backbone.config
+            return scoring_inputs(config, prompts, continuations, self.start_id, self.pad_id)
         rows = [[*p, *c[:-1]] for p, c in zip(prompts, continuations, strict=True)]
         ids, mask = pad_for(self.backbone.config.sides[-1], rows, self.pad_id)
         first = np.array([len(prompt) - 1 for prompt in prompts], "int64")

@@ -25,6 +25,7 @@ from keras_transformer.planning.flops import flops_per_token
 from keras_transformer.processors.processor import Processor
 from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
+from keras_transformer.tasks.asked import refuse_source
 from keras_transformer.tasks.one_text import OneText
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
@@ -37,10 +38,8 @@ from keras_transformer.training.compile_ahead import CompiledSteps
 _FLOPS_OF_A_SHAPE = 1.2e11
 
 # A pooler that a task does not use has no gradient, and Keras would warn of a forgotten loss.
-warnings.filterwarnings(
-    "ignore",
-    r"Gradients do not exist for variables \['[^']*pooler/kernel', '[^']*pooler/bias'\] ",
-)
+UNUSED = r"Gradients do not exist for variables \[('[^']*\b(pooler|vector\w*)/[^']*'(, )?)+\] "
+warnings.filterwarnings("ignore", UNUSED)
 
 PER_TOKEN: dict[str, Any] = {"max_buckets": 1, "sizes": None}
 
@@ -110,6 +109,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
                 f"{' or '.join(map(repr, self.backbone_kinds))}, received {given!r}. A decoder of "
                 "your own is a subclass of `keras_transformer.models.DecoderBase`."
             )
+        refuse_source(type(self), backbone)
         if not backbone.built:  # One's own that forgot it: within a compiled step it is too late.
             backbone.build()
         processor = self.processor_class.of(processor)

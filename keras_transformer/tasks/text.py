@@ -22,6 +22,17 @@ from keras_transformer.tokenizers import Tokenizer
 OVERLAP = 128
 
 
+def check_ends(config: TransformerConfig, ids: list[list[int]], name: str = "texts") -> None:
+    """ValueError for a text without the token that a side reads its vector at."""
+    end = config.vector_end_id
+    for i, row in enumerate(ids):
+        if config.vector_pooling == "end" and end not in (None, *row):
+            raise ValueError(
+                f"The model reads a text at its token {end}, which is not in `{name}[{i}]`, "
+                f"{shorten(row)}. Give a tokenizer whose template ends with it."
+            )
+
+
 class TextProcessor(Processor):
     """Texts to rows of token ids, and back.
 

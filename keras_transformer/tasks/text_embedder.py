@@ -21,9 +21,15 @@ from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.labels import check_weights, real_numbers
-from keras_transformer.tasks.pooling import POOLINGS, pool
+from keras_transformer.tasks.pooling import POOLINGS, check_pooler, pool, pool_by, pooled_width
 from keras_transformer.tasks.task import Task
-from keras_transformer.tasks.text import take_max_length, text_rows, token_batches, tokenizer_of
+from keras_transformer.tasks.text import (
+    check_ends,
+    take_max_length,
+    text_rows,
+    token_batches,
+    tokenizer_of,
+)
 from keras_transformer.tasks.text_tuples import flat, is_tuple, tuple_batches, tuple_rows
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import FineTuningAdamW
@@ -46,7 +52,9 @@ class TextEmbedder(Task):
         backbone, tokenizer, name: as for `Task`.
         pooling: over the real tokens `"mean"`, `"max"` (of each feature), `"mean_sqrt_len"`
             (their sum, divided by the square root of their number) or `"weighted_mean"` (by their
-            place, counted from 1); or the state of the `"first"` or the `"last"` of them.
+            place, counted from 1); the state of the `"first"` or the `"last"` of them; or what
+            `pool` of the backbone gives, `"pooler"`. Defaults to that for a backbone with a
+            `vector_pooling` (CLIP's tower of texts), else to `"mean"`.
         normalize: bool, vectors of length 1, whose dot product is the cosine.
         max_length: int, longer texts are cut to this many tokens. Defaults to the model's
             `max_sequence_length`, and may not be above it.
@@ -101,7 +109,7 @@ class TextEmbedder(Task):
         self,
         backbone: Backbone,
         tokenizer: Tokenizer | None = None,
-        pooling: str = "mean",
+        pooling: str | None = None,
         normalize: bool = True,
         max_length: int | None = None,
         name: str | None = None,
@@ -116,17 +124,19 @@ class TextEmbedder(Task):
             "max_length", max_length, at_least=1, at_most=limit, none=True,
             hint="The model's `max_sequence_length` is the longest.",
         )  # fmt: skip
-        self.pooling = check_choice("pooling", pooling, POOLINGS)
+        pooling = self.head_values(backbone.config, {"pooling": pooling})["pooling"]
+        self.pooling = check_choice("pooling", pooling, (*POOLINGS, "pooler"))
         self.normalize = check_bool("normalize", normalize)
         self.max_length = max_length
         self.prompts = _checked_prompts(prompts)
         self.default_prompt_name = default_prompt_name
         self._prompt_named(default_prompt_name)
         self.include_prompt = check_bool("include_prompt", include_prompt)
+        check_pooler(backbone.config, self.pooling, self.include_prompt)
         first = self.pooling == "first" and self.include_prompt
         self.first_only = first and backbone.config.kind == "encoder"
         self.dense = _checked_dense(dense)
-        self.dense_layers, width = [], backbone.config.hidden_dim
+        self.dense_layers, width = [], pooled_width(backbone.config, self.pooling)
         for number, layer in enumerate(self.dense):
             made = keras.layers.Dense(
                 layer["units"],
@@ -172,8 +182,11 @@ class TextEmbedder(Task):
         return (vectors, *collected) if collect else vectors
 
     def head_outputs(self, states, inputs, training: bool):
-        states, prompts = ops.cast(states, "float32"), inputs.get(_PROMPTS)
-        vectors = pool(states, inputs.get("padding_mask"), self.pooling, prompts)
+        if self.pooling == "pooler":
+            vectors = ops.cast(pool_by(self.backbone, states, inputs["token_ids"]), "float32")
+        else:
+            states, prompts = ops.cast(states, "float32"), inputs.get(_PROMPTS)
+            vectors = pool(states, inputs.get("padding_mask"), self.pooling, prompts)
         for layer, values in zip(self.dense_layers, self.dense, strict=True):
             vectors = layer(vectors)
             if values["activation"] is not None:
@@ -202,6 +215,9 @@ class TextEmbedder(Task):
             tokenizer.encode_batch([prompt + t for t in part], max_length=max_length)
             for part in parts
         ]
+        if self.pooling == "pooler":
+            for rows in ids:
+                check_ends(self.backbone.config, rows)
         skipped = 0 if self.include_prompt or not prompt else self._prompt_length(prompt)
 
         def further(rows):
@@ -314,7 +330,7 @@ class TextEmbedder(Task):
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
         return {
-            "pooling": values.get("pooling", "mean"),
+            "pooling": values.get("pooling") or ("pooler" if config.vector_pooling else "mean"),
             "dense": _checked_dense(values.get("dense") or ()),
         }
 
@@ -322,7 +338,7 @@ class TextEmbedder(Task):
     def head_shapes(
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        shapes, width = {}, config.hidden_dim
+        shapes, width = {}, pooled_width(config, cls.head_values(config, values)["pooling"])
         for number, layer in enumerate(_checked_dense(values.get("dense") or ())):
             shapes[f"dense_{number}/kernel"] = (width, layer["units"])
             if layer["use_bias"]:

@@ -25,6 +25,7 @@ OF_OTHERS = {
     **family_sound.CONFIGS,
     **family_series.CONFIGS,
     **family_duals.CONFIGS,
+    **family_duals.TEXTS,
     **family_writers.OF_IMAGES,
     **family_placed.CONFIGS,
 }

@@ -38,3 +38,9 @@ CONFIGS = {
         ],
     ),
 }
+
+# Towers of texts by themselves; those of images are in `family_images`.
+TEXTS = {
+    "clip_text_model": ("CLIPText", [_TEXTS, {**_OLD_END, "hidden_act": "gelu"}]),
+    "siglip_text_model": ("SiglipText", [_WIDE, {**_TEXTS, "projection_size": 8}]),
+}

@@ -30,9 +30,13 @@ _SHARED = {
     "hidden_act": "relu",
 }
 
+_TOWER = {**_SIZES, "num_channels": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+
 CONFIGS = {
     "vit": ("ViT", [_SIZES, _OTHER]),
     "deit": ("DeiT", [_SIZES, _OTHER]),
     "dinov2": ("Dinov2", [_RATIO, _GATED]),
     "beit": ("Beit", [_BIASED, _SHARED, {**_SIZES, "use_absolute_position_embeddings": True}]),
+    "clip_vision_model": ("CLIPVision", [_SIZES, _TOWER]),
+    "siglip_vision_model": ("SiglipVision", [_SIZES, _TOWER]),
 }

@@ -29,6 +29,8 @@ SAID = {
     # With the output matrix, which files have beside the embedding that it is.
     "blip_image_captioning_base": 247.4 - 23.4,
     "blip_image_captioning_large": 470 - 23.4,
+    "blip_vqa_base": 385 - 23.4,
+    "blip_vqa_capfilt_large": 385 - 23.4,
     "bloom_560m_multi": 559,
     "bloom_7_1b_multi": 7069,
     "bloom_176b_multi": 176_247,

@@ -191,7 +191,7 @@ def test_folders_of_their_processors(case, name, tmp_path):
         ("encoder-decoder", {"decoder": {"hidden_act": "loud"}}, "hidden_act='loud' is not"),
         ("blip", {"text_config": {"is_decoder": False}}, "is_decoder=False is not supported"),
         ("blip", {"vision_config": {"image_size": 0}}, "`image_size` of a stem must be"),
-        ("blip", {"architectures": ["BlipForQuestionAnswering"]}, "ForQuestionAnswering'. is not"),
+        ("blip", {"architectures": ["BlipForImageTextRetrieval"]}, "TextRetrieval'. is not"),
     ],
 )
 def test_wrong_values_are_refused(model_type, values, message):

@@ -150,9 +150,17 @@ def test_the_words_are_those_of_the_papers(page):
         "marian": ("arxiv.org/abs/1804.00344", "sinusoidal, sines first"),
         "encoder-decoder": ("1907.12461", "encoder of `bert`", "`gpt2`", "where their widths"),
         "vision-encoder-decoder": ("2109.10282", "patches of images", "`trocr`", "before the log"),
-        "blip": ("2201.12086", "patches of images", "before the logits", "sides that differ"),
+        "blip": (
+            "2201.12086",
+            "patches of images",
+            "attends to the image",
+            "before the logits",
+            "sides that differ",
+        ),
         "llava": ("2310.03744", "rotary", "two layers, in the place of tokens", "without that of"),
         "paligemma": ("2407.07726", "one layer", "and see the prompt, as it them"),
+        "clip_vision_model": ("2103.00020", "a normalized vector, pooled by first", "none at the"),
+        "siglip_vision_model": ("2303.15343", "a vector, pooled by attention"),
         "git": ("2205.14100", "learned", "a layer and a norm", "which see each other"),
     }.items():
         for word in words:

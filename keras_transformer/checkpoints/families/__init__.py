@@ -14,7 +14,7 @@ from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.blip import BLIP
 from keras_transformer.checkpoints.families.bloom import BLOOM
-from keras_transformer.checkpoints.families.clip import CLIP
+from keras_transformer.checkpoints.families.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.cohere import COHERE
 from keras_transformer.checkpoints.families.cohere2 import COHERE2
 from keras_transformer.checkpoints.families.deberta_v2 import DEBERTA_V2
@@ -53,7 +53,7 @@ from keras_transformer.checkpoints.families.phi import PHI
 from keras_transformer.checkpoints.families.phi3 import PHI3
 from keras_transformer.checkpoints.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from keras_transformer.checkpoints.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from keras_transformer.checkpoints.families.siglip import SIGLIP
+from keras_transformer.checkpoints.families.siglip import SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
 from keras_transformer.checkpoints.families.smollm3 import SMOLLM3
 from keras_transformer.checkpoints.families.stablelm import STABLELM
 from keras_transformer.checkpoints.families.t5 import T5
@@ -129,7 +129,11 @@ FAMILIES = {
         HUBERT,
         PATCHTST,
         CLIP,
+        CLIP_VISION,
+        CLIP_TEXT,
         SIGLIP,
+        SIGLIP_VISION,
+        SIGLIP_TEXT,
         LLAVA,
         PALIGEMMA,
         GIT,

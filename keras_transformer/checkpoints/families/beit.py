@@ -5,20 +5,17 @@ A ViT with trained biases of the distances on the grid of patches, and the norma
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
-from keras_transformer.checkpoints.families.images import IMAGE_ENCODER, patch_weights, patches
-from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
+from keras_transformer.checkpoints.families.family import Conversion, Family, Head, Values
+from keras_transformer.checkpoints.families.images import (
+    FIELDS,
+    IMAGE_ENCODER,
+    LAYER,
+    patch_weights,
+    patches,
+)
+from keras_transformer.checkpoints.weights import Names, Weight, layers
 from keras_transformer.config import TransformerConfig
 
-_LAYER = {
-    **attention(
-        "attention.{}", "attention.query", "attention.key", "attention.value", "output.dense"
-    ),
-    "self_attention_norm": "layernorm_before",
-    "feed_forward/intermediate": "intermediate.dense",
-    "feed_forward/output": "output.dense",
-    "feed_forward_norm": "layernorm_after",
-}
 _OURS, _THEIRS = "encoder/layer_{i}/", "encoder.layer.{i}."
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _BIASES = ("use_relative_position_bias", "use_shared_relative_position_bias")
@@ -59,17 +56,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
 BEIT = Family(
     model_type="beit",
     architecture="BeitModel",
-    fields={
-        "hidden_size": Field("hidden_dim", 768),
-        "num_hidden_layers": Field("num_layers", 12),
-        "num_attention_heads": Field("num_heads", 12),
-        "intermediate_size": Field("intermediate_dim", 3072),
-        "hidden_act": Field("activation", "gelu"),
-        "hidden_dropout_prob": Field("dropout", 0.0),
-        "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
-        "initializer_range": Field("initializer_range", 0.02),
-        "layer_norm_eps": Field("normalization_epsilon", 1e-12),
-    },
+    fields=FIELDS,
     constants={**IMAGE_ENCODER, "attention_bias": True, "key_bias": False},
     conversions=(patches(224, 16), Conversion(_read, _write)),
     weights=(
@@ -81,7 +68,7 @@ BEIT = Family(
             when=("grid_bias", "own"),
         ),
         Weight("encoder/grid_bias/embeddings", f"encoder.{_TABLE}", when=("grid_bias", "shared")),
-        *layers(_LAYER, _OURS, _THEIRS),
+        *layers(LAYER, _OURS, _THEIRS),
         Weight(f"{_OURS}self_attention_scale", f"{_THEIRS}lambda_1"),
         Weight(f"{_OURS}feed_forward_scale", f"{_THEIRS}lambda_2"),
         *layers({"encoder/final_norm": "layernorm", "pooler_norm": "pooler.layernorm"}),

@@ -1,21 +1,22 @@
-"""BLIP: Li et al. 2022, https://arxiv.org/abs/2201.12086. The model that writes captions.
+"""BLIP: Li et al. 2022, https://arxiv.org/abs/2201.12086. What writes captions, and answers.
 
-A ViT whose queries, keys and values are one layer, and a BERT that attends to it and writes.
+A ViT whose queries, keys and values are one layer, and a BERT that attends to it and writes. For
+answers a further BERT reads the question and attends to the image, and the one that writes to it.
 """
 
 import dataclasses
 from typing import Any
 
-from keras_transformer.checkpoints.families.bert import OLDER_NORMS
+from keras_transformer.checkpoints.families.bert import OLDER_NORMS, STACK
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.families.images import IMAGE_ENCODER, patch_weights, patches
-from keras_transformer.checkpoints.families.joined import Joined
+from keras_transformer.checkpoints.families.joined import Joined, lines_of_side
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.families.writers import BERT_WRITER
+from keras_transformer.checkpoints.families.writers import BERT_WRITER, CROSS
 from keras_transformer.checkpoints.weights import Names, Weight, fused, layers
 from keras_transformer.config import TransformerConfig
 
-_CLASS = "BlipForConditionalGeneration"
+_CLASS, _ASKED = "BlipForConditionalGeneration", "BlipForQuestionAnswering"
 _SHARED = {
     "num_hidden_layers": Field("num_layers", 12),
     "hidden_size": Field("hidden_dim", 768),
@@ -78,28 +79,51 @@ _JOINED = Joined(
 )
 
 
-def _read_class(values: Values) -> dict[str, Any]:
+# The further BERT, whose config is that of the one that writes.
+_READER = dataclasses.replace(
+    _TEXTS, weights=(*STACK, *layers(CROSS, "encoder/layer_{i}/", "encoder.layer.{i}."))
+)
+
+
+def _read(values: Values) -> dict[str, Any]:
     named = values.get("architectures")
-    if isinstance(named, list) and named and named != [_CLASS]:
+    if isinstance(named, list) and named and named not in ([_CLASS], [_ASKED]):
         raise ValueError(
-            f"architectures={named!r} is not supported for model_type 'blip', only {_CLASS!r}. In "
-            "the others a further stack of blocks reads a text and the image, or none writes."
+            f"architectures={named!r} is not supported for model_type 'blip', only {_CLASS!r} and "
+            f"{_ASKED!r}. In the others no stack of blocks writes."
         )
-    return {}
+    found = _JOINED.conversion.read(values)
+    if named != [_ASKED]:
+        return found
+    images = {**found["encoder"], "num_layers": found["num_layers"]}
+    if images.get("hidden_dim", found["hidden_dim"]) != found["hidden_dim"]:
+        raise ValueError("Images and texts of a model for questions must have one hidden_size.")
+    return {**found, "source": images, "encoder": None, "num_layers": found["num_decoder_layers"]}
 
 
-def _write_class(config: TransformerConfig) -> dict[str, Any]:
-    return {"tie_word_embeddings": config.tie_embeddings}
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    tied = {"tie_word_embeddings": config.tie_embeddings}
+    if config.source is None:
+        return {**_JOINED.conversion.write(config), **tied}
+    images, _, writes = config.sides
+    theirs = _JOINED.write_sides(images, writes, config.projector)
+    return {**theirs, "architectures": [_ASKED], **tied}
 
 
-# What a text starts and ends with, by our options of a task.
-_IDS = {"start_id": ("bos_token_id", 30522), "end_ids": ("sep_token_id", 102)}
+def _weights(config: TransformerConfig) -> tuple[Weight, ...]:
+    if config.source is None:
+        return _JOINED.weights(config)
+    families = (_IMAGES, _READER, _TEXTS)
+    prefixes = ("vision_model.", "text_encoder.", "text_decoder.")
+    each = zip(families, config.sides, prefixes, config.side_names, strict=True)
+    return tuple(line for side in each for line in lines_of_side(*side))
 
 
 def _read_ids(values: Values) -> dict[str, Any]:
+    """What a text starts and ends with, by our options of a task."""
     texts = values.get("text_config") or {}
-    found = {ours: number(texts, *theirs) for ours, theirs in _IDS.items()}
-    return {**found, "end_ids": [found["end_ids"]]}
+    end = number(texts, "sep_token_id", 102)
+    return {"start_id": number(texts, "bos_token_id", 30522), "end_ids": [end]}
 
 
 def _write_ids(task: Values) -> dict[str, Any]:
@@ -111,16 +135,16 @@ def _write_ids(task: Values) -> dict[str, Any]:
     return {"text_config": found} if found else {}
 
 
+_TEXT_IDS = Conversion(_read_ids, _write_ids)
+
 BLIP = Family(
     model_type="blip",
     architecture=_CLASS,
     fields={},
     constants={"kind": "seq2seq"},
-    conversions=(_JOINED.conversion, Conversion(_read_class, _write_class)),
+    conversions=(Conversion(_read, _write),),
     weights=(),
-    of_config=_JOINED.weights,
-    heads={
-        "ImageToText": Head(architectures=(_CLASS,), options=(Conversion(_read_ids, _write_ids),))
-    },
+    of_config=_weights,
+    heads={"ImageToText": Head(architectures=(_CLASS, _ASKED), options=(_TEXT_IDS,))},
     names=Names(suffixes=OLDER_NORMS, ignored=("*.position_ids",)),
 )

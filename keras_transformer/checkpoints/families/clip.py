@@ -1,6 +1,7 @@
 """CLIP: Radford et al. 2021, https://arxiv.org/abs/2103.00020.
 
-An encoder of images and a causal one of texts, each with a config of its own.
+An encoder of images and a causal one of texts, each with a config of its own, and each a family
+by itself.
 """
 
 from typing import Any
@@ -8,7 +9,14 @@ from typing import Any
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.images import patches
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.families.towers import STACKS, towers
+from keras_transformer.checkpoints.families.towers import (
+    STACKS,
+    alone,
+    classifier,
+    of_side,
+    or_classifier,
+    towers,
+)
 from keras_transformer.checkpoints.weights import Names, Weight, layers
 from keras_transformer.config import TransformerConfig
 
@@ -61,25 +69,70 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
     return {"projection_dim": config.sides[0].vector_dim}
 
 
+def _projected(name: str) -> Conversion:
+    """Of the class that has a layer behind its vector, whose width the others' configs name too."""
+
+    def read(values: Values) -> dict[str, Any]:
+        named = values.get("architectures")
+        has = isinstance(named, list) and named[:1] == [name]
+        return {"vector_dim": number(values, "projection_dim", 512) if has else None}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        width = config.vector_dim
+        return {} if width is None else {"architectures": [name], "projection_dim": width}
+
+    return Conversion(read, write)
+
+
+_TEXT = {"vector_pooling": "end"}
+_END = Conversion(_read_end, _write_end)
+_NORM = "vision_model.post_layernorm"  # of the vector alone, where the states have none
+_WEIGHTS = (
+    *IMAGE_WEIGHTS,
+    *layers({"encoder/vector_norm": _NORM, "encoder/vector_projection": "visual_projection"}),
+    *layers({"decoder/vector_projection": "text_projection"}),
+)
+
+CLIP_VISION = alone(
+    "clip_vision_model",
+    "CLIPVisionModel",
+    (
+        _IMAGES,
+        {
+            **IMAGES[1],
+            "kind": "encoder",
+            "vocabulary_size": 0,
+            "final_normalization": False,
+            "vector_pooling": "first",
+            "vector_normalization": True,
+        },
+        (*IMAGES[2], _projected("CLIPVisionModelWithProjection")),
+    ),
+    weights=of_side(_WEIGHTS, "encoder"),
+)
+CLIP_TEXT = alone(
+    "clip_text_model",
+    "CLIPTextModel",
+    (_TEXTS, {**_TEXT, "kind": "decoder"}, (_END, _projected("CLIPTextModelWithProjection"))),
+    weights=of_side(_WEIGHTS, "decoder"),
+)
 CLIP = Family(
     model_type="clip",
     architecture="CLIPModel",
     fields={},
     constants={"kind": "dual"},
     conversions=(
-        towers(
-            images=(IMAGES[0], {**IMAGES[1], "vector_pooling": "first"}, IMAGES[2]),
-            texts=(_TEXTS, {"vector_pooling": "end"}, (Conversion(_read_end, _write_end),)),
+        or_classifier(
+            CLIP_VISION,
+            "CLIPForImageClassification",
+            towers(
+                images=(_IMAGES, {**IMAGES[1], "vector_pooling": "first"}, IMAGES[2]),
+                texts=(_TEXTS, _TEXT, (_END,)),
+            ),
+            Conversion(_read_width, _write_width),
         ),
-        Conversion(_read_width, _write_width),
     ),
-    weights=(
-        *IMAGE_WEIGHTS,
-        *layers({
-            "encoder/vector_projection": "visual_projection",
-            "decoder/vector_projection": "text_projection",
-        }),
-        Weight("similarity_scale", "logit_scale"),
-    ),
-    names=Names(ignored=("*.position_ids",)),
-)  # fmt: skip
+    weights=(*_WEIGHTS, Weight("similarity_scale", "logit_scale")),
+    heads=classifier("CLIPForImageClassification"),
+    names=Names(ignored=("*.position_ids", "classifier.*")),
+)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_transformer.checking import shorten
 from keras_transformer.checkpoints.heads import TASKS, Conversion, Values
 from keras_transformer.checkpoints.safetensors_io import Checkpoint
 from keras_transformer.checkpoints.weights import Names, Weight, expand
@@ -170,8 +171,14 @@ class Family:
             back = self.config(theirs)
         except ValueError as error:
             raise ValueError(f"{cannot} this config: {error}") from error
-        if config.kind != back.kind:
-            raise ValueError(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
+        headed = {name for own in self.heads for name in self.classes(own)}
+        alone = task is None and config.kind != self.constants["kind"]
+        if config.kind != back.kind or (alone and headed.intersection(theirs["architectures"])):
+            raise ValueError(f"{cannot} kind={config.kind!r}, only {self.constants['kind']!r}.")
+        if (config.source is None) != (back.source is None):
+            raise ValueError(
+                f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."
+            )
         free = [name for name in ("pooler", "output_bias") if getattr(self, name)]
         both = [(config, back, {"model"})]
         parts = {"side", "layer", "overrides"}
@@ -246,13 +253,16 @@ class Family:
                 f"{config.embedding_dim} features, the {name} has one for {config.hidden_dim}. "
                 "Save it with `save_to_preset`."
             )
-        theirs: dict[str, Any] = {"architectures": [self.classes(name)[0]]}
+        # Where the config says which of the classes it is, that one; else the first.
+        said = [each for each in base["architectures"] if each in self.classes(name)]
+        theirs: dict[str, Any] = {"architectures": said or [self.classes(name)[0]]}
         if head.dropout is not None and task.get("dropout") is not None:
             theirs[head.dropout] = task["dropout"]
         options = (*task_class.published_head, *task_class.published_options, *head.options)
         for option in options:
             theirs |= option.write(task)
-        read = self.config(_merged(base, theirs))
+        whole = _merged(base, theirs)
+        read = self.config(whole)
         for value in ("kind", "activation"):  # on which the head has a say
             mine, only = getattr(config, value), getattr(read, value)
             if mine != only:
@@ -260,7 +270,7 @@ class Family:
                     f"A {self.model_type} checkpoint of a {name} cannot express {value}={mine!r}, "
                     f"only {only!r}."
                 )
-        back = task_class.head_values(config, self.task(base | theirs))
+        back = task_class.head_values(config, self.task(whole))
         for value, mine in task_class.head_values(config, task).items():
             if mine != back[value]:
                 raise ValueError(

@@ -1,10 +1,10 @@
-"""What families of image models share: the values of their stem."""
+"""What families of image models share: the values of their stem, and ViT's block."""
 
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import Conversion, Values
+from keras_transformer.checkpoints.families.family import Conversion, Field, Values
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.weights import Weight, layers
+from keras_transformer.checkpoints.weights import Weight, attention, layers
 from keras_transformer.config import TransformerConfig
 
 # The constants of a pre-norm encoder of images with learned positions.
@@ -16,6 +16,28 @@ IMAGE_ENCODER = {
     "normalize_first": True,
     "attention_output_bias": True,
     "tie_embeddings": True,
+}
+
+# The fields and the layers of a block that ViT and BEiT have.
+FIELDS = {
+    "hidden_size": Field("hidden_dim", 768),
+    "num_hidden_layers": Field("num_layers", 12),
+    "num_attention_heads": Field("num_heads", 12),
+    "intermediate_size": Field("intermediate_dim", 3072),
+    "hidden_act": Field("activation", "gelu"),
+    "hidden_dropout_prob": Field("dropout", 0.0),
+    "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
+    "initializer_range": Field("initializer_range", 0.02),
+    "layer_norm_eps": Field("normalization_epsilon", 1e-12),
+}
+LAYER = {
+    **attention(
+        "attention.{}", "attention.query", "attention.key", "attention.value", "output.dense"
+    ),
+    "self_attention_norm": "layernorm_before",
+    "feed_forward/intermediate": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+    "feed_forward_norm": "layernorm_after",
 }
 
 

@@ -39,7 +39,7 @@ class Joined:
     def weights(self, config: TransformerConfig) -> tuple[Weight, ...]:
         """The lines of the families that the sides of a config are of."""
         chosen = (self._written(side)[0] for side in config.sides)
-        lines = map(_lines, chosen, config.sides, self.prefixes)
+        lines = map(lines_of_side, chosen, config.sides, self.prefixes)
         return (*next(lines), *next(lines), *layers({"projector/output": "enc_to_dec_proj"}))
 
     def _known(self, side: str) -> dict[str, Family]:
@@ -76,11 +76,18 @@ class Joined:
         return known[name].config(given)
 
     def _write(self, config: TransformerConfig) -> dict[str, Any]:
-        encoder, decoder = config.sides
-        read, written = (dict(self._written(side)[1]) for side in config.sides)
+        if config.source is not None:
+            raise ValueError("Such a checkpoint has two sides, and this model a `source` too.")
+        return self.write_sides(*config.sides, config.projector)
+
+    def write_sides(
+        self, encoder: TransformerConfig, decoder: TransformerConfig, projector: str
+    ) -> dict[str, Any]:
+        """The two configs within theirs, of flat ones of ours."""
+        read, written = (dict(self._written(side)[1]) for side in (encoder, decoder))
         for values in (read, written):
             del values["architectures"]
-        attended = encoder.hidden_dim if config.projector == "none" else None
+        attended = encoder.hidden_dim if projector == "none" else None
         if self.projects and attended not in (None, decoder.hidden_dim):
             if written["model_type"] not in self.wide:
                 raise ValueError(
@@ -123,8 +130,13 @@ def _alone(side: TransformerConfig) -> TransformerConfig:
     return TransformerConfig.from_dict(values)
 
 
-def _lines(family: Family, side: TransformerConfig, prefix: str) -> list[Weight]:
-    """The lines of a family as those of a side, its tensors behind a prefix."""
+def lines_of_side(
+    family: Family, side: TransformerConfig, prefix: str, name: str = "encoder"
+) -> list[Weight]:
+    """The lines of a family as those of a side, its tensors behind a prefix.
+
+    An encoder may have another `name`, such as `"source"`.
+    """
     found = []
     for line in family.weights:
         ours, inner = line.ours, ""
@@ -136,6 +148,8 @@ def _lines(family: Family, side: TransformerConfig, prefix: str) -> list[Weight]
             ours = f"encoder_{ours}"
         elif not ours.startswith("encoder/"):
             continue  # A pooler, which nothing reads; the output of a masked language model.
+        elif name == "source":
+            ours = ours.replace("encoder/", "source/", 1)
         names = {
             name: tuple(f"{prefix}{inner}{theirs}" for theirs in getattr(line, name))
             for name in ("also", "copies")

@@ -4,12 +4,20 @@ As CLIP, with texts that are read in both directions, images whose states a trai
 and a bias of the similarities.
 """
 
+import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.images import patches
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.checkpoints.families.towers import STACKS, towers
+from keras_transformer.checkpoints.families.towers import (
+    STACKS,
+    alone,
+    classifier,
+    of_side,
+    or_classifier,
+    towers,
+)
 from keras_transformer.checkpoints.weights import Names, Weight, fused, layers
 from keras_transformer.config import TransformerConfig
 
@@ -40,41 +48,73 @@ def _write_width(config: TransformerConfig) -> dict[str, Any]:
     return {"projection_size": config.vector_dim}
 
 
+def _read_head(values: Values) -> dict[str, Any]:
+    return {"vector_pooling": "attention" if values.get("vision_use_head", True) else None}
+
+
+def _write_head(config: TransformerConfig) -> dict[str, Any]:
+    return {"vision_use_head": config.vector_pooling is not None}
+
+
+_WIDTH = Conversion(_read_width, _write_width)
 _HEAD = "vision_model.head."
 _POOLED = "encoder/vector/"
+_WEIGHTS = (
+    *STACKS,
+    *layers({"decoder/vector_projection": "text_model.head"}),
+    Weight(f"{_POOLED}probe", f"{_HEAD}probe", row=2),
+    *fused(
+        [f"{_POOLED}attention/{name}" for name in ("query", "key", "value")],
+        f"{_HEAD}attention.in_proj",
+        ends=("_weight", "_bias"),
+    ),
+    *layers({
+        "attention/output": "attention.out_proj",
+        "norm": "layernorm",
+        "feed_forward/intermediate": "mlp.fc1",
+        "feed_forward/output": "mlp.fc2",
+    }, _POOLED, _HEAD),
+)  # fmt: skip
 
+SIGLIP_VISION = alone(
+    "siglip_vision_model",
+    "SiglipVisionModel",
+    (
+        _SHARED,
+        {"kind": "encoder", "vocabulary_size": 0},
+        (*IMAGES[2], Conversion(_read_head, _write_head)),
+    ),
+    weights=of_side(_WEIGHTS, "encoder"),
+)
+SIGLIP_TEXT = alone(
+    "siglip_text_model",
+    "SiglipTextModel",
+    (_TEXTS, {"kind": "encoder", "vector_pooling": "last"}, (_WIDTH,)),
+    weights=tuple(
+        dataclasses.replace(line, ours=line.ours.replace("decoder/", "encoder/", 1))
+        for line in of_side(_WEIGHTS, "decoder")
+    ),
+)
 SIGLIP = Family(
     model_type="siglip",
     architecture="SiglipModel",
     fields={},
     constants={"kind": "dual", "similarity_bias": True},
     conversions=(
-        towers(
-            images=(IMAGES[0], {"vector_pooling": "attention"}, IMAGES[2]),
-            texts=(
-                _TEXTS,
-                {"vector_pooling": "last", "bidirectional": True},
-                (Conversion(_read_width, _write_width),),
+        or_classifier(
+            SIGLIP_VISION,
+            "SiglipForImageClassification",
+            towers(
+                images=(_SHARED, {"vector_pooling": "attention"}, IMAGES[2]),
+                texts=(_TEXTS, {"vector_pooling": "last", "bidirectional": True}, (_WIDTH,)),
             ),
         ),
     ),
     weights=(
-        *STACKS,
-        *layers({"decoder/vector_projection": "text_model.head"}),
-        Weight(f"{_POOLED}probe", f"{_HEAD}probe", row=2),
-        *fused(
-            [f"{_POOLED}attention/{name}" for name in ("query", "key", "value")],
-            f"{_HEAD}attention.in_proj",
-            ends=("_weight", "_bias"),
-        ),
-        *layers({
-            "attention/output": "attention.out_proj",
-            "norm": "layernorm",
-            "feed_forward/intermediate": "mlp.fc1",
-            "feed_forward/output": "mlp.fc2",
-        }, _POOLED, _HEAD),
+        *_WEIGHTS,
         Weight("similarity_scale", "logit_scale", row=1),
         Weight("similarity_bias", "logit_bias", row=1),
     ),
-    names=Names(ignored=("*.position_ids",)),
-)  # fmt: skip
+    heads=classifier("SiglipForImageClassification"),
+    names=Names(ignored=("*.position_ids", "classifier.*")),
+)

@@ -1,11 +1,22 @@
-"""What families of images and texts share: two configs, and the names of two stacks of blocks."""
+"""What families of images and texts share: two configs, and the names of two stacks of blocks.
+
+Each of the two towers is a family of its own too, as Transformers keeps it.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_transformer.checkpoints.families.family import ACTIVATIONS, Conversion, Field, Values
-from keras_transformer.checkpoints.weights import Weight, attention, layers
+from keras_transformer.checkpoints.families.family import (
+    ACTIVATIONS,
+    Conversion,
+    Family,
+    Field,
+    Head,
+    Values,
+)
+from keras_transformer.checkpoints.families.placed import nested
+from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
 from keras_transformer.config import OPTIONS, TransformerConfig
 
 # The fields of a tower, the values that it always has, and what is neither of the two.
@@ -61,6 +72,63 @@ def write_images(side: TransformerConfig, tower: Tower) -> dict[str, Any]:
 _FREE = ("final_normalization", "initializer_range", "max_sequence_length")
 
 
+def alone(model_type: str, architecture: str, tower: Tower, **values: Any) -> Family:
+    """A tower as a family of its own, whose values are those of a config by themselves."""
+    fields, constants, conversions = tower
+    usual = fields["hidden_act"].default  # of several names for one
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        fields=fields,
+        constants={**_CONSTANTS, **constants},
+        conversions=conversions,
+        activations={usual: ACTIVATIONS[usual], **ACTIVATIONS},
+        names=Names(ignored=("*.position_ids",)),
+        **values,
+    )
+
+
+def of_side(lines: Iterable[Weight], side: str) -> tuple[Weight, ...]:
+    """The lines of one of the two towers, those of tokens with that of texts.
+
+    Since release 5 Transformers leaves out its name where there is nothing beside it.
+    """
+    name, own = "vision_model.", ("encoder/",)
+    if side == "decoder":
+        name, own = "text_model.", ("decoder/", "token_embedding/")
+    return tuple(
+        dataclasses.replace(line, also=(line.theirs.removeprefix(name),))
+        for line in lines
+        if line.ours.startswith(own)
+    )
+
+
+def or_classifier(images: Family, name: str, *both: Conversion) -> Conversion:
+    """The conversions of `both` towers, and of the class `name`, which has that of images alone."""
+
+    def read(values: Values) -> dict[str, Any]:
+        named = values.get("architectures")
+        if isinstance(named, list) and named[:1] == [name]:
+            return images.config(nested(values, "vision_config")).to_dict()
+        return {ours: value for each in both for ours, value in each.read(values).items()}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        if config.kind == "dual":
+            return {theirs: value for each in both for theirs, value in each.write(config).items()}
+        vision = images.published_config(config) | {"architectures": None}
+        return {"architectures": [name], "vision_config": vision}
+
+    return Conversion(read, write)
+
+
+def classifier(name: str) -> dict[str, Head]:
+    """The head of the class `name`, a layer on the mean of the states of patches."""
+    lines = layers({"output": "classifier"})
+    return {
+        "ImageClassifier": Head(architectures=(name,), weights=lines, values={"pooling": "mean"})
+    }
+
+
 def with_encoder(
     encoder: TransformerConfig, decoder: TransformerConfig, **values: Any
 ) -> dict[str, Any]:
@@ -90,9 +158,7 @@ def of_images(lines: Iterable[Weight], name: str, *also: str) -> tuple[Weight, .
 
 
 def _read(values: Values, name: str, tower: Tower) -> dict[str, Any]:
-    given = values.get(f"{name}_config") or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"{name}_config must be an object, received {given!r}.")
+    given = nested(values, f"{name}_config")
     fields, constants, conversions = tower
     found = dict(constants)
     for theirs, field in fields.items():

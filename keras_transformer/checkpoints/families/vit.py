@@ -7,44 +7,29 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
-from keras_transformer.checkpoints.families.images import IMAGE_ENCODER, patch_weights, patches
-from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
+from keras_transformer.checkpoints.families.images import (
+    FIELDS,
+    IMAGE_ENCODER,
+    LAYER,
+    patch_weights,
+    patches,
+)
+from keras_transformer.checkpoints.weights import Names, Weight, layers
 
-_FIELDS = {
-    "hidden_size": Field("hidden_dim", 768),
-    "num_hidden_layers": Field("num_layers", 12),
-    "num_attention_heads": Field("num_heads", 12),
-    "intermediate_size": Field("intermediate_dim", 3072),
-    "hidden_act": Field("activation", "gelu"),
-    "hidden_dropout_prob": Field("dropout", 0.0),
-    "attention_probs_dropout_prob": Field("attention_dropout", 0.0),
-    "initializer_range": Field("initializer_range", 0.02),
-    "layer_norm_eps": Field("normalization_epsilon", 1e-12),
-    "qkv_bias": Field("attention_bias", True),
-}
-_LAYER = {
-    **attention(
-        "attention.{}", "attention.query", "attention.key", "attention.value", "output.dense"
-    ),
-    "self_attention_norm": "layernorm_before",
-    "feed_forward/intermediate": "intermediate.dense",
-    "feed_forward/output": "output.dense",
-    "feed_forward_norm": "layernorm_after",
-}
 _STEM = patch_weights("embeddings.", "patch_embeddings.projection", "position_embeddings")
 _IGNORED = ("embeddings.mask_token", "decoder.*", "classifier.*", "*_classifier.*")
 
 VIT = Family(
     model_type="vit",
     architecture="ViTModel",
-    fields=_FIELDS,
+    fields={**FIELDS, "qkv_bias": Field("attention_bias", True)},
     constants=IMAGE_ENCODER,
     conversions=(patches(224, 16),),
     required={"pooler_act": "tanh"},
     weights=(
         *_STEM,
         Weight("encoder/input_class_token", "embeddings.cls_token", row=2),
-        *layers(_LAYER, "encoder/layer_{i}/", "encoder.layer.{i}."),
+        *layers(LAYER, "encoder/layer_{i}/", "encoder.layer.{i}."),
         *layers({"encoder/final_norm": "layernorm", "pooler": "pooler.dense"}),
     ),
     heads={"ImageClassifier": Head(weights=layers({"output": "classifier"}))},

@@ -34,7 +34,8 @@ GPT2_WRITER = dataclasses.replace(
     heads={},
 )
 
-_BERT = {
+# What a BERT has for the states that it attends to.
+CROSS = {
     **attention(
         "crossattention.{}", "self.query", "self.key", "self.value", "output.dense",
         ours="cross_attention",
@@ -90,7 +91,7 @@ BERT_WRITER = dataclasses.replace(
     required={**BERT.required, **_CROSS},
     weights=(
         *_of_decoder(BERT),
-        *layers(_BERT, _BLOCK, "encoder.layer.{i}."),
+        *layers(CROSS, _BLOCK, "encoder.layer.{i}."),
         *_transform("cls.predictions.", "transform.dense", "transform.LayerNorm"),
     ),
     heads={},
@@ -104,7 +105,7 @@ ROBERTA_WRITER = dataclasses.replace(
     required={**ROBERTA.required, **_CROSS},
     weights=(
         *_of_decoder(ROBERTA),
-        *layers(_BERT, _BLOCK, "encoder.layer.{i}."),
+        *layers(CROSS, _BLOCK, "encoder.layer.{i}."),
         *_transform("lm_head.", "dense", "layer_norm"),
     ),
     heads={},
