@@ -112,14 +112,12 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "Chronos-Bolt, TimesFM (`timesfm`)",
-        "Both read pieces of series by two products with a residual beside them, and give pieces "
-        "by two more; TimesFM has a trained scale of each feature of the queries besides. Neither "
-        "is a config value. Chronos-T5, which reads tokens, is covered: `t5`.",
-        (
-            {"model_type": "t5", "architectures": ["ChronosBoltModelForForecasting"]},
-            {"model_type": "timesfm"},
-        ),
+        "TimesFM (`timesfm`, `timesfm2_5`)",
+        "A decoder of pieces of series, where stems are of encoders, whose block has two kinds of "
+        "norms and a trained scale of each feature of the queries, and whose scale of a window is "
+        "that of its first pieces. None of these is a config value. Chronos-Bolt, which reads its "
+        "pieces in the same way, is covered.",
+        ({"model_type": "timesfm"}, {"model_type": "timesfm2_5"}),
     ),
     NotCovered(
         "Heads of T5Gemma for classes",

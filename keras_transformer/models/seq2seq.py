@@ -154,9 +154,10 @@ class Seq2Seq(Backbone):
         inputs = {name: value for name, value in inputs.items() if value is not None}
         if isinstance(token_ids, keras.KerasTensor):
             return self(inputs, part="encode", training=training)
-        return self._encoded(inputs, (), training)
+        return self._encoded(inputs, (), training)[0]
 
     def _encoded(self, inputs, collect, training):
+        """What `encode` gives, the mask of it, and what was collected."""
         embedded = self.encoder_stem(inputs, training=training)
         run = BlockRun(embedded.states, embedded._asdict(), collect=collect)
         found = self.encoder(embedded.states, run=run, training=training)
@@ -165,7 +166,7 @@ class Seq2Seq(Backbone):
             states = states[:, self.encoder.config.stem.num_tokens :]
         if self.projector is not None:
             states = self.projector(states)
-        return (states, *collected) if collect else states
+        return states, embedded.padding_mask, *collected
 
     def call(
         self,
@@ -183,15 +184,14 @@ class Seq2Seq(Backbone):
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
             for prefix in self.sides
         )
-        states, collected = source.pop("states", None), {}
+        states, mask, collected = source.pop("states", None), source.get("padding_mask"), {}
         if states is not None:
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
         elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
-            states = self._encoded(source, collect, training)
-            if collect:
-                states, collected = states
+            states, mask, *found = self._encoded(source, collect, training)
+            collected = dict(*found)
         if self.places is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
@@ -202,7 +202,7 @@ class Seq2Seq(Backbone):
                 embedded.states,
                 run=run,
                 encoder_states=states,
-                encoder_padding_mask=source.get("padding_mask"),
+                encoder_padding_mask=mask,
                 encoder_pack_ids=source.get("pack_ids"),
                 training=training,
             )
