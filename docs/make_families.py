@@ -113,10 +113,10 @@ NOT_COVERED = (
     ),
     NotCovered(
         "TimesFM (`timesfm`, `timesfm2_5`)",
-        "A decoder of pieces of series, where stems are of encoders, whose block has two kinds of "
-        "norms and a trained scale of each feature of the queries, and whose scale of a window is "
-        "that of its first pieces. None of these is a config value. Chronos-Bolt, which reads its "
-        "pieces in the same way, is covered.",
+        "Pieces of series read by causal blocks, where stems are of encoders. Their queries have a "
+        "trained scale of each feature, those of 2.0 two kinds of norms in a block and a state for "
+        "the frequency, and the scale of a window is that of its first piece, in 2.5 of all pieces "
+        "before each. None of these is a config value. Chronos-Bolt is covered.",
         ({"model_type": "timesfm"}, {"model_type": "timesfm2_5"}),
     ),
     NotCovered(

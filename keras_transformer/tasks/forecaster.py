@@ -29,7 +29,7 @@ from keras_transformer.training.losses import QuantileLoss
 from keras_transformer.weight import residual_of
 
 POOLINGS = ("mean", "max", "first")
-_OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # Positions of no place in the row.
+_OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # Positions that are of no place in a row.
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -163,6 +163,12 @@ class Forecaster(ForecastsSeries, Task):
     def fewest(self) -> int:
         return 1 if self.stem_config.reads_observed else self.context_length
 
+    def read_length(self, count: int) -> int:
+        # The last layer reads all states of an encoder, and places in a row are of whole rows.
+        places = self.backbone.config.sides[0].position not in _OF_DISTANCES
+        whole = self.one_input is None or places or not self.stem_config.reads_observed
+        return self.context_length if whole else super().read_length(count)
+
     def _residual_layer(self, width: int, units: int) -> ResidualFeedForward:
         config = self.backbone.config.sides[-1]
         with one_piece():
@@ -187,8 +193,8 @@ class Forecaster(ForecastsSeries, Task):
         centered = (values - mean) * known
         variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
         scale = ops.sqrt(variance + self.scale_epsilon)
-        given = ops.max(known, axis=1, keepdims=True) > 0
-        scale = ops.where(scale > 0, scale, ops.where(given, 1e-5, 1.0))
+        least = ops.where(ops.max(known, axis=1, keepdims=True) > 0, 1e-5, 1.0)
+        scale = ops.where(scale > 0, scale, least)
         given = {"values": ops.cast(centered / scale, self.compute_dtype)}
         if self.stem_config.reads_observed:
             given["observed"] = known > 0
@@ -264,11 +270,7 @@ class Forecaster(ForecastsSeries, Task):
 
     def _following(self, known: np.ndarray, batch_size: int) -> np.ndarray:
         """What the model gives at once, of rows of any one length."""
-        length = self.context_length
-        side = self.backbone.config.sides[0]
-        if self.one_input is not None and side.position in _OF_DISTANCES:
-            # Few lengths, each of which is a program on JAX and TensorFlow.
-            length = min(1 << (known.shape[1] - 1).bit_length(), length)
+        length = self.read_length(known.shape[1])
         inputs = known_values(padded(known[:, -length:], length))
         return self.predict(inputs, batch_size=batch_size, verbose=0)
 

@@ -208,8 +208,7 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
         known = np.stack([padded(row, longest) for row in rows])
         made: list[np.ndarray] = []
         while (left := horizon - sum(part.shape[-1] for part in made)) > 0:
-            # Few lengths, each of which is a program on JAX and TensorFlow.
-            longest = min(1 << (known.shape[1] - 1).bit_length(), self.context_length)
+            longest = self.read_length(known.shape[1])
             inputs, scale = self._read(padded(known[:, -longest:], longest))
             count = min(left, self.horizon)
             options = {

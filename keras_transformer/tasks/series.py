@@ -23,6 +23,11 @@ class ForecastsSeries:
         """The fewest values that a forecast is made of."""
         return 1
 
+    def read_length(self, count: int) -> int:
+        """How many values are read where the longest series has so many."""
+        # Few lengths, each of which is a program on JAX and TensorFlow.
+        return min(1 << (max(count, 1) - 1).bit_length(), self.context_length)
+
     def window_arrays(self, known: np.ndarray, following: np.ndarray) -> tuple:
         """Inputs, targets and weights of windows, `(rows, context)` and `(rows, horizon)`."""
         raise NotImplementedError
@@ -37,8 +42,9 @@ class ForecastsSeries:
             **options: as for `Task.make_dataset`.
         """
         self._refuse_targets(y, sample_weight)
-        context = self.context_length
-        count, windows = self.windows(x, context, self.horizon, self.fewest)
+        rows = self._scaled(self._require_processor().rows(x))
+        context = self.read_length(max(map(len, rows)) - self.horizon)
+        count, windows = self._windows(rows, context)
 
         def make_batch(arrays, masks):
             whole = windows(arrays["row"])
@@ -80,15 +86,15 @@ class ForecastsSeries:
             first += count
         return results[0] if one else results
 
-    def windows(
-        self, x: Any, context: int, horizon: int, fewest: int
+    def _windows(
+        self, rows: list[np.ndarray], context: int
     ) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
         """The number of windows of series, and what gives those of some numbers.
 
-        Each is `(context + horizon,)` values of one channel; of a series with at least `fewest`
+        Each is `(context + horizon,)` values of one channel; of a series with at least the fewest
         and the horizon, but fewer than a window, there is one, with NaN in front.
         """
-        rows, windows = self._scaled(self._require_processor().rows(x)), []
+        windows, horizon, fewest = [], self.horizon, self.fewest
         for number, values in enumerate(rows):
             if len(values) < fewest + horizon:
                 raise ValueError(
