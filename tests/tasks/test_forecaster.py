@@ -140,12 +140,12 @@ def test_an_encoder_decoder(quantiles, tmp_path):
     """The decoder's one state is read, of series of any length with gaps."""
     keras.utils.set_random_seed(0)
     task = bolt(quantiles=quantiles)
-    task.compile(keras.optimizers.Adam(1e-2))
+    task.compile(keras.optimizers.Adam(3e-3))
     series = waves()
     series[100:104, 0] = np.nan
     task.processor.adapt(series)
-    history = task.fit([series, series[:9]], epochs=6, batch_size=32, seed=1, verbose=0).history
-    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    history = task.fit([series, series[:9]], epochs=12, batch_size=32, seed=1, verbose=0).history
+    assert history["loss"][-1] < 0.3 * history["loss"][0]
     count = (3,) if quantiles else ()
     rows = [waves(300)[:280], waves(40)[:, :], waves(3)]
     found = task.forecast(rows, horizon=20)
@@ -213,8 +213,8 @@ def test_weights_and_pieces_of_what_is_known(values, tmp_path):
     assert_is_as_described(made, inputs, tmp_path)
     stem = kt.models.Encoder(made.replace(position="none")).stem
     found = stem(inputs)
-    tokens = np.array([made.stem.class_token, made.stem.end_token])
-    expected = np.ones((2, 4 + tokens.sum()), "bool")
+    tokens = int(made.stem.class_token), int(made.stem.end_token)
+    expected = np.ones((2, 4 + sum(tokens)), "bool")
     expected[0, tokens[0] : tokens[0] + 2] = False
     assert (to_numpy(found.padding_mask) == expected).all()
     # Each piece by the layer itself, what it has not filled with what is missing.

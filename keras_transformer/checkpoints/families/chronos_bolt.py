@@ -56,9 +56,9 @@ def _write_stem(config: TransformerConfig) -> dict[str, Any]:
         "input_patch_stride": stem.stride,
         "use_reg_token": stem.end_token,
     }
-    # The tokens of the decoder's one and of the stem's one behind the pieces.
-    ids = {"vocab_size": 1 + stem.end_token, "reg_token_id": 1, "pad_token_id": 0}
-    return {NAME: own, **ids, "eos_token_id": 1, "decoder_start_token_id": 0}
+    # The decoder's one token, and that of the stem behind the pieces.
+    ids = {"vocab_size": 1 + stem.end_token, "decoder_start_token_id": 0, "pad_token_id": 0}
+    return {NAME: own, **ids, **({"reg_token_id": 1} if stem.end_token else {})}
 
 
 def _read_head(values: Values) -> dict[str, Any]:
