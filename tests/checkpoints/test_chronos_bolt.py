@@ -207,11 +207,13 @@ def test_wrong_values_are_refused(values, message):
 def test_what_a_checkpoint_cannot_say(tmp_path):
     backbone = load_backbone(saved(make(0), tmp_path / "theirs"))
     for options, message in (
+        ({"quantiles": None}, "forecasts quantiles, and this model one value"),
         ({"residual": False}, "cannot express residual=False"),
         ({"quantiles_first": False}, "cannot express quantiles_first=False"),
         ({"scale_epsilon": 1e-5}, "cannot express scale_epsilon=1e-05"),
     ):
         usual = {"residual": True, "quantiles_first": True, "scale_epsilon": 0.0}
-        task = kt.Forecaster(backbone, horizon=3, quantiles=[0.1, 0.9], **{**usual, **options})
+        usual["quantiles"] = [0.1, 0.9]
+        task = kt.Forecaster(backbone, horizon=3, **{**usual, **options})
         with pytest.raises(ValueError, match=message):
             kt.export_to_huggingface(task, tmp_path / "ours", family="chronos_bolt")

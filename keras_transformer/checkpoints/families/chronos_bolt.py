@@ -73,8 +73,9 @@ def _read_head(values: Values) -> dict[str, Any]:
 
 
 def _write_head(task: Values) -> dict[str, Any]:
-    own = {"prediction_length": task.get("horizon", 64), "quantiles": task.get("quantiles")}
-    return {NAME: own}
+    if task.get("quantiles") is None:
+        raise ValueError("A chronos_bolt checkpoint forecasts quantiles, and this model one value.")
+    return {NAME: {"prediction_length": task["horizon"], "quantiles": task["quantiles"]}}
 
 
 def _tokens(config: TransformerConfig) -> tuple[Weight, ...]:
