@@ -180,6 +180,16 @@ def pattern_words(config: TransformerConfig) -> list[str]:
     return words
 
 
+def _words_of_series(stem) -> str:
+    """What a stem of series has beside its pieces, in words."""
+    if not stem.reads_observed:
+        return ", behind a class token if the config says so"
+    return (
+        " with what is known of them, projected by two layers and one beside them, before a "
+        "last token if the config says so"
+    )
+
+
 def special(family: Family) -> list[str]:
     """What else tells a family from the original Transformer, in words."""
     config = defaults(family)
@@ -216,6 +226,8 @@ def special(family: Family) -> list[str]:
         )
         parts.append(f"states of images, projected by {by}, in the place of tokens{whose}")
         parts += ["without that of the class token"] * (not config.place_class_token)
+    if family.published_type is not None:
+        parts.append(f"`{family.published_type}` in configs, which name its class")
     biases = (config.use_bias, config.attention_bias, config.attention_output_bias)
     if not any(biases):
         words = "no biases"
@@ -242,7 +254,7 @@ def special(family: Family) -> list[str]:
         what = "a spectrogram" if stem.num_channels == 1 else "images"
         parts.append(f"patches of {what}" + (f", behind {' and '.join(tokens)}" if tokens else ""))
     if stem is not None and stem.kind == "series":
-        parts.append("pieces of series, behind a class token if the config says so")
+        parts.append("pieces of series" + _words_of_series(stem))
     if stem is not None and stem.kind == "frames":
         parts.append("an encoder of frames of sound, behind two convolutions")
     if stem is not None and stem.kind == "waveform":

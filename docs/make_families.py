@@ -111,14 +111,12 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
-        "Chronos-Bolt, TimesFM (`timesfm`)",
-        "Both read pieces of series by two products with a residual beside them, and give pieces "
-        "by two more; TimesFM has a trained scale of each feature of the queries besides. Neither "
-        "is a config value. Chronos-T5, which reads tokens, is covered: `t5`.",
-        (
-            {"model_type": "t5", "architectures": ["ChronosBoltModelForForecasting"]},
-            {"model_type": "timesfm"},
-        ),
+        "TimesFM (`timesfm`, `timesfm2_5`)",
+        "Pieces of series read by causal blocks, where stems are of encoders. Their queries have a "
+        "trained scale of each feature, those of 2.0 two kinds of norms in a block and a state for "
+        "the frequency, and the scale of a window is that of its first piece, in 2.5 of all pieces "
+        "before each. None of these is a config value. Chronos-Bolt is covered.",
+        ({"model_type": "timesfm"}, {"model_type": "timesfm2_5"}),
     ),
     NotCovered(
         "Heads of T5Gemma for classes",

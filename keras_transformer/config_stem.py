@@ -14,7 +14,7 @@ from keras_transformer.config_checks import option
 from keras_transformer.config_feed_forward import ACTIVATIONS
 from keras_transformer.config_stem_base import StemConfig
 from keras_transformer.config_waveform import WaveformStemConfig
-from keras_transformer.weight import weight_of
+from keras_transformer.weight import dense_of, residual_of, weight_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,8 +257,20 @@ class SeriesStemConfig(StemConfig):
         "the last value is put behind the others, `stride` times, for one more piece (PatchTST).",
         False,
     )
-    use_bias: bool = option("a bias of the projection.", True)
+    reads_observed: bool = option(
+        "which values are known, 1 or 0, is read behind the values of a piece. A piece of which "
+        "none is known is masked, and the first one is filled with what is missing, in place of "
+        "being left out (Chronos-Bolt). Pieces do not overlap.",
+        False,
+    )
+    residual: bool = option(
+        "the projection is a feed-forward layer, as wide within as those of the blocks and with "
+        "their activation, and a linear layer beside it (Chronos-Bolt).",
+        False,
+    )
+    use_bias: bool = option("a bias of the projection, which a `residual` one has always.", True)
     class_token: bool = option("a trained state before those of the pieces.", False)
+    end_token: bool = option("a trained state behind them (Chronos-Bolt).", False)
     num_channels: int = option(
         "channels of a series. Each is a row of its own, and no weight depends on their number: "
         "it is for an export, which Transformers gives series of as many.",
@@ -276,30 +288,47 @@ class SeriesStemConfig(StemConfig):
                 f"context_length={self.context_length} has no piece of patch_length="
                 f"{self.patch_length}."
             )
+        if self.reads_observed and self.stride != self.patch_length:
+            raise ValueError(
+                f"With `reads_observed` pieces do not overlap: leave stride={self.stride} out."
+            )
+        if self.residual and not self.use_bias:
+            raise ValueError("A `residual` projection has biases: leave `use_bias` out.")
 
     def pieces(self, length: int) -> int:
         """How many pieces so many values have."""
-        return (length + self.repeat_last * self.stride - self.patch_length) // self.stride + 1
+        length += self.repeat_last * self.stride
+        if self.reads_observed:  # The first is filled.
+            return -(-length // self.patch_length)
+        return (length - self.patch_length) // self.stride + 1
 
     @property
     def num_states(self):
-        return self.pieces(self.context_length) + self.class_token
+        return self.pieces(self.context_length) + self.class_token + self.end_token
 
     @property
     def weights(self):
+        axes = ("piece_values", "embedding_dim")
+        if self.residual:
+            projection = residual_of("input_patches", *axes)
+        elif self.use_bias:
+            projection = dense_of("input_patches", *axes)
+        else:
+            projection = weight_of("input_patches/kernel", *axes)
         return (
-            *weight_of("input_patches/kernel", "patch_length", "embedding_dim"),
-            *(weight_of("input_patches/bias", "embedding_dim") if self.use_bias else ()),
+            *projection,
             *(weight_of("input_class_token", "embedding_dim") if self.class_token else ()),
+            *(weight_of("input_end_token", "embedding_dim") if self.end_token else ()),
         )
 
     @property
     def sizes(self):
-        return {"patch_length": self.patch_length}
+        return {"piece_values": self.patch_length * (1 + self.reads_observed)}
 
     @property
     def products(self):
-        return {"input_patches/kernel": self.pieces(self.context_length)}
+        kernels = [each.path for each in self.weights if each.path.endswith("/kernel")]
+        return dict.fromkeys(kernels, self.pieces(self.context_length))
 
 
 STEMS: dict[str, type[StemConfig]] = {
@@ -311,12 +340,13 @@ STEMS: dict[str, type[StemConfig]] = {
 }
 
 
-# A stem of each kind that has all the weights that one of the kind may have.
+# Stems of each kind that have all the weights that those of the kind may have.
 WHOLE = (
     PatchStemConfig(distillation_token=True),
     ConvolutionStemConfig(use_bias=True),
     FrameStemConfig(),
     SeriesStemConfig(context_length=16, class_token=True),
+    SeriesStemConfig(context_length=16, residual=True, end_token=True),
     WaveformStemConfig(norm="layer", use_bias=True),
 )
 

@@ -124,6 +124,15 @@ def dense_of(name: str, inputs: str, outputs: str, bias: str | None = None, **wh
     )
 
 
+def residual_of(name: str, inputs: str, outputs: str) -> tuple[Weight, ...]:
+    """A feed-forward layer to another width, and the linear layer beside it."""
+    return (
+        *dense_of(f"{name}/intermediate", inputs, "intermediate_dim"),
+        *dense_of(f"{name}/output", "intermediate_dim", outputs),
+        *dense_of(f"{name}/residual", inputs, outputs),
+    )
+
+
 def norm_of(name: str, axis: str = "hidden_dim", **when) -> tuple[Weight, ...]:
     """A normalization of the kind that the config says."""
     return tuple(

@@ -33,7 +33,9 @@ class Weight:
     sizes: tuple = ()  # of the parts: config values, the numbers once it is `of` one; else alike
     per_head: bool = False  # the parts stand side by side within each group of heads
     by_turns: bool = False  # the parts' columns stand by turns, in experts
-    row: int = 0  # theirs has so many leading axes of length 1
+    # Theirs holds rows of several of ours, one each: which one, and how many.
+    rows: tuple[int, int] | None = None
+    row: int = 0  # theirs has so many leading axes of length 1, or of such a row
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )
@@ -72,10 +74,13 @@ class Weight:
             index, sizes = self._parts()
             shape = (*ours[:-1], ours[-1] // sizes[index] * sum(sizes))
         shape = (*shape[:-2], *shape[:-3:-1]) if self.transpose else shape
-        return (*(1,) * self.row, *shape)
+        shape = (*(1,) * self.row, *shape)
+        return shape if self.rows is None else (self.rows[1], *shape[1:])
 
     def split(self, array: np.ndarray) -> np.ndarray:
         """Our array, of theirs."""
+        if self.rows is not None:
+            array = array[self.rows[0]][None]
         array = array.reshape(array.shape[self.row :])
         array = _turned(array) if self.transpose else array
         if self.convolution:
@@ -90,6 +95,8 @@ class Weight:
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Their array, of ours: of all parts in their order."""
         array = arrays[0]
+        if self.rows is not None:
+            return np.concatenate([each.reshape(1, *each.shape[-1:]) for each in arrays])
         if self.part is not None:
             parts = [each.reshape(*each.shape[:-1], self.groups, -1) for each in arrays]
             array = np.concatenate(parts, axis=-1).reshape(*array.shape[:-1], -1)
@@ -270,7 +277,9 @@ def export(
             f"The family's checkpoints have no tensor for these variables:{_list('', unknown)}"
         )
     together: dict[str, list[Weight]] = {}
-    for line in sorted(map(lines.get, variables), key=lambda line: line.part or (0, 1)):
+    for line in sorted(
+        map(lines.get, variables), key=lambda line: line.part or line.rows or (0, 1)
+    ):
         together.setdefault(line.theirs, []).append(line)
     tensors: dict[str, np.ndarray] = {}
     for name, parts in together.items():

@@ -26,8 +26,8 @@ class Side(NamedTuple):
 def sides_of(task, inputs: Mapping[str, Any], found: Mapping[str, list]) -> dict[str, Side]:
     """The sides that were given something, by the prefix of what was collected of them."""
     kind, backbone, made = task.backbone.config.kind, task.backbone, {}
-    if task.one_text is not None:
-        inputs = {n: ops.convert_to_numpy(x) for n, x in task.one_text(dict(inputs)).items()}
+    if task.one_input is not None:
+        inputs = {n: ops.convert_to_numpy(x) for n, x in task.one_input(dict(inputs)).items()}
     prefixes = {"seq2seq": ("encoder_", ""), "dual": ("encoder_", "")}.get(kind, ("",))
     sides = backbone.sides or {"": (None, None)}
     for prefix, (name, (stem, stack)) in zip(prefixes, sides.items(), strict=True):

@@ -96,7 +96,7 @@ class Explainer:
         # Attention to sums of tokens gives no weights of tokens; a decoder's and that to the
         # encoder are those of the same encoder's states.
         outputs, found = self._see(tensors, collect=("states",))
-        if task.backbone.config.kind == "seq2seq" and task.one_text is None:
+        if task.backbone.config.kind == "seq2seq" and task.one_input is None:
             given = {n: x for n, x in tensors.items() if n != "encoder_token_ids"}
             given["encoder_states"] = found["encoder_states"][-1]
             _, further = self._see(given, collect=collect)
@@ -118,7 +118,7 @@ class Explainer:
         sides = task.backbone.sides or {"": (None, None)}
         for side, (stem, _) in sides.items():
             prefix = (
-                "" if task.one_text is not None or task.backbone.config.kind == "dual" else side
+                "" if task.one_input is not None or task.backbone.config.kind == "dual" else side
             )
             if stem is None or isinstance(stem, TokenStem):
                 name = f"{prefix}token_ids"

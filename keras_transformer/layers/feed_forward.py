@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain and gated, and the table of activations."""
+"""The position-wise feed-forward layer, plain, gated and residual; the table of activations."""
 
 import functools
 import math
@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_transformer.checking import shorten
 from keras_transformer.layers.arguments import SavesArguments, deserialized
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
@@ -145,3 +146,69 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.output_dim or input_shape[-1])
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ResidualFeedForward(FeedForward):
+    """A feed-forward layer and a linear one beside it, to another width.
+
+    `dropout(output(activation(intermediate(x)))) + residual(x)`.
+
+    Args:
+        intermediate_dim: int, the width between.
+        output_dim: int, width of the output.
+        activation: as of `FeedForward`.
+        use_bias: bool.
+        dropout: float, rate of what the feed-forward layer gives.
+        kernel_initializer: initializer of the kernels.
+        **kwargs: as in `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: float `(..., dim)`.
+
+    Returns:
+        Float `(..., output_dim)`.
+
+    Raises:
+        ValueError: for an unknown activation.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.layers.feed_forward import ResidualFeedForward
+
+    assert ResidualFeedForward(64, 24)(np.ones((2, 5, 16))).shape == (2, 5, 24)
+    ```
+
+    Source: Das et al. 2023, "Long-term Forecasting with TiDE", section 4.1, without its norm.
+    """
+
+    def __init__(
+        self,
+        intermediate_dim: int,
+        output_dim: int,
+        activation: str | Callable = "relu",
+        use_bias: bool = True,
+        dropout: float = 0.0,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(
+            intermediate_dim,
+            output_dim,
+            activation,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            **kwargs,
+        )
+        self.residual_dense = self._projection(output_dim, "residual")
+        with one_piece():
+            self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.residual_dense.build(input_shape)
+
+    def call(self, inputs, training: bool = False):
+        outputs = self.dropout_layer(super().call(inputs), training=training)
+        return outputs + self.residual_dense(inputs)

@@ -170,19 +170,18 @@ class Seq2Seq(Backbone):
         return self._encoded(inputs, {}, (), training)[0]
 
     def _encoded(self, inputs, source, collect, training):
-        """The states that the decoder is given, and what was collected on the way, by its names."""
-        options, before = {"collect": collect, "training": training}, {}
-        if self.source is None:
-            states, _, found = self._of_side("encoder", inputs, **options)
-        else:
-            attended, mask, before = self._of_side("source", source, **options)
-            attended = {"encoder_states": attended, "encoder_padding_mask": mask}
-            states, _, found = self._of_side("encoder", inputs, **options, **attended)
+        """What the decoder is given, the mask of it, and what was collected, by its names."""
+        options = {"collect": collect, "training": training}
+        attended, before = {}, {}
+        if self.source is not None:
+            seen, mask, before = self._of_side("source", source, **options)
+            attended = {"encoder_states": seen, "encoder_padding_mask": mask}
+        states, mask, found = self._of_side("encoder", inputs, **options, **attended)
         if not self.config.place_class_token:
             states = states[:, self.encoder.config.stem.num_tokens :]
         if self.projector is not None:
             states = self.projector(states)
-        return states, {**before, **found}
+        return states, mask, {**before, **found}
 
     def _of_side(self, name, inputs, collect, training, **attended):
         """The states of a side that is read, their mask, and what was collected."""
@@ -210,14 +209,14 @@ class Seq2Seq(Backbone):
             {n.removeprefix(prefix): array for n, array in inputs.items() if n.startswith(prefix)}
             for prefix in self.sides
         )
-        states, collected = source.pop("states", None), {}
+        states, mask, collected = source.pop("states", None), source.get("padding_mask"), {}
         if states is not None:
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
             )
         elif any(each.required and each.name in source for each in self.encoder_stem.inputs):
             read = before[0] if before else {}
-            states, collected = self._encoded(source, read, collect, training)
+            states, mask, collected = self._encoded(source, read, collect, training)
         if self.places is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
@@ -228,7 +227,7 @@ class Seq2Seq(Backbone):
                 embedded.states,
                 run=run,
                 encoder_states=states,
-                encoder_padding_mask=source.get("padding_mask"),
+                encoder_padding_mask=mask,
                 encoder_pack_ids=source.get("pack_ids"),
                 training=training,
             )

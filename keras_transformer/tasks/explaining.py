@@ -327,7 +327,7 @@ def _by_side(task, added: Mapping[str, np.ndarray], sides: Mapping[str, Side]):
     """Attributions by the name of their field: a number a token, or one a place of the input."""
     kind = task.backbone.config.kind
     for name, values in added.items():
-        of_encoder = name.startswith("encoder_") or task.one_text is not None
+        of_encoder = name.startswith("encoder_") or task.one_input is not None
         of_encoder = of_encoder or (kind == "dual" and name == "images")
         side = "encoder_" if of_encoder and "encoder_" in sides else ""
         if name.endswith("token_embeddings"):

@@ -7,27 +7,40 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_choice, check_int, check_number
+from keras_transformer.checking import check_bool, check_choice, check_int, check_number
 from keras_transformer.config import TransformerConfig
-from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.feed_forward import ResidualFeedForward
+from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.remat import one_piece
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.series import SeriesProcessor
+from keras_transformer.structure import dense_of, shapes_of
+from keras_transformer.tasks.one_input import OneSeries
 from keras_transformer.tasks.pooling import pool
-from keras_transformer.tasks.series import MOST_HORIZON, ForecastsSeries, checked_quantiles
+from keras_transformer.tasks.series import (
+    MOST_HORIZON,
+    ForecastsSeries,
+    checked_quantiles,
+    padded,
+)
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.losses import QuantileLoss
+from keras_transformer.weight import residual_of
 
 POOLINGS = ("mean", "max", "first")
+_OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # Positions that are of no place in a row.
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Forecaster(ForecastsSeries, Task):
-    """An encoder of series with a linear layer from its states to the values that follow.
+    """An encoder of series with a layer from its states to the values that follow.
 
     Each channel of a series is a row of its own, by the same weights. What a row has before is
     brought to the mean 0 and the deviation 1, and the forecast back; so a model knows no levels. A
-    value that is missing, NaN, counts as the mean and plays no part in it.
+    value that is missing, NaN, counts as the mean and plays no part in it; a model whose stem
+    reads which values are known (`reads_observed`) sees that it is missing, and takes series that
+    are shorter than it reads. Of an encoder-decoder the state of the decoder's one token is read.
 
     `fit` and `evaluate` take series and make windows of them: so many values as the stem reads, and
     the `horizon` that follow, one for each place. Their loss and scores are of the values as the
@@ -37,7 +50,8 @@ class Forecaster(ForecastsSeries, Task):
     loss.
 
     Args:
-        backbone: an `Encoder` whose config has a `stem` of kind `"series"`.
+        backbone: an `Encoder` whose config has a `stem` of kind `"series"`, or a `Seq2Seq` whose
+            encoder has one.
         processor: `SeriesProcessor`; None for a task that takes arrays only.
         horizon: int, values that are forecast at once.
         quantiles: list of floats between 0 and 1, rising, such as `[0.1, 0.5, 0.9]`: the forecast
@@ -47,6 +61,12 @@ class Forecaster(ForecastsSeries, Task):
         name: str.
         pooling: `"mean"`, `"max"` or `"first"`, the one state that the last layer reads. None for
             all of them, side by side.
+        residual: bool, whether the last layer is a feed-forward layer, as wide within as those of
+            the blocks and with their activation, and a linear layer beside it.
+        quantiles_first: bool, whether the last layer gives all values of a quantile side by side,
+            and not all quantiles of a value.
+        scale_epsilon: float, added to the variance of a row. With 0 a constant row has the
+            deviation 1e-5.
 
     Call arguments:
         inputs: dict of `values`, float `(batch, context_length)`, and optionally `observed`, bool
@@ -76,15 +96,19 @@ class Forecaster(ForecastsSeries, Task):
     ```
 
     Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; the scale of a window:
-    Kim et al. 2022, "Reversible Instance Normalization"; quantiles: Koenker & Bassett 1978.
+    Kim et al. 2022, "Reversible Instance Normalization"; quantiles: Koenker & Bassett 1978; of an
+    encoder-decoder: Chronos-Bolt, as the package chronos-forecasting has it.
     """
 
-    backbone_kinds = ("encoder",)
+    backbone_kinds = ("encoder", "seq2seq")
     processor_class = SeriesProcessor
     alias = "forecasting"
     published_as = ("ForPrediction",)
     takes_records = False
-    task_options = ("horizon", "quantiles", "dropout", "pooling")
+    task_options = (
+        "horizon", "quantiles", "dropout", "pooling", "residual", "quantiles_first",
+        "scale_epsilon",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -95,12 +119,19 @@ class Forecaster(ForecastsSeries, Task):
         dropout: float | None = None,
         name: str | None = None,
         pooling: str | None = None,
+        residual: bool = False,
+        quantiles_first: bool = False,
+        scale_epsilon: float = 1e-5,
     ):
         self.horizon = check_int("horizon", horizon, 1, MOST_HORIZON)
         self.quantiles = checked_quantiles(quantiles)
         self.pooling = check_choice("pooling", pooling, POOLINGS, none=True)
+        self.residual = check_bool("residual", residual)
+        self.quantiles_first = check_bool("quantiles_first", quantiles_first)
+        self.scale_epsilon = check_number("scale_epsilon", scale_epsilon, at_least=0)
         super().__init__(backbone, processor, name=name)
-        if backbone.id_inputs != ("values",) or backbone.config.stem is None:
+        self.stem_config = backbone.config.sides[0].stem
+        if self.stem_config is None or self.stem_config.kind != "series":
             raise ValueError(
                 "Forecaster needs a backbone that reads series: give the config a `stem`, such as "
                 "{'kind': 'series', 'context_length': 336, 'patch_length': 16}."
@@ -108,8 +139,14 @@ class Forecaster(ForecastsSeries, Task):
         dropout = check_number("dropout", dropout, at_least=0, below=1, none=True)
         self.dropout = backbone.config.dropout if dropout is None else dropout
         self.dropout_layer = self._dropout(self.dropout)
-        (width, units) = self.head_shapes(backbone.config, self.task_values())["output/kernel"]
-        self.output_dense = self._dense(units, "output", width=width)
+        width, units = self._widths(backbone.config, self.task_values())
+        self.output_dense = (
+            self._residual_layer(width, units)
+            if self.residual
+            else self._dense(units, "output", width=width)
+        )
+        if backbone.config.kind == "seq2seq":
+            self.one_input = OneSeries(backbone)
         self.built = True
         loss = keras.losses.MeanSquaredError()
         metrics = [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
@@ -120,7 +157,32 @@ class Forecaster(ForecastsSeries, Task):
     @property
     def context_length(self) -> int:
         """Values that a forecast is made of."""
-        return self.backbone.config.stem.context_length
+        return self.stem_config.context_length
+
+    @property
+    def fewest(self) -> int:
+        return 1 if self.stem_config.reads_observed else self.context_length
+
+    def read_length(self, count: int) -> int:
+        # The last layer reads all states of an encoder, and places in a row are of whole rows.
+        places = self.backbone.config.sides[0].position not in _OF_DISTANCES
+        whole = self.one_input is None or places or not self.stem_config.reads_observed
+        return self.context_length if whole else super().read_length(count)
+
+    def _residual_layer(self, width: int, units: int) -> ResidualFeedForward:
+        config = self.backbone.config.sides[-1]
+        with one_piece():
+            layer = ResidualFeedForward(
+                config.intermediate_dim,
+                units,
+                config.activation,
+                dropout=self.dropout,
+                kernel_initializer=kernel_initializer(config),
+                name="output",
+                dtype=self.dtype_policy,
+            )
+        layer.build((None, width))
+        return layer
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         values = ops.cast(inputs["values"], "float32")
@@ -130,8 +192,12 @@ class Forecaster(ForecastsSeries, Task):
         mean = ops.sum(values * known, axis=1, keepdims=True) / count
         centered = (values - mean) * known
         variance = ops.sum(ops.square(centered), axis=1, keepdims=True) / count
-        scale = ops.sqrt(variance + 1e-5)
+        scale = ops.sqrt(variance + self.scale_epsilon)
+        least = ops.where(ops.max(known, axis=1, keepdims=True) > 0, 1e-5, 1.0)
+        scale = ops.where(scale > 0, scale, least)
         given = {"values": ops.cast(centered / scale, self.compute_dtype)}
+        if self.stem_config.reads_observed:
+            given["observed"] = known > 0
         states, collected = self.backbone_states(given, collect, training)
         outputs = ops.cast(self.head_outputs(states, inputs, training), "float32")
         outputs = outputs * scale[..., None] + mean[..., None]
@@ -142,40 +208,28 @@ class Forecaster(ForecastsSeries, Task):
             flat = ops.reshape(states, (-1, states.shape[1] * states.shape[2]))
         else:
             flat = pool(states, None, self.pooling)
-        outputs = self.output_dense(self.dropout_layer(flat, training=training))
-        return ops.reshape(outputs, (-1, self.horizon, len(self.quantiles or (0,))))
+        flat = self.dropout_layer(flat, training=training)
+        options = {"training": training} if self.residual else {}
+        outputs = self.output_dense(flat, **options)
+        count = len(self.quantiles or (0,))
+        if self.quantiles_first:
+            return ops.swapaxes(ops.reshape(outputs, (-1, count, self.horizon)), 1, 2)
+        return ops.reshape(outputs, (-1, self.horizon, count))
 
-    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """Windows of series as batches: what is known, and what follows.
-
-        Args:
-            x: a series or a list of them, as `SeriesProcessor` takes them.
-            y: None: the targets are within the series. A missing target counts for nothing.
-            sample_weight: None.
-            **options: as for `Task.make_dataset`.
-        """
-        self._refuse_targets(y, sample_weight)
-        context = self.context_length
-        count, windows = self.windows(x, context, self.horizon, fewest=context)
-
-        def make_batch(arrays, masks):
-            whole = windows(arrays["row"])
-            inputs = known_values(whole[:, :context])
-            following = whole[:, context:, None]
-            weights = np.isfinite(following[..., 0]).astype("float32")
-            return inputs, np.nan_to_num(following), weights
-
-        columns = {"place": np.zeros((count, 1), "int32")}
-        return self._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
+    def window_arrays(self, known, following):
+        weights = np.isfinite(following).astype("float32")
+        return known_values(known), np.nan_to_num(following)[..., None], weights
 
     @reads
     def forecast(self, x, horizon: int | None = None, batch_size: int = 256):
         """What follows on series.
 
         Args:
-            x: a series, or a list of them. One must have as many values as the model reads.
+            x: a series, or a list of them. One must have as many values as the model reads,
+                unless its stem reads which are known.
             horizon: int, values to forecast. Defaults to those that the model forecasts at once;
-                more are made by taking forecasts for known, of quantiles the middle one.
+                more are made by taking forecasts for known. Each of several quantiles is, and the
+                forecasts are the quantiles of what follows on all of them.
             batch_size: int, rows computed together.
 
         Returns:
@@ -186,14 +240,17 @@ class Forecaster(ForecastsSeries, Task):
 
         Raises:
             ValueError: for a series that is too short, or has dates that leave some out.
+
+        Source: of quantiles the package chronos-forecasting 2.3, `ChronosBoltPipeline.predict`.
         """
         horizon = check_int("horizon", horizon, 1, MOST_HORIZON, none=True) or self.horizon
-        context = self.context_length
 
         def make(rows):
-            return self._continued(np.stack(rows), horizon, batch_size)
+            longest = max(map(len, rows))
+            known = np.stack([padded(row, longest) for row in rows])
+            return self._continued(known, horizon, batch_size)
 
-        return self.forecasts(x, make, context, context, self.quantiles)
+        return self.forecasts(x, make, self.quantiles)
 
     def explained_inputs(self, x):
         """The last values of each channel of series: a row of its own."""
@@ -214,13 +271,25 @@ class Forecaster(ForecastsSeries, Task):
 
     def _continued(self, known: np.ndarray, horizon: int, batch_size: int) -> np.ndarray:
         """Forecasts `(rows, horizon, quantiles)` of rows of known values."""
-        made: list[np.ndarray] = []
+        made = [self._following(known, batch_size)]
+        levels, rows = self.quantiles or [0.5], len(known)
+        known = np.repeat(known[:, None], len(levels), axis=1)
         while sum(part.shape[1] for part in made) < horizon:
-            inputs = known_values(known[:, -self.context_length :])
-            made.append(self.predict(inputs, batch_size=batch_size, verbose=0))
-            middle = made[-1][..., made[-1].shape[-1] // 2]
-            known = np.concatenate([known, middle], axis=1)
+            known = np.concatenate([known, np.swapaxes(made[-1], 1, 2)], axis=2)
+            known = known[..., -self.context_length :]
+            found = self._following(known.reshape(-1, known.shape[2]), batch_size)
+            # Of each row what follows on each of its quantiles, side by side.
+            found = found.reshape(rows, len(levels), self.horizon, len(levels))
+            found = np.swapaxes(found, 1, 2).reshape(rows, self.horizon, -1)
+            found = np.quantile(found, levels, axis=2).astype("float32")
+            made.append(np.moveaxis(found, 0, 2))
         return np.concatenate(made, axis=1)[:, :horizon]
+
+    def _following(self, known: np.ndarray, batch_size: int) -> np.ndarray:
+        """What the model gives at once, of rows of any one length."""
+        length = self.read_length(known.shape[1])
+        inputs = known_values(padded(known[:, -length:], length))
+        return self.predict(inputs, batch_size=batch_size, verbose=0)
 
     @classmethod
     def head_values(cls, config: TransformerConfig, values: dict[str, Any]) -> dict[str, Any]:
@@ -228,18 +297,28 @@ class Forecaster(ForecastsSeries, Task):
             "horizon": values.get("horizon", 24),
             "quantiles": checked_quantiles(values.get("quantiles")),
             "pooling": values.get("pooling"),
+            "residual": values.get("residual", False),
+            "quantiles_first": values.get("quantiles_first", False),
+            "scale_epsilon": values.get("scale_epsilon", 1e-5),
         }
 
     @classmethod
     def head_shapes(
         cls, config: TransformerConfig, values: dict[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        head = cls.head_values(config, values)
+        width, units = cls._widths(config, values)
+        lines = residual_of if cls.head_values(config, values)["residual"] else dense_of
+        table = lines("output", "states", "units")
+        return shapes_of(table, config.sides[-1], states=width, units=units)
+
+    @classmethod
+    def _widths(cls, config: TransformerConfig, values: dict[str, Any]) -> tuple[int, int]:
+        """Numbers that the last layer is given and gives."""
+        head, side = cls.head_values(config, values), config.sides[-1]
         horizon = check_int("horizon", head["horizon"], 1, MOST_HORIZON)
-        units = horizon * len(head["quantiles"] or (0,))
-        states = config.num_positions if head["pooling"] is None else 1
-        width = states * config.hidden_dim
-        return {"output/kernel": (width, units), "output/bias": (units,)}
+        one = head["pooling"] is not None or config.kind == "seq2seq"
+        states = 1 if one else side.num_positions
+        return states * side.hidden_dim, horizon * len(head["quantiles"] or (0,))
 
 
 def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:

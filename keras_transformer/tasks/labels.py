@@ -147,7 +147,7 @@ def real_numbers(y: Any, count: int, unit: str = "text") -> np.ndarray:
 def check_weights(
     name: str, weights: Any, rows: int, targets: tuple | None = None, unit: str = "text"
 ) -> np.ndarray | None:
-    """Weights as float32, one for each of `rows`, or as `targets`, a shape, one a token."""
+    """Weights as float32, one for each of `rows`, or of the first axes of `targets`, a shape."""
     if weights is None:
         return None
     if isinstance(weights, (str, bytes, dict)):
@@ -162,7 +162,8 @@ def check_weights(
         array = array.astype("float64")
     if array.dtype.kind not in "iufb":
         raise ValueError(f"`{name}` must be an array of numbers, received {describe(weights)}.")
-    if array.shape != (rows,) and (targets is None or array.shape != tuple(targets)):
+    fitting = tuple(targets or (rows,))[: array.ndim]
+    if array.shape not in ((rows,), fitting) or array.ndim == 0:
         raise ValueError(
             f"`{name}` must be one number a {unit}, {rows} in all, received shape {array.shape}."
         )

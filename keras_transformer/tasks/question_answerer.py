@@ -25,7 +25,7 @@ from keras_transformer.models.turns import reads
 from keras_transformer.structure import FEED_FORWARD_OF_HEAD, SPAN_HEAD, shapes_of
 from keras_transformer.tasks.hidden import OptionalFeedForward, OptionalHidden
 from keras_transformer.tasks.labels import check_weights
-from keras_transformer.tasks.one_text import one_text
+from keras_transformer.tasks.one_input import one_text
 from keras_transformer.tasks.spans import SpanAccuracy, SpanCrossEntropy
 from keras_transformer.tasks.task import PER_TOKEN, Task, softmax
 from keras_transformer.tasks.text import (
@@ -139,8 +139,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         mask_question: bool = False,
     ):
         super().__init__(backbone, tokenizer, name=name)
-        self.one_text = one_text(backbone, start_id)
-        self.start_id = self.one_text and self.one_text.start_id
+        self.one_input = one_text(backbone, start_id)
+        self.start_id = self.one_input and self.one_input.start_id
         self.separator_id = separator_id
         self.mask_question = check_bool("mask_question", mask_question)
         if self.mask_question and separator_id is None:

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_int, check_number
-from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Random
 from keras_transformer.models.backbone import Backbone
@@ -16,7 +15,12 @@ from keras_transformer.processors.bins import END_ID, PAD_ID, UniformBins
 from keras_transformer.processors.series import SeriesProcessor
 from keras_transformer.tasks.explaining import Explains
 from keras_transformer.tasks.language_model import LanguageModel
-from keras_transformer.tasks.series import MOST_HORIZON, ForecastsSeries, checked_quantiles
+from keras_transformer.tasks.series import (
+    MOST_HORIZON,
+    ForecastsSeries,
+    checked_quantiles,
+    padded,
+)
 from keras_transformer.tasks.task import Task
 
 
@@ -122,30 +126,13 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
     def task_values(self) -> dict[str, Any]:
         return Task.task_values(self)
 
-    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """Windows of series as batches: the tokens of what is known, and of what follows.
-
-        Args:
-            x: a series or a list of them, as `SeriesProcessor` takes them.
-            y: None: the targets are within the series. A missing target counts for nothing.
-            sample_weight: None.
-            **options: as for `Task.make_dataset`.
-        """
-        self._refuse_targets(y, sample_weight)
-        context = self.context_length
-        count, windows = self.windows(x, context, self.horizon, fewest=1)
-
-        def make_batch(arrays, masks):
-            whole = windows(arrays["row"])
-            inputs, scale = self._read(whole[:, :context])
-            ids, known, _ = self.bins.encode(whole[:, context:], scale)
-            targets, weights = _with_end(ids, known)
-            starts = np.full((len(ids), 1), self.start_id, "int32")
-            inputs["decoder_token_ids"] = np.concatenate([starts, ids], axis=1)
-            return inputs, targets, weights.astype("float32")
-
-        columns = {"place": np.zeros((count, 1), "int32")}
-        return self._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
+    def window_arrays(self, known, following):
+        inputs, scale = self._read(known)
+        ids, given, _ = self.bins.encode(following, scale)
+        targets, weights = _with_end(ids, given)
+        starts = np.full((len(ids), 1), self.start_id, "int32")
+        inputs["decoder_token_ids"] = np.concatenate([starts, ids], axis=1)
+        return inputs, targets, weights.astype("float32")
 
     @reads
     def forecast(
@@ -182,7 +169,7 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
             drawn = self._paths(rows, horizon, batch_size, num_samples, seed)
             return np.moveaxis(np.quantile(drawn, quantiles or [0.5], axis=1), 0, -1)
 
-        return self.forecasts(x, make, self.context_length, 1, quantiles)
+        return self.forecasts(x, make, quantiles)
 
     @reads
     def generate(
@@ -239,12 +226,11 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
         samples = check_int("num_samples", num_samples, 1, MOST_HORIZON, none=True)
         seed = check_int("seed", seed, 0, 2**63 - 1, none=True)
         longest = max(map(len, rows))
-        known = np.stack([_padded(row, longest) for row in rows])
+        known = np.stack([padded(row, longest) for row in rows])
         made: list[np.ndarray] = []
         while (left := horizon - sum(part.shape[-1] for part in made)) > 0:
-            # Few lengths, each of which is a program on JAX and TensorFlow.
-            longest = min(1 << (known.shape[1] - 1).bit_length(), self.context_length)
-            inputs, scale = self._read(_padded(known[:, -longest:], longest))
+            longest = self.read_length(known.shape[1])
+            inputs, scale = self._read(padded(known[:, -longest:], longest))
             count = min(left, self.horizon)
             options = {
                 "max_new_tokens": count, "batch_size": batch_size, "seed": seed,
@@ -270,12 +256,6 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
 
     def _engine_inputs(self, ids, mask):
         return {"decoder_token_ids": ids, "decoder_padding_mask": mask}
-
-
-def _padded(values: np.ndarray, length: int) -> np.ndarray:
-    """Values `(..., time)` with NaN in front of them, to a length."""
-    missing = [(0, 0)] * (values.ndim - 1) + [(length - values.shape[-1], 0)]
-    return np.pad(values, missing, constant_values=np.float32("nan"))
 
 
 def _with_end(ids: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

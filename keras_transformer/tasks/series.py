@@ -6,41 +6,77 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import check_number, shorten
+from keras_transformer.data import BucketedDataset
 from keras_transformer.processors.series import Series, following_dates
 
 MOST_HORIZON = 2**20
 
 
 class ForecastsSeries:
-    """Mixin of a task whose processor is a `SeriesProcessor`."""
+    """Mixin of a task whose processor is a `SeriesProcessor`.
+
+    The task has a `context_length`, the most values that are read, and a `horizon`.
+    """
+
+    @property
+    def fewest(self) -> int:
+        """The fewest values that a forecast is made of."""
+        return 1
+
+    def read_length(self, count: int) -> int:
+        """How many values are read where the longest series has so many."""
+        # Few lengths, each of which is a program on JAX and TensorFlow.
+        return min(1 << (max(count, 1) - 1).bit_length(), self.context_length)
+
+    def window_arrays(self, known: np.ndarray, following: np.ndarray) -> tuple:
+        """Inputs, targets and weights of windows, `(rows, context)` and `(rows, horizon)`."""
+        raise NotImplementedError
+
+    def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
+        """Windows of series as batches: what is known, and what follows.
+
+        Args:
+            x: a series or a list of them, as `SeriesProcessor` takes them.
+            y: None: the targets are within the series. A missing target counts for nothing.
+            sample_weight: None.
+            **options: as for `Task.make_dataset`.
+        """
+        self._refuse_targets(y, sample_weight)
+        rows = self._scaled(self._require_processor().rows(x))
+        context = self.read_length(max(map(len, rows)) - self.horizon)
+        count, windows = self._windows(rows, context)
+
+        def make_batch(arrays, masks):
+            whole = windows(arrays["row"])
+            return self.window_arrays(whole[:, :context], whole[:, context:])
+
+        columns = {"place": np.zeros((count, 1), "int32")}
+        return self._bucketed(columns, make_batch, **{**options, "max_buckets": 1})
 
     def forecasts(
         self,
         x: Any,
         make: Callable[[list[np.ndarray]], np.ndarray],
-        context: int,
-        fewest: int,
         quantiles: Sequence[float] | None,
     ):
         """What follows on series, as `forecast` returns it.
 
         Args:
             x: a series, or a list of them.
-            make: gives `(rows, horizon, quantiles)` for rows, the last `context` values of each
-                channel of each series.
-            context: int, the most values of a row.
-            fewest: int, the fewest values that a series must have.
+            make: gives `(rows, horizon, quantiles)` for rows, the last `context_length` values of
+                each channel of each series.
             quantiles: list of floats, whose columns the forecasts have. None for one forecast.
         """
         processor = self._require_processor()
         series = processor.rows(x)
         for number, each in enumerate(series):
-            if len(each.values) < fewest:
+            if len(each.values) < self.fewest:
                 name = "x" if processor.is_one(x) else f"x[{number}]"
                 raise ValueError(
-                    f"`{name}` has {len(each.values)} values, and the model reads {fewest}."
+                    f"`{name}` has {len(each.values)} values, and the model reads {self.fewest}."
                 )
-        found = make([row for values in self._scaled(series) for row in values[-context:].T])
+        most = self.context_length
+        found = make([row for values in self._scaled(series) for row in values[-most:].T])
         results, first, one = [], 0, processor.is_one(x)
         for each, given in zip(series, [x] if one else x, strict=True):
             count = each.values.shape[1]
@@ -50,25 +86,22 @@ class ForecastsSeries:
             first += count
         return results[0] if one else results
 
-    def windows(
-        self, x: Any, context: int, horizon: int, fewest: int
+    def _windows(
+        self, rows: list[np.ndarray], context: int
     ) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
         """The number of windows of series, and what gives those of some numbers.
 
-        Each is `(context + horizon,)` values of one channel; of a series with at least `fewest`
+        Each is `(context + horizon,)` values of one channel; of a series with at least the fewest
         and the horizon, but fewer than a window, there is one, with NaN in front.
         """
-        rows, windows = self._scaled(self._require_processor().rows(x)), []
+        windows, horizon, fewest = [], self.horizon, self.fewest
         for number, values in enumerate(rows):
             if len(values) < fewest + horizon:
                 raise ValueError(
                     f"Series {number} has {len(values)} values; a window takes {fewest} and "
                     f"{horizon} that follow, {fewest + horizon} in all."
                 )
-            missing = max(context + horizon - len(values), 0)
-            rows[number] = values = np.pad(
-                values, ((missing, 0), (0, 0)), constant_values=np.float32("nan")
-            )
+            rows[number] = values = padded(values.T, max(context + horizon, len(values))).T
             starts = np.arange(len(values) - context - horizon + 1)
             channels = np.arange(values.shape[1])
             places = np.stack(np.meshgrid(starts, channels, indexing="ij"), -1).reshape(-1, 2)
@@ -92,6 +125,12 @@ class ForecastsSeries:
             self.processor.scaled(each.values, "x" if one else f"x[{i}]")
             for i, each in enumerate(series)
         ]
+
+
+def padded(values: np.ndarray, length: int) -> np.ndarray:
+    """Values `(..., time)` with NaN in front of them, to a length."""
+    missing = [(0, 0)] * (values.ndim - 1) + [(length - values.shape[-1], 0)]
+    return np.pad(values, missing, constant_values=np.float32("nan"))
 
 
 def checked_quantiles(quantiles: Any) -> list[float] | None:

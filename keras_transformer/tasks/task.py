@@ -26,7 +26,7 @@ from keras_transformer.processors.processor import Processor
 from keras_transformer.sizes import Sizes
 from keras_transformer.tasks.adapters import Adaptable
 from keras_transformer.tasks.asked import refuse_source
-from keras_transformer.tasks.one_text import OneText
+from keras_transformer.tasks.one_input import OneInput
 from keras_transformer.tasks.saving import Serializable
 from keras_transformer.tasks.text import TextProcessor
 from keras_transformer.tasks.verbs import Verbs
@@ -90,8 +90,8 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     answers: ClassVar[bool] = False
     further_inputs: ClassVar[tuple[str, ...]] = ()  # Arrays that it takes beside its backbone's.
     first_only = False  # Whether the head reads the state of the first token alone.
-    # Gives one text to both sides of an encoder-decoder. None where each side has its own.
-    one_text: OneText | None = None
+    # Gives one input to both sides of an encoder-decoder. None where each side has its own.
+    one_input: OneInput | None = None
     reads_padding: ClassVar[bool] = True  # Whether its outputs include those of padding.
     # What `predict` adds to the options of `make_dataset`. Outputs for each token need `PER_TOKEN`:
     # those of all batches are put in one array, so all get the longest length.
@@ -157,9 +157,9 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return {name: getattr(self, name) for name in self.task_options}
 
     @property
-    def intake(self) -> Backbone | OneText:
+    def intake(self) -> Backbone | OneInput:
         """What names the arrays that the task takes; its `config` says how long they may be."""
-        return self.one_text or self.backbone
+        return self.one_input or self.backbone
 
     @property
     def number_of_targets(self) -> int | None:
@@ -199,8 +199,8 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         ):
             places = self.global_positions(inputs)
             inputs = inputs if places is None else {**inputs, "global_positions": places}
-        if self.one_text is not None:
-            inputs = self.one_text(inputs)
+        if self.one_input is not None:
+            inputs = self.one_input(inputs)
         if not collect:
             if training and not self.reads_padding:
                 inputs = self.backbone.without_unseen_padding(inputs)

@@ -16,7 +16,7 @@ from keras_transformer.models.turns import reads
 from keras_transformer.tasks.labels import (
     check_weights,
 )
-from keras_transformer.tasks.one_text import one_text
+from keras_transformer.tasks.one_input import one_text
 from keras_transformer.tasks.pooling import POOLINGS, mask_of_ids, pool
 from keras_transformer.tasks.row_classifier import RowClassifier
 from keras_transformer.tasks.text import (
@@ -126,8 +126,8 @@ class TextClassifier(RowClassifier):
     ):
         hidden = (hidden_activation, hidden_bias, block_norm)
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name, *hidden)
-        self.one_text = one_text(backbone, start_id)
-        self.start_id = self.one_text and self.one_text.start_id
+        self.one_input = one_text(backbone, start_id)
+        self.start_id = self.one_input and self.one_input.start_id
         self.end_ids = self._ends(end_ids)
         is_encoder = backbone.config.kind == "encoder"
         pooling = self.head_values(backbone.config, {"pooling": pooling})["pooling"]
@@ -141,7 +141,7 @@ class TextClassifier(RowClassifier):
 
     def _ends(self, end_ids) -> list[int] | None:
         """The ids that end a text of an encoder-decoder; None of a model of one side."""
-        if self.one_text is None:
+        if self.one_input is None:
             return None
         if end_ids is None:
             end = None if self.tokenizer is None else self.tokenizer.end_id

@@ -49,6 +49,7 @@ LANGUAGE_MODELS = {
     "blip": "BlipForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
+    "chronos_bolt": "ChronosBoltModelForForecasting",
 }
 
 
@@ -73,6 +74,16 @@ def class_name(model_type, suffix):
     return f"{prefix}{suffix}"
 
 
+def class_of(model_type, suffix):
+    """The class of this name, one of the library or of another package."""
+    import transformers
+
+    from tests.checkpoints import chronos_bolt
+
+    name = class_name(model_type, suffix)
+    return getattr(transformers if hasattr(transformers, name) else chronos_bolt, name)
+
+
 def make(model_type, number, suffix, seed=0, **values):
     """A model of the Transformers library, all of whose weights differ."""
     import torch
@@ -80,7 +91,7 @@ def make(model_type, number, suffix, seed=0, **values):
 
     prefix, configs = CONFIGS[model_type]
     config = getattr(transformers, f"{prefix}Config")(**{**configs[number], **values})
-    model = getattr(transformers, class_name(model_type, suffix))(config).eval()
+    model = class_of(model_type, suffix)(config).eval()
     # As wide as to tell one activation, epsilon or position from another.
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -15,4 +15,24 @@ _PATCHTST = [
      "num_hidden_layers": 1, "path_dropout": 0.1, "attention_dropout": 0.2, "head_dropout": 0.3},
 ]  # fmt: skip
 
-CONFIGS = {"patchtst": ("PatchTST", _PATCHTST)}
+# Of a T5, and what `chronos_config` says.
+_T5 = {
+    "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3, "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "tie_word_embeddings": True, "decoder_start_token_id": 0,
+}  # fmt: skip
+_PIECES = {
+    "context_length": 32, "prediction_length": 5, "input_patch_size": 4, "input_patch_stride": 4,
+    "quantiles": [0.1, 0.5, 0.9], "use_reg_token": True,
+}  # fmt: skip
+_CHRONOS_BOLT = [
+    {**_T5, "chronos_config": _PIECES},
+    {**_T5, "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu", "d_model": 16,
+     "chronos_config": {**_PIECES, "use_reg_token": False, "input_patch_size": 6,
+                        "input_patch_stride": 6}},
+    {**_T5, "num_layers": 1, "num_heads": 2, "d_kv": 6, "layer_norm_epsilon": 1e-3,
+     "feed_forward_proj": "silu", "dropout_rate": 0.1,
+     "chronos_config": {**_PIECES, "context_length": 30, "quantiles": [0.25, 0.75]}},
+]  # fmt: skip
+
+CONFIGS = {"patchtst": ("PatchTST", _PATCHTST), "chronos_bolt": ("T5", _CHRONOS_BOLT)}

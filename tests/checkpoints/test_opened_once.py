@@ -61,7 +61,11 @@ OPTIONS = {
     "CTCSpeechToText": [{"vocabulary_size": 9}],
     "SequenceClassifier": [{"num_classes": 3}],
     "SequenceLabeler": [{"num_classes": 3}],
-    "Forecaster": [{"horizon": 5, "pooling": "mean"}, {"horizon": 2, "quantiles": [0.1, 0.9]}],
+    "Forecaster": [
+        {"horizon": 5, "pooling": "mean"},
+        {"horizon": 2, "quantiles": [0.1, 0.9]},
+        {"horizon": 3, "residual": True},
+    ],
 }
 # Of tasks that read no tokens.
 BACKBONES = {

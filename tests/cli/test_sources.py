@@ -82,6 +82,12 @@ def test_forecast(run, tmp_path):
     code, out, error = run(*options, "--horizon", "9", "--plot", str(tmp_path / "draws.png"))
     assert (code, error) == (0, "") and len(out.splitlines()) == 10
     assert Image.open(tmp_path / "draws.png").size[0] > 500
+    series.bolt().save_to_preset(tmp_path / "bolt")
+    frame.iloc[:9].to_csv(tmp_path / "short.csv", index_label="date")
+    options = ("forecast", "--preset", str(tmp_path / "bolt"), str(tmp_path / "short.csv"))
+    code, out, error = run(*options, "--horizon", "9", "--plot", str(tmp_path / "bolt.png"))
+    assert (code, error) == (0, "") and len(out.splitlines()) >= 10
+    assert "2024-01-01 17:00:00" in out
     code, _, error = run("forecast", "--preset", str(tmp_path / "preset"), "missing.csv")
     assert code == 2 and "missing.csv" in error
 

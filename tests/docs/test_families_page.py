@@ -128,6 +128,13 @@ def test_the_words_are_those_of_the_papers(page):
             "batch normalization first, none at the end",
             "pieces of series",
         ),
+        "chronos_bolt": (
+            "2403.07815",
+            "relative",
+            "`t5` in configs",
+            "one beside them",
+            "last token",
+        ),
         "phi3": ("2404.14219", "gated silu", "no biases"),
         "olmo2": ("2501.00656", "RMSNorm on the output of each sub-layer, on queries", "across"),
         "smollm3": ("blog/smollm3", "by turns in `position`"),
@@ -192,6 +199,7 @@ def test_the_words_know_every_config_value(maker):
 
 def test_the_classes_exist(page):
     known = set(dir(pytest.importorskip("transformers")))  # without loading each of them
+    known.add("ChronosBoltModelForForecasting")  # of the package chronos-forecasting
     for family in FAMILIES.values():
         exported = [family.classes(task)[0] for task in family.heads]
         for name in (family.architecture, *exported):

@@ -6,6 +6,7 @@ import pytest
 
 from keras_transformer.config import ACTIVATIONS
 from keras_transformer.layers import FeedForward
+from keras_transformer.layers.feed_forward import ResidualFeedForward
 from tests.layers.conftest import assert_close, numpy, random, randomize
 
 X = random(2, 5, 8)
@@ -75,6 +76,27 @@ def test_mixed_precision(policy):
     result = half(X)
     assert keras.backend.standardize_dtype(result.dtype) == half.compute_dtype
     assert_close(result, full(X), atol=0.1 if policy == "mixed_bfloat16" else 0.02)
+
+
+def test_with_a_linear_layer_beside_it():
+    layer = ResidualFeedForward(12, 5, activation="silu", dropout=0.5)
+    layer.build(X.shape)
+    randomize(layer)
+    inner = FeedForward(12, 5, activation="silu")
+    inner.build(X.shape)
+    for name in ("intermediate_dense", "output_dense"):
+        getattr(inner, name).set_weights(getattr(layer, name).get_weights())
+    beside = X @ numpy(layer.residual_dense.kernel) + numpy(layer.residual_dense.bias)
+    assert_close(layer(X), numpy(inner(X)) + beside)
+    # What is dropped are outputs of the feed-forward layer alone.
+    dropped = numpy(layer(X, training=True)) - beside
+    kept = np.abs(dropped) > 1e-5
+    assert 0.2 < kept.mean() < 0.8
+    assert np.abs(dropped - 2 * numpy(inner(X)))[kept].max() <= 1e-4
+    again = ResidualFeedForward.from_config(layer.get_config())
+    again.build(X.shape)
+    assert [v.path for v in again.weights] == [v.path for v in layer.weights]
+    assert again.dropout_layer.rate == 0.5
 
 
 def test_unknown_activation():

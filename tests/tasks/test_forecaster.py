@@ -9,7 +9,7 @@ from keras_transformer.checkpoints.safetensors_io import to_numpy
 from keras_transformer.training.losses import QuantileLoss
 from tests.layers.stems import assert_is_as_described
 from tests.tasks import images
-from tests.tasks.series import config, forecaster, waves
+from tests.tasks.series import bolt, config, forecaster, waves
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,90 @@ def test_quantiles():
     assert task.forecast([noise, waves()])[1].shape == (6, 2, 3)
 
 
+def test_longer_horizons_of_quantiles():
+    """Each quantile is taken for known; of all that follows the quantiles are taken."""
+    task, series = forecaster(quantiles=[0.1, 0.5, 0.9]), waves(60)[:, 0]
+    first = task.forecast(series)
+    paths = np.stack([task.forecast(np.concatenate([series, first[:, i]])) for i in range(3)])
+    expected = np.quantile(np.moveaxis(paths, 0, 1).reshape(6, 9), [0.1, 0.5, 0.9], axis=1).T
+    found = task.forecast(series, horizon=11)
+    assert found.shape == (11, 3)
+    assert np.abs(found - np.concatenate([first, expected])[:11]).max() <= 1e-4
+
+
+def test_series_that_are_short_for_what_reads_what_is_known():
+    """What is missing is seen as missing: in front of a series, and between its values."""
+    task = forecaster(reads_observed=True, residual=True, end_token=True, class_token=True)
+    series = waves(240)
+    task.fit([series, series[:11]], epochs=1, verbose=0)
+    short = task.forecast(series[:5])
+    assert short.shape == (6, 2) and np.isfinite(short).all()
+    rows = [series[:24, 0], series[:5, 0], series[:1, 0]]
+    for row, found in zip(rows, task.forecast(rows), strict=True):
+        filled = np.concatenate([np.full(24 - len(row), np.nan), row])
+        assert np.abs(task.forecast(filled) - found).max() <= 1e-4
+    # A value in the place of a missing one changes nothing, and that it is missing does.
+    values, known = series[:24].T.astype("float32"), np.ones((2, 24), "bool")
+    whole = task.predict({"values": values}, verbose=0)
+    assert (
+        np.abs(task.predict({"values": values, "observed": known}, verbose=0) - whole).max() < 1e-4
+    )
+    known[:, 3:11] = False
+    one = task.predict({"values": values, "observed": known}, verbose=0)
+    values[:, 3:11] = 33
+    assert np.abs(task.predict({"values": values, "observed": known}, verbose=0) - one).max() < 1e-4
+    assert np.abs(one - whole).max() > 1e-3
+
+
+@pytest.mark.parametrize("quantiles", [(0.1, 0.5, 0.9), None])
+def test_an_encoder_decoder(quantiles, tmp_path):
+    """The decoder's one state is read, of series of any length with gaps."""
+    keras.utils.set_random_seed(0)
+    task = bolt(quantiles=quantiles)
+    task.compile(keras.optimizers.Adam(3e-3))
+    series = waves()
+    series[100:104, 0] = np.nan
+    task.processor.adapt(series)
+    history = task.fit([series, series[:9]], epochs=3, batch_size=32, seed=1, verbose=0).history
+    assert history["loss"][-1] < 0.95 * history["loss"][0]
+    count = (3,) if quantiles else ()
+    rows = [waves(300)[:280], waves(40)[:, :], waves(3)]
+    found = task.forecast(rows, horizon=20)
+    assert [each.shape for each in found] == [(20, 2, *count)] * 3
+    for row, expected in zip(rows, found, strict=True):
+        assert np.abs(task.forecast(row, horizon=20) - expected).max() <= 1e-3
+    assert np.isfinite(task.evaluate(series, verbose=0)).all()
+    arrays = {"values": np.ones((2, 24), "float32")}
+    assert to_numpy(task(arrays)).shape == (2, 6, len(quantiles or (0,)))
+    with pytest.raises(ValueError, match="Forecaster takes no 'decoder_token_ids'"):
+        task({**arrays, "decoder_token_ids": np.zeros((2, 1), "int32")})
+    task.save_to_preset(tmp_path / "preset")
+    task.save(tmp_path / "model.keras")
+    for again in (
+        kt.Task.from_preset(tmp_path / "preset"),
+        keras.models.load_model(tmp_path / "model.keras"),
+    ):
+        assert np.abs(again.forecast(rows[1], horizon=8) - found[1][:8]).max() <= 1e-3
+
+
+def test_one_batch_of_windows():
+    """What a data set gives is taken by itself too: weights are of each value."""
+    task = forecaster()
+    series = waves(60)
+    series[40, 1] = np.nan
+    dataset = task.make_dataset(series, batch_size=16)
+    inputs, targets, weights = dataset[0]
+    expected = task.evaluate(dataset, verbose=0)[0]
+    parts = [dataset[i] for i in range(len(dataset))]
+    losses = [task.test_on_batch(*part)[0] * len(part[1]) for part in parts]
+    assert weights.shape == targets.shape[:2] == (16, 6)
+    assert abs(sum(losses) / dataset.num_rows - expected) <= 1e-4 * expected
+    first = task.train_on_batch(inputs, targets, weights)[0]
+    assert abs(float(first) - float(losses[0]) / 16) <= 1e-4 * float(first)
+    with pytest.raises(ValueError, match="`sample_weight` must be one number a row, 16 in all"):
+        task.train_on_batch(inputs, targets, weights[:, :5])
+
+
 def test_adapters_and_mixed_precision():
     task = forecaster(dtype="mixed_bfloat16")
     task.enable_lora(rank=2)
@@ -110,6 +194,37 @@ def test_adapters_and_mixed_precision():
     for old, new in zip(before, task.backbone.non_trainable_weights, strict=True):
         assert (old == np.array(new)).all()
     assert task.forecast(waves()).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"reads_observed": True, "residual": True, "end_token": True},
+        {"context_length": 23, "reads_observed": True, "class_token": True, "end_token": True},
+    ],
+)
+def test_weights_and_pieces_of_what_is_known(values, tmp_path):
+    made = config(**values)
+    length = made.stem.context_length
+    rows = np.random.default_rng(2).normal(size=(2, length)).astype("float32")
+    known = np.ones(rows.shape, "bool")
+    known[0, :-7] = known[1, 2] = False
+    inputs = {"values": rows, "observed": known}
+    assert_is_as_described(made, inputs, tmp_path)
+    stem = kt.models.Encoder(made.replace(position="none")).stem
+    found = stem(inputs)
+    tokens = int(made.stem.class_token), int(made.stem.end_token)
+    expected = np.ones((2, 4 + sum(tokens)), "bool")
+    expected[0, tokens[0] : tokens[0] + 2] = False
+    assert (to_numpy(found.padding_mask) == expected).all()
+    # Each piece by the layer itself, what it has not filled with what is missing.
+    filled = np.pad(np.stack([rows * known, known]), ((0, 0), (0, 0), (24 - length, 0)))
+    pieces = np.concatenate([*filled.reshape(2, 2, 4, 6)], axis=-1).astype("float32")
+    states = to_numpy(found.states)[:, tokens[0] : tokens[0] + 4]
+    assert np.abs(states - to_numpy(stem.patches(pieces))).max() <= 1e-5
+    if tokens[1]:
+        token = to_numpy(stem.tokens["end"])
+        assert np.abs(to_numpy(found.states)[:, -1] - token).max() <= 1e-6
 
 
 @pytest.mark.parametrize("values", [{}, {"stride": 4, "repeat_last": True, "use_bias": False}])
@@ -194,5 +309,11 @@ def test_wrong_series(learned):
         forecaster(quantiles=[0.9, 0.1])
     with pytest.raises(ValueError, match="has no piece of patch_length=30"):
         config(patch_length=30)
+    with pytest.raises(ValueError, match="pieces do not overlap: leave stride=3 out"):
+        config(reads_observed=True, stride=3)
+    with pytest.raises(ValueError, match="A `residual` projection has biases"):
+        config(residual=True, use_bias=False)
+    with pytest.raises(ValueError, match="`scale_epsilon` must be a number"):
+        kt.Forecaster(kt.models.Encoder(config()), scale_epsilon=-1)
     with pytest.raises(ValueError, match="`std` must be above 0"):
         kt.SeriesProcessor([1.0], [0.0])

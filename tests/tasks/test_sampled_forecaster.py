@@ -1,7 +1,5 @@
 """Forecasts drawn from tokens: bins, windows, draws, missing values, saving, Chronos's files."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -211,14 +209,6 @@ def test_wrong_published_values(values, message):
     config = {"architectures": ["T5ForConditionalGeneration"]}
     with pytest.raises(ValueError, match=message):
         FAMILIES["t5"].task({**config, "chronos_config": {**CHRONOS, **values}})
-
-
-@pytest.mark.backend_independent
-def test_chronos_bolt_is_refused(tmp_path):
-    values = {"model_type": "t5", "architectures": ["ChronosBoltModelForForecasting"]}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="reads pieces of values and not tokens"):
-        kt.Task.from_preset(tmp_path, load_weights=False)
 
 
 @pytest.mark.one_backend

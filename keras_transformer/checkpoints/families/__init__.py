@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.families.bert import BERT
 from keras_transformer.checkpoints.families.big_bird import BIG_BIRD
 from keras_transformer.checkpoints.families.blip import BLIP
 from keras_transformer.checkpoints.families.bloom import BLOOM
+from keras_transformer.checkpoints.families.chronos_bolt import CHRONOS_BOLT
 from keras_transformer.checkpoints.families.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from keras_transformer.checkpoints.families.cohere import COHERE
 from keras_transformer.checkpoints.families.cohere2 import COHERE2
@@ -128,6 +129,7 @@ FAMILIES = {
         WAV2VEC2,
         HUBERT,
         PATCHTST,
+        CHRONOS_BOLT,
         CLIP,
         CLIP_VISION,
         CLIP_TEXT,
@@ -143,7 +145,11 @@ FAMILIES = {
 
 def get_family(values: Mapping[str, Any]) -> Family:
     """The family of a published config."""
-    model_type = values.get("model_type")
+    model_type, named = values.get("model_type"), values.get("architectures")
+    for family in FAMILIES.values():
+        of_type = family.published_type is not None and family.published_type == model_type
+        if of_type and isinstance(named, list) and family.architecture in named:
+            return family
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"Checkpoints of model_type {model_type!r} are not supported. Supported are: "

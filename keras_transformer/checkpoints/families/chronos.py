@@ -7,7 +7,6 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.families.shared import number
-from keras_transformer.config import TransformerConfig
 
 NAME = "chronos_config"
 _FIXED = {
@@ -56,21 +55,6 @@ def _write(task: Values) -> dict[str, Any]:
     return {NAME: {**_FIXED, "tokenizer_kwargs": limits, **own}, **ids}
 
 
-def _refuse_patches(values: Values) -> dict[str, Any]:
-    named = values.get("architectures")
-    if isinstance(named, list) and "ChronosBoltModelForForecasting" in named:
-        raise ValueError(
-            "architectures=['ChronosBoltModelForForecasting'] is not supported: a Chronos-Bolt "
-            "reads pieces of values and not tokens. Take a Chronos-T5, such as 'chronos_t5_small'."
-        )
-    return {}
-
-
-def _write_nothing(config: TransformerConfig) -> dict[str, Any]:
-    return {}
-
-
-NO_PATCHES = Conversion(_refuse_patches, _write_nothing)
 HEAD = Head(
     architectures=("T5ForConditionalGeneration",),
     options=(Conversion(_read, _write),),

@@ -53,6 +53,8 @@ class Family:
     """One published architecture: how its config and its weights map to ours."""
 
     model_type: str  # as `config.json` says
+    # What it says where another family has that too: the class then says which it is.
+    published_type: str | None = None
     architecture: str  # the bare model in `architectures`
     fields: Mapping[str, Field]  # the config values that have a counterpart, by their name
     constants: Values  # values of ours that are the same for the whole family
@@ -154,7 +156,8 @@ class Family:
     ) -> dict[str, Any]:
         """Their config for one of ours: the reverse of `config` and `task`."""
         cannot = f"A {self.model_type} checkpoint cannot express"
-        theirs = {"model_type": self.model_type, "architectures": [self.architecture]}
+        model_type = self.published_type or self.model_type
+        theirs = {"model_type": model_type, "architectures": [self.architecture]}
         theirs |= self.required
         for name, field in self.fields.items():
             value = getattr(config, field.ours)

@@ -132,7 +132,6 @@ T5 = Family(
     conversions=(
         Conversion(read_feed_forward, write_feed_forward),
         Conversion(_read_scale, _write_scale),
-        chronos.NO_PATCHES,
         encoder_alone("T5EncoderModel", "T5ForTokenClassification"),
     ),
     weights=(

@@ -1,10 +1,11 @@
-"""One text for both sides of an encoder-decoder, whose heads read the states of the decoder."""
+"""One input for both sides of an encoder-decoder, whose heads read the states of the decoder."""
 
 from typing import Any
 
 from keras import ops
 
 from keras_transformer.checking import check_int
+from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.position import sequence_positions
 from keras_transformer.layers.stems import Input
 from keras_transformer.models import Seq2Seq
@@ -17,33 +18,24 @@ _OF_BOTH = ("padding_mask", "position_ids")
 _OF_NEITHER = "pack_ids"
 
 
-class OneText:
-    """The arrays of a text in, as an encoder takes them, and those of both sides out.
+class OneInput:
+    """The arrays that an encoder takes in, and those of both sides out.
 
-    The decoder is given the text shifted by one, so that each state has seen the tokens before its
-    own, and by the encoder all. `start_id` is its first token; None for the last of each row.
-
-    Source: Lewis et al. 2019, "BART", section 3.
+    Args:
+        backbone: a `Seq2Seq`.
+        sides: the configs of the sides that each array is for.
     """
 
-    def __init__(self, backbone: Seq2Seq, start_id: int | None):
-        sides = backbone.config.sides
-        most = min(side.vocabulary_size for side in sides) - 1
-        self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
+    def __init__(self, backbone: Seq2Seq, sides: tuple[TransformerConfig, ...]):
+        self.sides = sides
         # The side that takes the fewest tokens.
         self.config = min(sides, key=lambda side: side.max_sequence_length)
-        self.sides = sides
         arrays = backbone.encoder_stem.inputs
         self.input_arrays: tuple[Input, ...] = tuple(a for a in arrays if a.name != _OF_NEITHER)
         self.id_inputs = tuple(a.name for a in self.input_arrays if a.required)
 
     def checked_inputs(self, inputs, further: tuple[str, ...] = (), taker: str = "") -> dict:
         """As `Backbone.checked_inputs`."""
-        if isinstance(inputs, dict) and inputs.get(_OF_NEITHER) is not None:
-            raise ValueError(
-                f"{taker} takes no `{_OF_NEITHER}` with an encoder-decoder, whose decoder starts "
-                "and ends with its text: give each text a row of its own."
-            )
         names = (*(each.name for each in self.input_arrays), *further)
         inputs = named_inputs(inputs, names, self.id_inputs, taker)
         for config in self.sides:
@@ -53,9 +45,50 @@ class OneText:
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The arrays of both sides."""
         source = {f"encoder_{name}": array for name, array in inputs.items()}
-        target = {f"decoder_{name}": inputs[name] for name in _OF_BOTH if name in inputs}
+        return {**source, **self.target(inputs)}
+
+    def target(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of the decoder."""
+        raise NotImplementedError
+
+
+class OneSeries(OneInput):
+    """A series for the encoder, and one token for the decoder, whose state has seen all of it."""
+
+    def __init__(self, backbone: Seq2Seq):
+        super().__init__(backbone, backbone.config.sides[:1])
+
+    def target(self, inputs):
+        values = inputs[self.id_inputs[0]]
+        return {"decoder_token_ids": ops.zeros((ops.shape(values)[0], 1), "int32")}
+
+
+class OneText(OneInput):
+    """A text for both sides.
+
+    The decoder is given the text shifted by one, so that each state has seen the tokens before its
+    own, and by the encoder all. `start_id` is its first token; None for the last of each row.
+
+    Source: Lewis et al. 2019, "BART", section 3.
+    """
+
+    def __init__(self, backbone: Seq2Seq, start_id: int | None):
+        super().__init__(backbone, backbone.config.sides)
+        most = min(side.vocabulary_size for side in self.sides) - 1
+        self.start_id = check_int("start_id", start_id, at_least=0, at_most=most, none=True)
+
+    def checked_inputs(self, inputs, further: tuple[str, ...] = (), taker: str = "") -> dict:
+        if isinstance(inputs, dict) and inputs.get(_OF_NEITHER) is not None:
+            raise ValueError(
+                f"{taker} takes no `{_OF_NEITHER}` with an encoder-decoder, whose decoder starts "
+                "and ends with its text: give each text a row of its own."
+            )
+        return super().checked_inputs(inputs, further, taker)
+
+    def target(self, inputs):
+        both = {f"decoder_{name}": inputs[name] for name in _OF_BOTH if name in inputs}
         ids, mask = inputs["token_ids"], inputs.get("padding_mask")
-        return {**source, **target, "decoder_token_ids": self._shifted(ids, mask)}
+        return {**both, "decoder_token_ids": self._shifted(ids, mask)}
 
     def _shifted(self, ids, mask):
         ids, mask = ops.cast(ids, "int32"), as_mask(ids, mask)
