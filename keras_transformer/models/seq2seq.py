@@ -30,9 +30,9 @@ class Seq2Seq(Backbone):
             `encoder_padding_mask` bool likewise, `decoder_token_ids` int
             `(batch, target_length)`, `decoder_padding_mask` bool likewise. With a cache that
             was filled before, the encoder's two are not needed; `encoder_states` may be given in
-            place of `encoder_token_ids`. For packed rows also `encoder_position_ids`,
-            `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
-            target token sees the source tokens of its own document. With
+            place of `encoder_token_ids`, and the mask is of them then. For packed rows also
+            `encoder_position_ids`, `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`,
+            int likewise: a target token sees the source tokens of its own document. With
             `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool likewise, the tokens
             of the prompt.
         cache: optional `generation.Cache` that the decoder tokens continue.
@@ -184,6 +184,7 @@ class Seq2Seq(Backbone):
             for prefix in self.sides
         )
         states, collected = source.pop("states", None), {}
+        mask = source.get("padding_mask")
         if states is not None:
             refuse_unused(
                 "its `encoder_states` are given.", encoder_token_ids=source.get("token_ids")
@@ -192,6 +193,7 @@ class Seq2Seq(Backbone):
             states = self._encoded(source, collect, training)
             if collect:
                 states, collected = states
+            mask = self.encoder_stem.mask_of_states(mask, ops.shape(states)[1])
         if self.places is not None:
             result = self._with_placed(states, target, cache, collect, training)
         else:
@@ -202,7 +204,7 @@ class Seq2Seq(Backbone):
                 embedded.states,
                 run=run,
                 encoder_states=states,
-                encoder_padding_mask=source.get("padding_mask"),
+                encoder_padding_mask=mask,
                 encoder_pack_ids=source.get("pack_ids"),
                 training=training,
             )
