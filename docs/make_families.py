@@ -140,9 +140,9 @@ NOT_COVERED = (
     ),
     NotCovered(
         "Moonshine Streaming (`moonshine_streaming`)",
-        "Its encoder reads frames, normalized one by one and compressed by a trained asinh, and its "
-        "layers see farther to one side than to the other; its decoder adds positions to the states "
-        "of the encoder.",
+        "Its encoder reads frames, normalized one by one and compressed by a trained asinh, and "
+        "its layers see farther to one side than to the other; its decoder adds positions to the "
+        "states of the encoder.",
         ({"model_type": "moonshine_streaming"},),
     ),
     NotCovered(
