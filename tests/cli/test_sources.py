@@ -115,6 +115,7 @@ def test_transcribe_and_classify(run, tmp_path):
 def test_transcribe_samples(run, tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     folder = str(moonshine.saved(moonshine.model(0), tmp_path / "moonshine"))
     paths = [str(tmp_path / f"{i}.wav") for i in range(3)]
     for path, samples in zip(paths, moonshine.recordings(), strict=True):
