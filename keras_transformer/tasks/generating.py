@@ -43,7 +43,7 @@ class GenerationCall:
     """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as in `generate`.
 
     `further` are inputs of the backbone by name, of a row for each prompt, and `most` the most new
-    tokens of each, whatever else says of all.
+    tokens of each, whatever is said of all.
     """
 
     def __init__(

@@ -48,8 +48,9 @@ class SpeechToText(SourceToText):
         tokens_per_second: float, the most tokens that a recording has for each of its seconds,
             where a call says no limit. Such a limit ends what a model repeats for ever. Defaults
             to none.
-        window_seconds: float, how much `transcribe` reads at once of a longer recording. Defaults
-            to the `length` of the processor; without one all of it is.
+        window_seconds: float, how much `transcribe` reads at once at most of a longer recording,
+            which is cut into equal parts. Defaults to the `length` of the processor; without one
+            all of it is read.
 
     Call arguments:
         inputs: dict of the encoder's arrays, such as `encoder_frames` float `(batch, length,
@@ -271,13 +272,16 @@ class SpeechToText(SourceToText):
             options = {**options, "most": most}
         return super().written(sources, rows, options, *args, **how)
 
+    def _pieces(self, row: np.ndarray, window: int | None) -> list[np.ndarray]:
+        """A recording in windows, alike in length where the model reads what there is of it."""
+        count = 1 if window is None else -(-len(row) // window)
+        if self.processor.source.most_samples is None:
+            return np.array_split(row, count)
+        return np.split(row, range(window, len(row), window)) if count > 1 else [row]
+
     def _piece_by_piece(self, samples, window: int | None, options: dict) -> list[str]:
         """The texts of windows one behind the other, joined."""
-        pieces = [
-            [row[start : start + size] for start in range(0, len(row), size)]
-            for row in samples
-            for size in (window or len(row),)
-        ]
+        pieces = [self._pieces(row, window) for row in samples]
         count = sum(map(len, pieces))
         rows = self.prompt_rows(None, count)
         texts = iter(self.written([piece for each in pieces for piece in each], rows, options))

@@ -216,6 +216,18 @@ def test_wrong_values_are_refused(values, message):
 
 
 @pytest.mark.backend_independent
+def test_shares_of_rotary_features():
+    """As a config has them: the usual one, and one whose product would be just below a number."""
+    family = FAMILIES["moonshine"]
+    for changed, share in (({}, 0.9), ({"rotary_dim": 30}, 30 / 36), ({"rotary_dim": 23}, None)):
+        config = family.config({"head_dim": 43} if share is None else {}).replace(**changed)
+        written = family.published_config(config)["rope_parameters"]["partial_rotary_factor"]
+        assert written == pytest.approx(share or 23 / 43, rel=1e-12)
+        assert int(config.head_dim * written) == config.rotary_dim
+    assert int(43 * (23 / 43)) == 22
+
+
+@pytest.mark.backend_independent
 def test_what_a_checkpoint_cannot_say_is_not_written():
     family = FAMILIES["moonshine"]
     config = family.config({})
