@@ -259,7 +259,8 @@ def special(family: Family) -> list[str]:
         parts.append("an encoder of frames of sound, behind two convolutions")
     if stem is not None and stem.kind == "waveform":
         parts.append(f"an encoder of samples, behind {len(stem.filters)} convolutions")
-        parts.append("another one whose outputs are the positions")
+        if stem.position_size:
+            parts.append("another one whose outputs are the positions")
     if config.attention_bias and not config.key_bias:
         parts.append("no bias of keys")
     if config.grid_bias or config.mean_pooler:

@@ -136,6 +136,13 @@ NOT_COVERED = (
         ),
     ),
     NotCovered(
+        "Moonshine Streaming (`moonshine_streaming`)",
+        "Its encoder reads frames, normalized one by one and compressed by a trained asinh, and "
+        "its layers see farther to one side than to the other; its decoder adds positions to the "
+        "states of the encoder.",
+        ({"model_type": "moonshine_streaming"},),
+    ),
+    NotCovered(
         "Pickled weights (`pytorch_model.bin`)",
         "A pickle can run code. Transformers' `save_pretrained` writes safetensors.",
     ),

@@ -24,23 +24,37 @@ class WaveformStemConfig(StemConfig):
     activation: str = option(
         "behind each convolution, that of positions too.", "gelu", choices=ACTIVATIONS
     )
+    first_activation: str | None = option(
+        "behind the first one. Defaults to `activation`.", None, choices=(None, *ACTIVATIONS)
+    )
     use_bias: bool = option(
         "a bias of each convolution but that of positions, which has one.", False
     )
+    first_bias: bool | None = option("of the first one. Defaults to `use_bias`.", None)
     norm: str = option(
         '`"group"`: each feature of the first convolution is normalized over the recording; '
-        '`"layer"`: each state of every convolution over its features.',
+        '`"layer"`: each state of every convolution over its features; `"recording"`: all features '
+        "of the first convolution together over the recording, behind its activation.",
         "group",
-        choices=("group", "layer"),
+        choices=("group", "layer", "recording"),
     )
-    projection_norm: bool = option("a normalization in front of the projection.", True)
+    projection_norm: bool = option("a normalization behind the last convolution.", True)
+    projection: bool = option(
+        "a dense layer behind that. Without it the last convolution is as wide as the states.", True
+    )
     position_size: int = option(
-        "states that the convolution of positions sees.", 128, least=1, most=2**15
+        "states that the convolution of positions sees. 0 for no such convolution.",
+        128,
+        least=0,
+        most=2**15,
     )
     position_groups: int = option("parts of the features that it sees apart.", 16, least=1)
 
     def __post_init__(self):
         super().__post_init__()
+        for name, usual in (("first_activation", "activation"), ("first_bias", "use_bias")):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self, usual))
         count = len(self.filters)
         for name in ("filters", "kernel_sizes", "strides"):
             values = getattr(self, name)
@@ -57,7 +71,12 @@ class WaveformStemConfig(StemConfig):
             )
 
     def check_width(self, width: int) -> None:
-        if width % self.position_groups:
+        if not self.projection and self.filters[-1] != width:
+            raise ValueError(
+                "Without a `projection` the last of `filters` of the stem must be the width of "
+                f"the states, {width}, received {self.filters[-1]}."
+            )
+        if self.position_size and width % self.position_groups:
             raise ValueError(
                 f"position_groups={self.position_groups} of the stem must divide the width of the "
                 f"states, {width}."
@@ -101,15 +120,17 @@ class WaveformStemConfig(StemConfig):
         for i in range(len(self.filters)):
             path, width = f"input_convolution_{i}", f"filters_{i}"
             found += weight_of(f"{path}/kernel", f"kernel_size_{i}", before, width)
-            found += weight_of(f"{path}/bias", width) if self.use_bias else ()
+            biased = self.use_bias if i else self.first_bias
+            found += weight_of(f"{path}/bias", width) if biased else ()
             if self.norm == "layer" or i == 0:
                 found += _norm_of(f"{path}_norm", width)
             before = width
         found += _norm_of("input_projection_norm", before) if self.projection_norm else ()
-        found += dense_of("input_projection", before, "embedding_dim")
-        axes = ("position_size", "position_features", "embedding_dim")
-        found += weight_of("input_positions/kernel", *axes)
-        found += weight_of("input_positions/bias", "embedding_dim")
+        found += dense_of("input_projection", before, "embedding_dim") if self.projection else ()
+        if self.position_size:
+            axes = ("position_size", "position_features", "embedding_dim")
+            found += weight_of("input_positions/kernel", *axes)
+            found += weight_of("input_positions/bias", "embedding_dim")
         return tuple(found)
 
     @property
@@ -122,10 +143,10 @@ class WaveformStemConfig(StemConfig):
     @property
     def products(self):
         lengths = self.lengths(_USUAL)
-        names = [f"input_convolution_{i}" for i in range(len(lengths))]
-        names += ["input_projection", "input_positions"]
-        counts = [*lengths, lengths[-1], lengths[-1]]
-        return {f"{name}/kernel": n for name, n in zip(names, counts, strict=True)}
+        counts = {f"input_convolution_{i}/kernel": n for i, n in enumerate(lengths)}
+        return counts | dict.fromkeys(
+            ("input_projection/kernel", "input_positions/kernel"), lengths[-1]
+        )
 
 
 def _norm_of(path: str, axis: str) -> tuple[Weight, ...]:

@@ -74,9 +74,12 @@ def small_sides(config, sizes):
 def _small_side(own, sizes):
     cut = {name: size for name, size in sizes.items() if own.get(name)}
     cut |= {"vector_dim": sizes["hidden_dim"]} if own.get("vector_dim") else {}
-    of_images = "image_size" in own.get("stem", {})
-    stem = {"stem": {**own["stem"], "image_size": (96, 96)}} if of_images else {}
-    return {**own, **cut, **stem}
+    stem = dict(own.get("stem") or {})
+    if "image_size" in stem:
+        stem["image_size"] = (96, 96)
+    if stem.get("projection") is False:
+        stem["filters"] = (*stem["filters"][:-1], sizes["hidden_dim"])
+    return {**own, **cut, **({"stem": stem} if stem else {})}
 
 
 def random_config(seed):

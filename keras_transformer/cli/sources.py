@@ -58,6 +58,7 @@ examples:
   keras-transformer transcribe --preset whisper_tiny_multi --timestamps speech.wav
   keras-transformer transcribe --preset whisper_small_multi --language de --translate rede.mp3
   keras-transformer transcribe --preset wav2vec2_base_960h_en --timestamps speech.wav
+  keras-transformer transcribe --preset moonshine_tiny_en speech.wav
 """,
     option("--timestamps", "the pieces with their times", action="store_true"),
     option("--language", "the language of all, such as en (default: the likeliest of each)"),

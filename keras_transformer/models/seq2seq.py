@@ -32,9 +32,9 @@ class Seq2Seq(Backbone):
             `encoder_padding_mask` bool likewise, `decoder_token_ids` int
             `(batch, target_length)`, `decoder_padding_mask` bool likewise. With a cache that
             was filled before, the encoder's two are not needed; `encoder_states` may be given in
-            place of `encoder_token_ids`. For packed rows also `encoder_position_ids`,
-            `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`, int likewise: a
-            target token sees the source tokens of its own document. With
+            place of `encoder_token_ids`, and the mask is of them then. For packed rows also
+            `encoder_position_ids`, `encoder_pack_ids`, `decoder_position_ids`, `decoder_pack_ids`,
+            int likewise: a target token sees the source tokens of its own document. With
             `placeholder_visibility="prompt"` also `decoder_prefix_mask`, bool likewise, the tokens
             of the prompt. With a `source` also its arrays, such as `source_images`.
         cache: optional `generation.Cache` that the decoder tokens continue.

@@ -29,7 +29,7 @@ _CLASSES = {
     "Wav2Vec2FeatureExtractor": "waveform",
 }
 _AST = (-4.2677393, 4.5689974)
-# Of a waveform without a length: they are padded to multiples of it, so that few programs do.
+# Samples of a waveform without a length: such are padded to multiples of it.
 _PIECE = 16_000
 
 
@@ -156,7 +156,7 @@ class AudioProcessor(MediaProcessor):
         longest = max(map(len, samples))
         if self.features == "waveform":
             made = [self._normalized(row[: self.length]) for row in samples]
-            usual = math.ceil(longest / _PIECE) * _PIECE if size is None else max(size, longest)
+            usual = _roomy(longest) if size is None else max(size, longest)
             return _padded(made, self.length or usual)
         options = (self.sampling_rate, self.num_bins, self.window_length, self.hop_length)
         if self.features == "log_mel":
@@ -288,6 +288,13 @@ class AudioProcessor(MediaProcessor):
         of_all = {"mean": mean, "std": std} if normalized else {}
         bins, length = values.get("num_mel_bins", 128), values.get("max_length", 1024)
         return cls(features, length=length, num_bins=bins, **of_all, **given)
+
+
+def _roomy(samples: int) -> int:
+    """So many samples and padding: four lengths to each power of two, so that few programs do."""
+    pieces = math.ceil(samples / _PIECE)
+    step = 1 << max((pieces - 1).bit_length() - 3, 0)
+    return math.ceil(pieces / step) * step * _PIECE
 
 
 def _padded(rows: list[np.ndarray], length: int | None) -> np.ndarray:

@@ -1,7 +1,7 @@
 """One call of `generate`: from checked options through the scheduler to texts, or to pieces."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -45,13 +45,14 @@ class Completion(NamedTuple):
 class GenerationCall:
     """Generates for `prompts`, lists of ids, with a `LanguageModel`; arguments as in `generate`.
 
-    `further` are inputs of the backbone by name, of a row for each prompt.
+    `further` are inputs of the backbone by name, of a row for each prompt, and `most` the most new
+    tokens of each, whatever is said of all.
     """
 
     def __init__(
         self, task, prompts: list[list[int]], *, further, max_new_tokens=None, sampler=None,
         batch_size=32, max_length=None, stop=None, rules=None, constraint=None, num_samples=1,
-        seed=None, cache_dtype=None, verbose=False,
+        seed=None, cache_dtype=None, verbose=False, most: Sequence[int] | None = None,
     ):  # fmt: skip
         self.task = task
         self.prompts = prompts
@@ -85,7 +86,10 @@ class GenerationCall:
         if stop_ids:
             task.backbone.check_ids(stop=np.asarray(stop_ids))
         self.end_ids = (*task.end_ids, *stop_ids)
-        self.limits = self._limits(max_new_tokens, max_length, said, capped)
+        each = [max_new_tokens] * len(prompts)
+        if most is not None:
+            each = [min(pair) for pair in zip(each, most, strict=True)]
+        self.limits = self._limits(each, max_length, said, capped)
         if constraint is not None and min(self.limits) < rules.automaton.shortest:
             raise ValueError(
                 f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
@@ -126,15 +130,15 @@ class GenerationCall:
             )
 
     def _limits(
-        self, max_new_tokens: int, max_length: int | None, said: str, capped: bool
+        self, max_new_tokens: list[int], max_length: int | None, said: str, capped: bool
     ) -> list[int]:
         """The most new tokens of each prompt."""
         # Of the side that writes: those of a seq2seq may differ.
         config, continues = self.task.backbone.config.sides[-1], self.task.continues_prompts
         room = config.max_sequence_length if config.position == "learned" else float("inf")
         limits = []
-        for place, row in enumerate(self.prompts):
-            before, limit = self.task.positions_before(row), max_new_tokens
+        for place, (row, limit) in enumerate(zip(self.prompts, max_new_tokens, strict=True)):
+            before = self.task.positions_before(row)
             if max_length is not None:
                 limit = min(limit, max_length - before)
             limit = min(limit, room - before) if capped and room > before else limit

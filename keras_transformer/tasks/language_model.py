@@ -33,8 +33,6 @@ from keras_transformer.tasks.token_predictor import TokenPredictor
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossEntropy
 
-_MOST_NEW_TOKENS = 64  # where neither the caller nor the checkpoint says it
-
 
 class IdsOfText(list):
     """Ids that are a text, so that what continues them is wanted as text."""
@@ -51,6 +49,7 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
     generates = True
     task_options = ("end_ids",)
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
+    most_new_tokens: int = 64  # where neither the caller nor the checkpoint says it
     _sampler: Sampler | None = None  # of `compile`
     pack_weights: bool = False
 
@@ -312,7 +311,7 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
     def published_limits(self, max_length: int | None) -> tuple[int, int | None]:
         """The most new tokens, and of the whole text, where the caller gave this length or none."""
         said = published.limits_of(self.backbone.generation_config, self.continues_prompts)
-        most = MOST_TOKENS if max_length is None and said[1] is not None else _MOST_NEW_TOKENS
+        most = MOST_TOKENS if max_length is None and said[1] is not None else self.most_new_tokens
         return said[0] or most, said[1]
 
     @property

@@ -193,7 +193,8 @@ class SourceToText(TakesTables, LanguageModel):
             prompts: what the decoder goes on with, such as questions: a list of strings, one for
                 each source, or one string for all. Defaults to none.
             max_new_tokens: int, the most tokens of a text. Defaults to what the checkpoint says,
-                else to 64 or the positions of the decoder.
+                else to 64 or the positions of the decoder; in `SpeechToText` at most to what its
+                `tokens_per_second` gives each recording.
             sampler: as of `CausalLM.generate`, and so is all below but `batch_size`.
             batch_size: int, sources that are read and decoded together.
             max_length: int.
@@ -234,8 +235,7 @@ class SourceToText(TakesTables, LanguageModel):
         return_details=False, explain=False,
     ):  # fmt: skip
         """What `generate` returns, for prompts of ids."""
-        name = self.backbone.id_inputs[0]
-        further = {name: SourceRows(self, name, sources)}
+        further = SourceRows.of(self, sources)
         how = (True, alone, False, stream, return_details, explain)
         return self._completed(rows, options, further, *how)
 
@@ -268,8 +268,7 @@ class SourceToText(TakesTables, LanguageModel):
             found = [each.explanation for each in found]
         else:
             written = self._written_ids(output, rows, alone)
-            name = self.backbone.id_inputs[0]
-            further = {name: SourceRows(self, name, sources)}
+            further = SourceRows.of(self, sources)
             found = [
                 self.explained_text(*pair, how, further, i)
                 for i, pair in enumerate(zip(rows, written, strict=True))
@@ -301,8 +300,7 @@ class SourceToText(TakesTables, LanguageModel):
         starts = self.prompt_rows(prompts, len(sources), **options)
         end = self.end_ids[0] if self.end_ids else None
         rows = with_end(processor.tokenizer.encode_targets(texts), end)
-        name = self.backbone.id_inputs[0]
-        further = {name: SourceRows(self, name, sources)}
+        further = SourceRows.of(self, sources)
         return self._scores(list(zip(starts, rows, strict=True)), per_token, alone, further)
 
     def positions_before(self, prompt: list[int]) -> int:

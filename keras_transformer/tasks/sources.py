@@ -1,6 +1,7 @@
 """The processor of sources that are no texts, beside the tokenizer of the texts about them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,11 +127,30 @@ class PairProcessor(PictureProcessor):
 
 
 class SourceRows:
-    """The arrays of sources, made when they are asked for: the rows of an input of a backbone."""
+    """The arrays of sources, made when they are asked for: the rows of an input of a backbone.
 
-    def __init__(self, task, name: str, sources: Sequence):
-        self.task, self.name, self.sources = task, name, sources
+    Args:
+        name: str, the input.
+        arrays: makes the arrays of sources at given places, by name.
+    """
+
+    def __init__(self, name: str, arrays: Callable[[tuple[int, ...]], Mapping[str, np.ndarray]]):
+        self.name, self.arrays = name, arrays
 
     def __getitem__(self, places) -> np.ndarray:
-        places = [int(place) for place in places]
-        return self.task.arrays_of([self.sources[i] for i in places], places)[self.name]
+        return self.arrays(tuple(map(int, places)))[self.name]
+
+    @classmethod
+    def of(cls, task, sources: Sequence) -> "dict[str, SourceRows]":
+        """Those of all inputs of the encoder of a task's backbone, by name.
+
+        Inputs that are asked for the same sources in turn are made of them once.
+        """
+
+        @functools.lru_cache(maxsize=1)
+        def arrays(places):
+            return task.arrays_of([sources[i] for i in places], places)
+
+        stem = task.backbone.encoder_stem
+        names = (f"encoder_{each.name}" for each in stem.inputs)
+        return {name: cls(name, arrays) for name in names}

@@ -7,13 +7,23 @@ from itertools import islice
 import keras
 import numpy as np
 
-from keras_transformer.checking import MOST_TOKENS, check_choice, check_flag, check_int, shorten
+from keras_transformer.checking import (
+    MOST_TOKENS,
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    shorten,
+)
+from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
+from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.audio_classifier import arrays_of_sound
 from keras_transformer.tasks.generating import GenerationCall
 from keras_transformer.tasks.source_to_text import SourceToText
 from keras_transformer.tasks.sources import SpeechProcessor
 from keras_transformer.tasks.speech_tokens import Segment, SpeechTokens, TimeRules, segments_of
+from keras_transformer.tokenizers import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -25,7 +35,7 @@ class SpeechToText(SourceToText):
 
     With the tokens of Whisper, `<|startoftranscript|>` and others, in its vocabulary it is told the
     language and the task, finds the language out where it is not told, and says when something was
-    said.
+    said. A model of waveforms (Moonshine) reads recordings as long as they are.
 
     Args:
         backbone: a `Seq2Seq` whose encoder has a `stem` of sound.
@@ -35,10 +45,18 @@ class SpeechToText(SourceToText):
             without one its padding.
         end_ids: list of int, any of which ends a text. Defaults to the tokenizer's end.
         name: str.
+        tokens_per_second: float, the most tokens that a recording has for each of its seconds,
+            where a call says no limit. Such a limit ends what a model repeats for ever. Defaults
+            to none.
+        window_seconds: float, how much `transcribe` reads at once at most of a longer recording,
+            which is cut into equal parts. Defaults to the `length` of the processor; without one
+            all of it is read.
 
     Call arguments:
-        inputs: dict of the encoder's array, such as `encoder_frames` float `(batch, length,
-            num_bins)`, `decoder_token_ids` and `decoder_padding_mask`, as for `Seq2Seq`.
+        inputs: dict of the encoder's arrays, such as `encoder_frames` float `(batch, length,
+            num_bins)`, or `encoder_samples` float `(batch, length)` and `encoder_padding_mask` bool
+            likewise, True for the samples of the recording; `decoder_token_ids` and
+            `decoder_padding_mask`, as for `Seq2Seq`.
 
     Returns:
         Logits, float `(batch, target_length, vocabulary_size)`.
@@ -63,15 +81,35 @@ class SpeechToText(SourceToText):
     assert isinstance(task.transcribe(tones[0], max_new_tokens=5), str)
     ```
 
-    Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
+    Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision"; of
+    waveforms: Jeffries et al. 2024, "Moonshine: Speech Recognition for Live Transcription and Voice
+    Commands".
     """
 
     alias = "speech_to_text"
     published_as = ("ForConditionalGeneration",)
     processor_class = SpeechProcessor
-    reads_arrays = ("encoder_frames", "encoder_images")
+    reads_arrays = ("encoder_frames", "encoder_images", "encoder_samples")
     stem_example = "{'kind': 'frames', 'num_bins': 80, 'num_frames': 3000}"
     source_unit = "recording"
+    task_options = (*SourceToText.task_options, "tokens_per_second", "window_seconds")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        processor: Processor | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_id: int | None = None,
+        end_ids: list[int] | None = None,
+        name: str | None = None,
+        tokens_per_second: float | None = None,
+        window_seconds: float | None = None,
+    ):
+        super().__init__(backbone, processor, tokenizer, start_id, end_ids, name=name)
+        self.tokens_per_second = check_number(
+            "tokens_per_second", tokens_per_second, above=0, none=True
+        )
+        self.window_seconds = check_number("window_seconds", window_seconds, above=0, none=True)
 
     @property
     def speech_tokens(self) -> SpeechTokens | None:
@@ -135,9 +173,9 @@ class SpeechToText(SourceToText):
     ):
         """What was said in recordings of any length.
 
-        A recording that is longer than what the model reads at once, 30 seconds for Whisper, is
-        read in windows. With Whisper's tokens each window begins where the last piece ended that
-        was heard whole; otherwise one behind the other.
+        A recording that is longer than what the model reads at once, 30 seconds for Whisper and 64
+        for Moonshine, is read in windows. With Whisper's tokens each window begins where the last
+        piece ended that was heard whole; otherwise one behind the other.
 
         Args:
             recordings: a list of what `AudioProcessor` takes, or one recording.
@@ -160,7 +198,7 @@ class SpeechToText(SourceToText):
         source, recordings = self._require_processor().source, self.held_inputs(recordings, {})
         alone = source.is_one(recordings)
         samples = source.read([recordings] if alone else recordings)
-        window = source.most_samples
+        window = self._window
         long = window is not None and any(len(row) > window for row in samples)
         tokens = self.speech_tokens
         batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
@@ -213,13 +251,37 @@ class SpeechToText(SourceToText):
             found += [codes[i] for i in logits[:, ids].argmax(axis=-1)]
         return found[0] if alone else found
 
+    @property
+    def _window(self) -> int | None:
+        """The samples that are read at once, None for all."""
+        source = self.processor.source
+        if source.most_samples is not None or self.window_seconds is None:
+            return source.most_samples
+        return max(round(self.window_seconds * source.sampling_rate), 1)
+
+    @property
+    def most_new_tokens(self) -> int:
+        return super().most_new_tokens if self.tokens_per_second is None else MOST_TOKENS
+
+    def written(self, sources, rows, options, *args, **how):
+        limited = any(options.get(name) is not None for name in ("max_new_tokens", "max_length"))
+        if self.tokens_per_second is not None and not limited:
+            source = self.processor.source
+            each = self.tokens_per_second / source.sampling_rate  # of a sample
+            most = [max(int(count * each), 1) for count in source.counts(sources)]
+            options = {**options, "most": most}
+        return super().written(sources, rows, options, *args, **how)
+
+    def _pieces(self, row: np.ndarray, window: int | None) -> list[np.ndarray]:
+        """A recording in windows, alike in length where the model reads what there is of it."""
+        count = 1 if window is None else -(-len(row) // window)
+        if self.processor.source.most_samples is None:
+            return np.array_split(row, count)
+        return np.split(row, range(window, len(row), window)) if count > 1 else [row]
+
     def _piece_by_piece(self, samples, window: int | None, options: dict) -> list[str]:
         """The texts of windows one behind the other, joined."""
-        pieces = [
-            [row[start : start + size] for start in range(0, len(row), size)]
-            for row in samples
-            for size in (window or len(row),)
-        ]
+        pieces = [self._pieces(row, window) for row in samples]
         count = sum(map(len, pieces))
         rows = self.prompt_rows(None, count)
         texts = iter(self.written([piece for each in pieces for piece in each], rows, options))

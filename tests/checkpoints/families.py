@@ -44,6 +44,7 @@ LANGUAGE_MODELS = {
     "led": "LEDForConditionalGeneration",
     "longt5": "LongT5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
+    "moonshine": "MoonshineForConditionalGeneration",
     "encoder-decoder": "EncoderDecoderModel",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
     "blip": "BlipForConditionalGeneration",

@@ -38,9 +38,26 @@ _WAV2VEC2 = [
 ]  # fmt: skip
 _HUBERT = [*_WAV2VEC2[:2], {**_WAV2VEC2[2], "feat_proj_layer_norm": False}]
 
+_SHINE = {
+    "vocab_size": 60, "hidden_size": 24, "intermediate_size": 20, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 2,
+    "decoder_num_attention_heads": 2, "pad_head_dim_to_multiple_of": 8,
+}  # fmt: skip
+_MOONSHINE = [
+    _SHINE,
+    {**_SHINE, "hidden_size": 20, "intermediate_size": 28, "encoder_num_hidden_layers": 1,
+     "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4, "attention_bias": True,
+     "encoder_hidden_act": "relu", "decoder_hidden_act": "gelu", "tie_word_embeddings": False,
+     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                         "partial_rotary_factor": 0.5}},
+    {**_SHINE, "head_dim": 10, "partial_rotary_factor": 0.9, "decoder_num_hidden_layers": 1,
+     "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+]  # fmt: skip
+
 CONFIGS = {
     "audio-spectrogram-transformer": ("AST", _AST),
     "whisper": ("Whisper", _WHISPER),
+    "moonshine": ("Moonshine", _MOONSHINE),
     "wav2vec2": ("Wav2Vec2", _WAV2VEC2),
     "hubert": ("Hubert", _HUBERT),
 }

@@ -90,6 +90,8 @@ SAID = {
     "mt5_large_multi": 1200,
     "mt5_xl_multi": 3700,
     "mt5_xxl_multi": 13_000,
+    "moonshine_tiny_en": 27.1,
+    "moonshine_base_en": 61.5,
     "nomic_embed_1_5_en": 137,
     "olmo2_1b_en": 1485,
     "olmo2_7b_en": 7300,

@@ -10,7 +10,7 @@ from PIL import Image
 import keras_transformer as kt
 from tests.checkpoints import families
 from tests.checkpoints.test_families import saved
-from tests.tasks import audio, images, series, test_sampled_forecaster, whisper
+from tests.tasks import audio, images, moonshine, series, test_sampled_forecaster, whisper
 
 pytestmark = pytest.mark.one_backend
 
@@ -116,6 +116,26 @@ def test_transcribe_and_classify(run, tmp_path):
     assert code == 0 and out.split()[0] in audio.LABELS
     code, _, error = run("classify", "--preset", str(tmp_path / "classifier"), "--pairs", path)
     assert code == 2 and "the preset classifies recordings" in error
+
+
+def test_transcribe_samples(run, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder = str(moonshine.saved(moonshine.model(0), tmp_path / "moonshine"))
+    paths = [str(tmp_path / f"{i}.wav") for i in range(3)]
+    for path, samples in zip(paths, moonshine.recordings(), strict=True):
+        soundfile.write(path, samples, 16_000, subtype="FLOAT")
+    task = kt.SpeechToText.from_preset(folder)
+    for options in ({}, {"max_new_tokens": 3}):
+        given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        code, out, error = run("transcribe", "--preset", folder, "--format", "json", *given, *paths)
+        assert (code, error) == (0, "")
+        found = [json.loads(line)["segments"] for line in out.splitlines()]
+        texts = task.transcribe(paths, **options)
+        assert found == [[{"text": text}] for text in texts] and any(texts)
+    code, _, error = run("transcribe", "--preset", folder, "--timestamps", paths[0])
+    assert code == 2 and "are for models with Whisper's tokens" in error
 
 
 def test_transcribe_by_ctc(run, tmp_path):

@@ -13,7 +13,12 @@ CONFIGS = {
     "group": audio.waveform(),
     "layer": audio.waveform(norm="layer", use_bias=True, position_size=7),
     "bare": audio.waveform(projection_norm=False, activation="relu", position_groups=1),
-}
+    "recording": audio.waveform(
+        norm="recording", filters=[6, 5, 16], first_activation="tanh", use_bias=True,
+        first_bias=False, projection_norm=False, projection=False, position_size=0,
+    ),
+    "projected": audio.waveform(norm="recording", position_size=0, first_bias=True),
+}  # fmt: skip
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 LENGTHS = (400, 237, 90)
 
@@ -69,7 +74,24 @@ def test_a_recording_gives_what_it_gives_alone(config):
         assert np.abs(states[row, : len(alone)] - alone).max() <= 2e-5
     # Without the mask padding is heard.
     unmasked = to_numpy(model({"samples": samples}))
-    assert np.abs(unmasked - states)[1, 0].max() > 1e-3
+    assert np.abs(unmasked - states)[1][real[1]].max() > 1e-4
+
+
+def test_a_norm_of_all_features_of_a_recording():
+    """Against PyTorch's group normalization of one group, behind the activation."""
+    torch = pytest.importorskip("torch")
+    config = CONFIGS["recording"]
+    model = random_model(config)
+    layer, norm, samples = model.stem.convolutions[0], model.stem.norms[0], padded()[0][:1]
+    kernel, gamma, beta = (torch.tensor(to_numpy(x)) for x in (layer.kernel, norm.gamma, norm.beta))
+    assert layer.bias is None and model.stem.convolutions[1].bias is not None
+    states = torch.nn.functional.conv1d(
+        torch.tensor(samples)[:, None], kernel.permute(2, 1, 0), stride=5
+    )
+    expected = torch.nn.functional.group_norm(states.tanh(), 1, gamma, beta, eps=1e-5).mT
+    inputs = keras.ops.convert_to_tensor(samples)[..., None]
+    found = to_numpy(model.stem._convolved(0, inputs, None))
+    assert np.abs(found - expected.numpy()).max() <= 2e-5
 
 
 def test_lengths_of_any_recording():
@@ -103,7 +125,7 @@ def test_a_functional_model_takes_any_length():
     assert np.abs(model.predict(arrays, verbose=0) - expected).max() <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["group", "layer"])
+@pytest.mark.parametrize("name", ["group", "layer", "recording"])
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(name, dtype):
     expected = kt.models.Encoder(CONFIGS[name])
@@ -126,6 +148,10 @@ def test_mixed_precision(name, dtype):
         ({"norm": "batch"}, "`norm` must be one of"),
         ({"position_groups": 3}, "position_groups=3 of the stem must divide the width .*, 16"),
         ({"activation": "loud"}, "`activation` must be one of"),
+        ({"first_activation": "loud"}, "`first_activation` must be one of"),
+        ({"first_bias": 1}, "`first_bias` must be"),
+        ({"position_size": -1}, "`position_size` must be at least 0"),
+        ({"projection": False}, "the last of `filters` .* must be the width .*, 16, received 4"),
         ({"use_bias": "yes"}, "`use_bias` must be"),
     ],
 )

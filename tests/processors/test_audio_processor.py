@@ -117,6 +117,10 @@ def test_lengths():
     bank = kt.AudioProcessor("filter_bank", num_bins=8)
     assert bank([sound(0.5), np.zeros(9)]).shape == (2, 48, 8)
     assert kt.AudioProcessor("waveform")([sound(0.5), sound(1.2)]).shape == (2, 32_000)
+    lengths = {
+        seconds: kt.AudioProcessor("waveform")([sound(seconds)]).shape[1] for seconds in (7, 9, 17)
+    }
+    assert lengths == {7: 7 * 16_000, 9: 10 * 16_000, 17: 20 * 16_000}
     assert kt.AudioProcessor("waveform", length=9)([sound(0.5)]).shape == (1, 9)
 
 

@@ -52,6 +52,17 @@ def waveform(**values):
     return config(stem, position="none", **norms)
 
 
+def samples(**values):
+    """An encoder of samples and a decoder of text, as of Moonshine."""
+    stem = {"kind": "waveform", "filters": [12, 20, 16], "kernel_sizes": [27, 7, 3]}
+    stem |= {"strides": [16, 3, 2], "norm": "recording", "first_activation": "tanh"}
+    stem |= {"use_bias": True, "first_bias": False, "projection_norm": False}
+    stem |= {"projection": False, "position_size": 0}
+    encoder = {"vocabulary_size": 0, "stem": stem}
+    rotary = {"position": "rotary", "rotary_dim": 6, "rotary_interleaved": True}
+    return images.captions(**{"encoder": encoder, **rotary} | values)
+
+
 def processor(**values):
     return kt.AudioProcessor(
         **{"sampling_rate": RATE, "length": 26, "num_bins": 12, "window_length": 200}

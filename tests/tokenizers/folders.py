@@ -24,6 +24,7 @@ from tests.tokenizers.piece_folders import (
     mbart50,
     mistral,
     mistral_pieces,
+    moonshine,
     mt5,
     pegasus,
     t5,
@@ -286,6 +287,6 @@ FAMILIES = [
     *(roberta, roberta_json, bart, gpt2, gpt2_added, gpt, clip, clip_json),
     *(albert, albert_accents, deberta, deberta_words, xlm_roberta, t5, mt5),
     *(mbart, mbart50, pegasus),
-    *(llama, llama_legacy, llama_no_prefix, llama_json, mistral, mistral_pieces),
+    *(llama, llama_legacy, llama_no_prefix, llama_json, moonshine, mistral, mistral_pieces),
     *(llama3, llama3_named_llama, smollm, qwen2, qwen3_json, neox, modernbert),
 ]

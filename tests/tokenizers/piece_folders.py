@@ -138,6 +138,21 @@ def llama_json(folder: Path) -> None:
     write_json(folder, "tokenizer.json", values)
 
 
+def moonshine(folder: Path) -> None:
+    """Llama's rules in a `tokenizer.json` of its own, with tokens for times."""
+    llama_json(folder)
+    (folder / "tokenizer.model").unlink()
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens([f"<<ST_{i}>>" for i in range(8)])
+    # The library would give the pre-tokenizer that is not there one of its own.
+    values = json.loads(backend.to_str()) | {"pre_tokenizer": None}
+    write_json(folder, "tokenizer.json", values)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    write_json(folder, "tokenizer_config.json", {**names, **config})
+    write_json(folder, "config.json", {"model_type": "moonshine"})
+
+
 def mistral(folder: Path) -> None:
     llama_json(folder)
     write_json(folder, "config.json", {"model_type": "mistral"})

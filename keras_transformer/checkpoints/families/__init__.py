@@ -41,6 +41,7 @@ from keras_transformer.checkpoints.families.longt5 import LONGT5
 from keras_transformer.checkpoints.families.mbart import MBART, PEGASUS
 from keras_transformer.checkpoints.families.mixtral import MIXTRAL
 from keras_transformer.checkpoints.families.modernbert import MODERNBERT
+from keras_transformer.checkpoints.families.moonshine import MOONSHINE
 from keras_transformer.checkpoints.families.mpnet import MPNET
 from keras_transformer.checkpoints.families.mt5 import MT5
 from keras_transformer.checkpoints.families.nearest import advice
@@ -124,6 +125,7 @@ FAMILIES = {
         BEIT,
         AST,
         WHISPER,
+        MOONSHINE,
         VISION_ENCODER_DECODER,
         BLIP,
         WAV2VEC2,

@@ -174,7 +174,7 @@ def rotary(
         }
         if config.rotary_dim is not None or default_share != 1:
             rotated = config.head_dim if config.rotary_dim is None else config.rotary_dim
-            options["partial_rotary_factor"] = rotated / config.head_dim
+            options["partial_rotary_factor"] = _share(rotated, config.head_dim, default_share)
         if config.rotary_scaling is not None:
             options["factor"] = config.rotary_factor
         if config.rotary_scaling == "longrope":
@@ -191,6 +191,13 @@ def rotary(
         return {"rope_parameters": options}
 
     return Conversion(read, write)
+
+
+def _share(rotated: int, head_dim: int, usual: float) -> float:
+    """The share of a head that is rotated: the usual one, if that gives so many features."""
+    exact = rotated / head_dim
+    shares = (usual, exact, math.nextafter(exact, 2.0))  # A product may be just below a whole.
+    return next((share for share in shares if int(head_dim * share) == rotated), exact)
 
 
 # Their names for the least and the greatest number of turns.

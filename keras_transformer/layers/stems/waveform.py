@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.products import Dense
@@ -14,18 +15,23 @@ _EPSILON = 1e-5  # of the norms of convolutions, in all that is published
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeatureNormalization(keras.layers.Layer):
+class FeatureNormalization(SavesArguments, keras.layers.Layer):
     """Each feature of a recording is given the mean 0 and the variance 1 over its states.
 
     A group normalization of as many groups as features; padding does not count.
 
     Args:
+        together: bool, over all features too: a group normalization of one group.
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
         x: float `(batch, length, features)`.
         real: bool `(batch, length)`, False for padding. None if there is none.
     """
+
+    def __init__(self, together: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.together = together
 
     def build(self, input_shape):
         self.gamma = self.add_weight((input_shape[-1],), "ones", name="gamma")
@@ -34,23 +40,29 @@ class FeatureNormalization(keras.layers.Layer):
     def call(self, x, real=None):
         # In float32: sums of many.
         x = ops.cast(x, "float32")
-        if real is None:
-            mean, variance = ops.moments(x, axes=1, keepdims=True)
-        else:
+        weights = None
+        if real is not None:
             weights = ops.cast(real, "float32")[..., None]
             weights = weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
-            mean = ops.sum(x * weights, axis=1, keepdims=True)
-            variance = ops.sum(ops.square(x - mean) * weights, axis=1, keepdims=True)
+        x = x - self._mean(x, weights)
+        variance = self._mean(ops.square(x), weights)
         scale = ops.cast(self.gamma, "float32") * ops.rsqrt(variance + _EPSILON)
-        x = (x - mean) * scale + ops.cast(self.beta, "float32")
-        return ops.cast(x, self.compute_dtype)
+        return ops.cast(x * scale + ops.cast(self.beta, "float32"), self.compute_dtype)
+
+    def _mean(self, x, weights):
+        """The mean over the states of each recording, and over its features if `together`."""
+        if weights is None:
+            return ops.mean(x, axis=(1, 2) if self.together else 1, keepdims=True)
+        mean = ops.sum(x * weights, axis=1, keepdims=True)
+        return ops.mean(mean, axis=2, keepdims=True) if self.together else mean
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class WaveformStem(PositionedStem):
     """Convolutions over samples, a projection, and a convolution whose outputs are the positions.
 
-    With a mask a recording gives the states that it gives alone, however long its padding is.
+    The last two may be missing (Moonshine). With a mask a recording gives the states that it gives
+    alone, however long its padding is.
 
     Args:
         config: `TransformerConfig` of a side whose `stem` is a `WaveformStemConfig`.
@@ -65,13 +77,14 @@ class WaveformStem(PositionedStem):
         `Embedded`: as many states as `WaveformStemConfig.lengths` says, those of padding masked.
 
     Source: Baevski et al. 2020, "wav2vec 2.0: A Framework for Self-Supervised Learning of Speech
-    Representations", section 2.
+    Representations", section 2; `norm="recording"`: Jeffries et al. 2024, "Moonshine", section 3.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
         super().__init__(config, initializer, **kwargs)
         stem = config.stem
         self.activation = get_activation(stem.activation)
+        self.first_activation = get_activation(stem.first_activation)
         options = {"dtype": self.dtype_policy}
         kernels = {"kernel_initializer": kernel_initializer(config, initializer), **options}
         self.convolutions = [
@@ -80,7 +93,7 @@ class WaveformStem(PositionedStem):
                 size,
                 strides=step,
                 data_format="channels_last",
-                use_bias=stem.use_bias,
+                use_bias=stem.use_bias if i else stem.first_bias,
                 name=f"input_convolution_{i}",
                 **kernels,
             )
@@ -88,30 +101,33 @@ class WaveformStem(PositionedStem):
                 zip(stem.filters, stem.kernel_sizes, stem.strides, strict=True)
             )
         ]
-        self.norms = [FeatureNormalization(name="input_convolution_0_norm", **options)]
-        if stem.norm == "layer":
-            self.norms = [
-                keras.layers.LayerNormalization(
-                    epsilon=_EPSILON, name=f"input_convolution_{i}_norm", **options
-                )
-                for i in range(len(stem.filters))
-            ]
-        self.projection_norm = None
+        self.norms = [self._norm(i, options) for i in range(len(stem.filters))]
+        self.projection_norm = self.projection = self.positions = None
         if stem.projection_norm:
             self.projection_norm = keras.layers.LayerNormalization(
                 epsilon=config.normalization_epsilon, name="input_projection_norm", **options
             )
         width = config.embedding_dim
-        self.projection = Dense(width, name="input_projection", **kernels)
-        self.positions = keras.layers.Conv1D(
-            width,
-            stem.position_size,
-            groups=stem.position_groups,
-            data_format="channels_last",
-            name="input_positions",
-            **kernels,
-        )
+        if stem.projection:
+            self.projection = Dense(width, name="input_projection", **kernels)
+        if stem.position_size:
+            self.positions = keras.layers.Conv1D(
+                width,
+                stem.position_size,
+                groups=stem.position_groups,
+                data_format="channels_last",
+                name="input_positions",
+                **kernels,
+            )
         self.make_rest(initializer)
+
+    def _norm(self, i: int, options: dict) -> keras.layers.Layer | None:
+        """The normalization of convolution `i`, if it has one."""
+        kind, name = self.config.stem.norm, f"input_convolution_{i}_norm"
+        if kind == "layer":
+            return keras.layers.LayerNormalization(epsilon=_EPSILON, name=name, **options)
+        together = kind == "recording"
+        return None if i else FeatureNormalization(together, name=name, **options)
 
     @property
     def inputs(self):
@@ -121,17 +137,17 @@ class WaveformStem(PositionedStem):
         )
 
     def build(self, input_shape=None):
-        width, norms = 1, iter(self.norms)
-        for layer in self.convolutions:
+        width = 1
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
             layer.build((None, None, width))
             width = layer.filters
-            norm = next(norms, None)
             if norm is not None:
                 norm.build((None, None, width))
-        if self.projection_norm is not None:
-            self.projection_norm.build((None, None, width))
-        self.projection.build((None, None, width))
-        self.positions.build((None, None, self.config.embedding_dim))
+        for layer in (self.projection_norm, self.projection):
+            if layer is not None:
+                layer.build((None, None, width))
+        if self.positions is not None:
+            self.positions.build((None, None, self.config.embedding_dim))
         super().build(input_shape)
 
     def states_shape(self, inputs):
@@ -163,19 +179,27 @@ class WaveformStem(PositionedStem):
         missing = self.config.stem.fewest_samples - (x.shape[1] or 2**31)
         if missing > 0:
             x = ops.pad(x, ((0, 0), (0, missing), (0, 0)))
-        for i, layer in enumerate(self.convolutions):
-            x = layer(x)
-            if self.config.stem.norm == "layer":
-                x = self.norms[i](x)
-            elif i == 0:
-                x = self.norms[0](x, real=self.mask_of_states(padding_mask, ops.shape(x)[1], 0))
-            x = self.activation(x)
-        x = self.projection(x if self.projection_norm is None else self.projection_norm(x))
+        for i in range(len(self.convolutions)):
+            x = self._convolved(i, x, padding_mask)
+        for layer in (self.projection_norm, self.projection):
+            x = x if layer is None else layer(x)
         mask = self.mask_of_states(padding_mask, ops.shape(x)[1])
-        if mask is not None:
-            x = ops.where(mask[..., None], x, ops.zeros_like(x))
-        x = x + self.activation(self._neighbours(x))
+        if self.positions is not None:
+            if mask is not None:
+                x = ops.where(mask[..., None], x, ops.zeros_like(x))
+            x = x + self.activation(self._neighbours(x))
         return Embedded(self.positioned(x, training=training), padding_mask=mask)
+
+    def _convolved(self, i: int, x, padding_mask):
+        """Convolution `i` with its normalization and activation."""
+        stem, norm, x = self.config.stem, self.norms[i], self.convolutions[i](x)
+        activation = self.activation if i else self.first_activation
+        if norm is None or stem.norm == "layer":
+            return activation(x if norm is None else norm(x))
+        real = self.mask_of_states(padding_mask, ops.shape(x)[1], i)
+        if stem.norm == "recording":
+            return norm(activation(x), real=real)
+        return activation(norm(x, real=real))
 
     def _neighbours(self, x):
         """The convolution of positions: each state stands behind the middle of what it sees."""
