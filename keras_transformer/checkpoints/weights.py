@@ -35,7 +35,7 @@ class Weight:
     by_turns: bool = False  # the parts' columns stand by turns, in experts
     # Theirs holds rows of several of ours, one each: which one, and how many.
     rows: tuple[int, int] | None = None
-    row: int = 0  # theirs has so many leading axes of length 1, or of such a row
+    row: int = 0  # theirs has so many leading axes of length 1; with `rows` its row has
     convolution: bool = (
         False  # theirs is (outputs, inputs, *places), and ours (*places, inputs, outputs)
     )

@@ -180,7 +180,7 @@ class ResidualFeedForward(FeedForward):
     assert ResidualFeedForward(64, 24)(np.ones((2, 5, 16))).shape == (2, 5, 24)
     ```
 
-    Source: Das et al. 2023, "Long-term Forecasting with TiDE", section 4.1, without its norm.
+    Source: Das et al. 2023, "Long-term Forecasting with TiDE", section 4, without its norm.
     """
 
     def __init__(

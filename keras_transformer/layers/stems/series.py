@@ -33,8 +33,7 @@ class SeriesStem(PositionedStem):
         alone are masked.
 
     Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1; with what is known
-    behind the values: Das et al. 2024, "A decoder-only foundation model for time-series
-    forecasting", section 4.
+    behind the values: Chronos-Bolt, `chronos_bolt.py` of the package chronos-forecasting 2.3.
     """
 
     def __init__(self, config: TransformerConfig, initializer=None, **kwargs):
@@ -95,8 +94,7 @@ class SeriesStem(PositionedStem):
 
     def _pieces(self, x):
         """The pieces `(batch, count, patch_length)` of `(batch, length)`."""
-        stem = self.config.stem
-        length = x.shape[1] or stem.context_length
+        stem, length = self.config.stem, x.shape[1]
         if stem.repeat_last:
             x = ops.concatenate([x, ops.repeat(x[:, -1:], stem.stride, axis=1)], axis=1)
         if stem.reads_observed:
@@ -104,6 +102,7 @@ class SeriesStem(PositionedStem):
             x = ops.pad(x, ((0, 0), (stem.patch_length - 1, 0)))
             count = ops.shape(x)[1] // stem.patch_length
             return ops.reshape(x[:, -count * stem.patch_length :], (-1, count, stem.patch_length))
+        length = length or stem.context_length
         count = stem.pieces(length)
         first = length + stem.repeat_last * stem.stride - stem.patch_length
         first -= stem.stride * (count - 1)
