@@ -1,14 +1,18 @@
 """Token and segment embeddings."""
 
 import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_range
+from keras_transformer.checking import check_range, check_seed, shorten
 from keras_transformer.layers.arguments import SavesArguments
 from keras_transformer.layers.remat import Rematerializable
+from keras_transformer.layers.word_vectors import read_vectors, words_by_id
 
 
 def look_up(embeddings, ids):
@@ -39,6 +43,30 @@ class _OfIds:
             known = f"the layer {self.name!r} has the ids"
             check_range("inputs", values, 0, self.input_dim - 1, known)
         return super().__call__(inputs, *args, **kwargs)
+
+
+def _table(path, words, found, vectors, missing, seed) -> tuple[np.ndarray, list[str]]:
+    """The vectors of all words in their order, and the words that the file does not have."""
+    row_of = {word: row for row, word in enumerate(found)}
+    missing_words = [word for word in words if word not in row_of]
+    if not found:
+        raise ValueError(
+            f"{path} has none of the {len(words)} words, such as {shorten(words[:3])}. Are they "
+            "written as in the file, in lower case or not?"
+        )
+    if missing_words and missing == "error":
+        raise ValueError(
+            f"{path} does not have {len(missing_words)} of {len(words)} words: "
+            f"{shorten(missing_words)}. Leave them out, or give `missing`."
+        )
+    table = np.zeros((len(words), vectors.shape[1]), "float32")
+    if missing == "random":
+        bound = math.sqrt(3 * vectors.var())
+        table[:] = np.random.default_rng(seed).uniform(-bound, bound, table.shape)
+    rows = [(place, row_of[word]) for place, word in enumerate(words) if word in row_of]
+    places, sources = np.array(rows).T
+    table[places] = vectors[sources]
+    return table, missing_words
 
 
 def _in_memory(array) -> np.ndarray | None:
@@ -89,6 +117,10 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2016 for the tied output.
     """
 
+    # The words by id, and those of them that the file did not have: of `from_vectors` alone.
+    vocabulary: list[str] | None = None
+    missing_words: list[str] | None = None
+
     def __init__(
         self,
         vocabulary_size: int,
@@ -100,6 +132,74 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
         self.scale = scale
         self.supports_masking = True  # Hidden states may carry a mask, which ends here.
+
+    @classmethod
+    def from_vectors(
+        cls,
+        path: str | os.PathLike,
+        vocabulary: Sequence[str] | Mapping[str, int] | None = None,
+        format: str = "auto",
+        missing: str = "random",
+        limit: int | None = None,
+        seed: int | None = None,
+        **kwargs,
+    ) -> Self:
+        r"""The layer of word vectors that were trained elsewhere: GloVe, word2vec or fastText.
+
+        The layer that is returned has two attributes more, which its config and its files do not
+        keep: `vocabulary`, the words in the order of their ids, and `missing_words`, those of them
+        that the file does not have.
+
+        Args:
+            path: a file of one of the formats, which may be compressed by gzip.
+            vocabulary: words in the order of their ids, or a dict from word to id. Defaults to
+                the words of the file in its order. Words are compared as they are, so lower-case
+                yours where those of the file are.
+            format: `"glove"` (text without a header; words with spaces too), `"word2vec"` and
+                `"fasttext"` (text, with a line of the number of vectors and their width before
+                it), or `"word2vec_binary"`. `"auto"` tells them apart by the first two lines.
+            missing: what a word of `vocabulary` gets that is not in the file: `"random"`, numbers
+                drawn uniformly with the variance of the vectors that are there (Kim 2014, section
+                3.2); `"zeros"`; or `"error"`.
+            limit: int, read at most so many vectors. Published files begin with frequent words.
+            seed: int, of `missing="random"`.
+            **kwargs: as in the constructor, e.g. `scale`, `mask_zero`, `trainable`, `name`.
+
+        Returns:
+            A built `TokenEmbedding`. Of a word that the file has twice the first vector counts.
+
+        Raises:
+            FileNotFoundError: without such a file.
+            ValueError: for a file that is not whole or not of the format, with the line; a
+                vocabulary with a word twice, or none of whose words is in the file; and with
+                `missing="error"` for words that are not there.
+
+        Example:
+        ```python
+        from pathlib import Path
+        from keras_transformer.layers import TokenEmbedding
+
+        Path("tiny.txt").write_text("the 0.1 0.2\ncat 0.3 0.4\n")
+        embedding = TokenEmbedding.from_vectors("tiny.txt", ["<pad>", "cat"], missing="zeros")
+        assert embedding.missing_words == ["<pad>"] and embedding.embeddings.shape == (2, 2)
+        ```
+
+        Source: Pennington et al. 2014, "GloVe"; Mikolov et al. 2013; Bojanowski et al. 2017.
+        """
+        if missing not in ("random", "zeros", "error"):
+            raise ValueError(
+                f"`missing` must be 'random', 'zeros' or 'error', received {missing!r}."
+            )
+        seed = check_seed("seed", seed, none=True)
+        words = None if vocabulary is None else words_by_id(vocabulary)
+        found, vectors = read_vectors(path, format, words, limit)
+        words = found if words is None else words
+        table, missing_words = _table(path, words, found, vectors, missing, seed)
+        layer = cls(len(words), vectors.shape[1], **kwargs)
+        layer.build()
+        layer.embeddings.assign(table)
+        layer.vocabulary, layer.missing_words = words, missing_words
+        return layer
 
     def call(self, inputs, reverse: bool = False):
         if reverse and self._takes_one_state(inputs):
