@@ -1,0 +1,35 @@
+"""What MkDocs calls when it builds the site: adds the pages of `site_pages`, reads the navigation."""
+
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+
+sys.path.insert(0, str(Path(__file__).parent))
+import site_pages
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The anchors of headings are those of the pages as they are read in a repository."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the reference, and puts the pages in the places of the navigation's patterns."""
+    for path, text in site_pages.reference().items():
+        files.append(File.generated(config, path, content=text))
+    pages = [file.src_uri for file in files.documentation_pages()]
+    config.nav = site_pages.expanded(config.nav, pages)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in the table of presets, beside which there is room for nothing else."""
+    text = site_pages.filled(markdown)
+    if text != markdown:
+        page.meta["hide"] = ["navigation", "toc"]
+    return text
