@@ -1,4 +1,4 @@
-"""What MkDocs calls when it builds the site: adds the pages of `site_pages`, reads the navigation."""
+"""What MkDocs calls when it builds the site: the pages of `site_pages`, and the navigation."""
 
 import sys
 from pathlib import Path
@@ -32,4 +32,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = site_pages.filled(markdown)
     if text != markdown:
         page.meta["hide"] = ["navigation", "toc"]
+    elif page.parent is None:  # beside which the navigation has nothing more than the tabs have
+        page.meta["hide"] = ["navigation"]
     return text

@@ -104,8 +104,8 @@ def _index(parts: list[tuple[str, str, Iterable[str]]]) -> str:
     lines = [
         "# Reference",
         "",
-        "Every public name, with its docstring. `kt` is `keras_transformer`; the examples are run as",
-        "tests. Names that `kt` does not have are in the package that is written before them.",
+        "Every public name, with its docstring. `kt` is `keras_transformer`; the examples are run",
+        "as tests. Names that `kt` does not have are in the package that is written before them.",
         "",
     ]
     for title, page, names in parts:
@@ -186,14 +186,18 @@ def table(rows: list[tuple[str, ...]]) -> str:
     """Rows as a Markdown table; the first has the names of the columns."""
     head, *body = rows
     lines = (head, ("---",) * len(head), *body)
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in lines
+    )
 
 
 def filled(text: str) -> str:
     """A page with the table of presets in the place of its mark."""
     if PRESETS_MARK not in text:
         return text
-    return text.replace(PRESETS_MARK, f'<div class="wide" markdown>\n\n{table(presets())}\n\n</div>')
+    return text.replace(
+        PRESETS_MARK, f'<div class="wide" markdown>\n\n{table(presets())}\n\n</div>'
+    )
 
 
 def expanded(nav: list, pages: Iterable[str]) -> list:
