@@ -1,5 +1,6 @@
 """What MkDocs calls when it builds the site: the pages of `site_pages`, and the navigation."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the reference, and puts the pages in the places of the navigation's patterns."""
-    for path, text in site_pages.reference().items():
+    """Adds the pages that no file has, and puts pages in the places of the patterns of `nav`."""
+    for path, text in site_pages.generated().items():
         files.append(File.generated(config, path, content=text))
     pages = [file.src_uri for file in files.documentation_pages()]
     config.nav = site_pages.expanded(config.nav, pages)
@@ -35,3 +36,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     elif page.parent is None:  # beside which the navigation has nothing more than the tabs have
         page.meta["hide"] = ["navigation"]
     return text
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """What a function returns has no name here, and so no dash behind it."""
+    return re.sub(r'(<li class="doc-section-item field-body">)\s*–\s', r"\1", html)

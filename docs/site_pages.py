@@ -6,9 +6,13 @@ Nothing is imported but Python's own, so that neither a backend nor MkDocs is ne
 import ast
 import fnmatch
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import site_names
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -73,6 +77,11 @@ def shown_as(module: str, name: str) -> str:
     if name in public_names():
         return f"{PACKAGE}.{name}"
     return f"{PACKAGE}.{module}.{name}"
+
+
+def generated() -> dict[str, str]:
+    """The pages that no file has, by their paths in the site."""
+    return {"names_of_others.md": site_names.HEAD + table([*site_names.rows()]), **reference()}
 
 
 def reference() -> dict[str, str]:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import keras_transformer as kt
+from keras_transformer import kerashub_names, transformers_names
 from keras_transformer.checkpoints import load_config
 from keras_transformer.config import OPTIONS
 
@@ -101,8 +102,17 @@ def test_the_table_of_presets(site):
     assert text.count("\n| `") == len(rows)
 
 
+def test_the_names_of_others(site):
+    text = site.generated()["names_of_others.md"]
+    for names in (kerashub_names.OPTIONS, transformers_names.OPTIONS, transformers_names.CLASSES):
+        for theirs, ours in names.items():
+            assert f"| `{theirs}` | {ours} |" in text
+    assert "| `BeamSampler` | `BeamSearch` | name of `kt.generation` | KerasHub |" in text
+    assert text.count("\n| `") > 150
+
+
 def test_every_page_is_in_the_navigation(site, settings):
-    pages = [*PAGES, *site.reference()]
+    pages = [*PAGES, *site.generated()]
     named = list(site._leaves(site.expanded(settings["nav"], pages)))
     assert sorted(named) == sorted(pages)
 
@@ -169,7 +179,7 @@ def built(tmp_path_factory):
 
 
 def test_the_site_as_it_is_built(built, site):
-    for page in (*PAGES, *site.reference()):
+    for page in (*PAGES, *site.generated()):
         text = (built / page).with_suffix(".html").read_text(encoding="utf-8")
         assert not re.search(r'<(script|img|iframe)[^>]* src="https?:', text), page
         assert not re.search(r'<link[^>]* rel="?stylesheet[^>]* href="?https?:', text), page
