@@ -78,11 +78,12 @@ test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), i
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style, the floors, and the types of the public surface
+lint: $(VENV)/.lint  ## check the style, the floors, the types of the public surface, and the site
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --cache-dir .cache/import_linter
 	@$(BIN)/mypy tests/public_types.py
+	@$(MAKE) --no-print-directory docs
 
 format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .
