@@ -33,7 +33,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TEST_BACKENDS := $(BACKENDS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-changed lint format bench reproduce wheel clean
+.PHONY: help demo test test-thorough test-changed lint format docs bench reproduce wheel clean
 
 help:  ## print the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -78,15 +78,23 @@ test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), i
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style, the floors, and the types of the public surface
+lint: $(VENV)/.lint  ## check the style, the floors, the types of the public surface, and the site
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --cache-dir .cache/import_linter
 	@$(BIN)/mypy tests/public_types.py
+	@$(MAKE) --no-print-directory docs
 
 format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# Strictly: a dead link or anchor, a page in no place, a docstring that cannot be read end the build.
+# Neither a backend nor a network is needed, nor a network when the pages are read.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs  ## build the site of docs/, and say where it is
+	@$(BIN)/python -m mkdocs build
+	@echo "the site is $(CURDIR)/build/site/index.html: open it in a browser"
 
 bench: $(VENV)/.bench  ## speed beside the peers: an hour or two on an idle machine
 	@$(BIN)/python benchmarks/encoding.py $(ARGS)
@@ -130,6 +138,11 @@ $(VENV)/.test: $(VENV)/.venv $(REQUIREMENTS)
 
 $(VENV)/.bench: $(VENV)/.test
 	@$(INSTALL) -e '.[all,bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.venv $(REQUIREMENTS)
+	@echo "installing into $(VENV): MkDocs"
+	@$(INSTALL) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.venv $(REQUIREMENTS)

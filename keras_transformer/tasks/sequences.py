@@ -85,8 +85,9 @@ class SequenceClassifier(OfSymbols, TextClassifier):
     error that names its row and place.
 
     Args:
-        backbone, tokenizer, num_classes, labels, dropout, hidden_activation, pooling, name,
-        multi_label, hidden_bias, block_norm, start_id, end_ids: as for `TextClassifier`.
+        backbone, tokenizer, num_classes, labels, dropout, hidden_activation: as for
+            `TextClassifier`.
+        pooling, name, multi_label, hidden_bias, block_norm, start_id, end_ids: likewise.
 
     Call arguments:
         inputs: dict of `token_ids` and `padding_mask`, as for `Encoder`.
@@ -138,9 +139,10 @@ class SequenceLabeler(OfSymbols, TokenClassifier):
     gives them back, `recognize` the spans of labels other than `"O"`.
 
     Args:
-        backbone, tokenizer, num_classes, labels, dropout, hidden_activation, hidden_bias,
-        block_norm, name: as for `TokenClassifier`. The tokenizer has the template `"none"`, or
-            else special tokens have outputs of their own in what `predict` gives.
+        backbone, tokenizer, num_classes, labels, dropout, hidden_activation: as for
+            `TokenClassifier`. The tokenizer has the template `"none"`, or else special tokens have
+            outputs of their own in what `predict` gives.
+        hidden_bias, block_norm, name: likewise.
 
     Call arguments:
         inputs: dict of `token_ids` and `padding_mask`, as for `Encoder`.

@@ -1,0 +1,43 @@
+"""What MkDocs calls when it builds the site: the pages of `site_pages`, and the navigation."""
+
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+
+sys.path.insert(0, str(Path(__file__).parent))
+import site_pages
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The anchors of headings are those of the pages as they are read in a repository."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that no file has, and puts pages in the places of the patterns of `nav`."""
+    for path, text in site_pages.generated().items():
+        files.append(File.generated(config, path, content=text))
+    pages = [file.src_uri for file in files.documentation_pages()]
+    config.nav = site_pages.expanded(config.nav, pages)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in the table of presets, beside which there is room for nothing else."""
+    text = site_pages.filled(markdown)
+    if text != markdown:
+        page.meta["hide"] = ["navigation", "toc"]
+    elif page.parent is None:  # beside which the navigation has nothing more than the tabs have
+        page.meta["hide"] = ["navigation"]
+    return text
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """What a function returns has no name here, and so no dash behind it."""
+    return re.sub(r'(<li class="doc-section-item field-body">)\s*–\s', r"\1", html)
