@@ -176,8 +176,10 @@ class Family:
             raise ValueError(f"{cannot} this config: {error}") from error
         headed = {name for own in self.heads for name in self.classes(own)}
         alone = task is None and config.kind != self.constants["kind"]
-        if config.kind != back.kind or (alone and headed.intersection(theirs["architectures"])):
-            raise ValueError(f"{cannot} kind={config.kind!r}, only {self.constants['kind']!r}.")
+        if config.kind != back.kind:
+            raise ValueError(f"{cannot} kind={config.kind!r}, only {back.kind!r}.")
+        if alone and headed.intersection(theirs["architectures"]):
+            raise ValueError(f"{cannot} kind={config.kind!r} without a head.")
         if (config.source is None) != (back.source is None):
             raise ValueError(
                 f"{cannot} source={shorten(config.source)}, only {shorten(back.source)}."

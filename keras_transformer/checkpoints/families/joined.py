@@ -76,8 +76,10 @@ class Joined:
         return known[name].config(given)
 
     def _write(self, config: TransformerConfig) -> dict[str, Any]:
-        if config.source is not None:
-            raise ValueError("Such a checkpoint has two sides, and this model a `source` too.")
+        if len(config.sides) != 2:
+            raise ValueError(
+                f"Such a checkpoint has two sides, and this model {', '.join(config.side_names)}."
+            )
         return self.write_sides(*config.sides, config.projector)
 
     def write_sides(

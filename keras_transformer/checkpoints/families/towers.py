@@ -115,7 +115,8 @@ def or_classifier(images: Family, name: str, *both: Conversion) -> Conversion:
     def write(config: TransformerConfig) -> dict[str, Any]:
         if config.kind == "dual":
             return {theirs: value for each in both for theirs, value in each.write(config).items()}
-        vision = images.published_config(config) | {"architectures": None}
+        vision = images.published_config(config)
+        vision = {theirs: value for theirs, value in vision.items() if theirs != "architectures"}
         return {"architectures": [name], "vision_config": vision}
 
     return Conversion(read, write)
