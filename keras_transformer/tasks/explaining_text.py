@@ -10,6 +10,7 @@ from keras_transformer.explanations.tokens import readable_tokens
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.explaining import Asked, Explains
 from keras_transformer.tasks.inputs import listed
+from keras_transformer.tasks.text import tokenizer_of
 
 
 class ExplainsWritten(Explains):
@@ -50,6 +51,10 @@ class ExplainsWritten(Explains):
             return super().explain(prompts, **options)
         how = Asked.of(**options)
         rows, _, alone = self._prompt_ids(prompts)
+        for place, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"`prompts[{place}]` is empty: there must be at least one token.")
+            self.backbone.check_ids(**{f"prompts[{place}]": np.asarray(row)})
         if output is None and not self.continues_prompts:
             return self._explained_as_written(rows, alone, how)
         written = [[] for _ in rows] if output is None else self._written_ids(output, rows, alone)
@@ -78,9 +83,10 @@ class ExplainsWritten(Explains):
 
     def _output_ids(self, text: str) -> list[int]:
         """The ids of a text that was written."""
+        tokenizer = tokenizer_of(self)
         if self.continues_prompts:
-            return self.tokenizer.encode(text, special_tokens=False)
-        encode = getattr(self, "_encode_targets", self.tokenizer.encode_targets)
+            return tokenizer.encode(text, special_tokens=False)
+        encode = getattr(self, "_encode_targets", tokenizer.encode_targets)
         return [*encode([text])[0], *self.end_ids[:1]]
 
     def explained_text(

@@ -187,5 +187,10 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=said):
             task.explain(TEXT, **options)
+    for wrong, said in (("", "is empty"), ([10**6], "prompts"), (["a", ""], r"prompts\[1\]")):
+        with pytest.raises(ValueError, match=said):
+            common.language_model().explain(wrong)
+    with pytest.raises(ValueError, match="1 prompts and 2 outputs"):
+        common.language_model().explain(["a"], ["b", "c"])
     with pytest.raises(ValueError, match="`stream=True`"):
         common.language_model().generate("a", stream=True, explain=True)
