@@ -1,4 +1,4 @@
-"""The options of `TransformerConfig` in its docstring, which the class fills in when it is made."""
+"""What is made of the docstrings of classes before the site shows them."""
 
 import sys
 from pathlib import Path
@@ -10,10 +10,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import site_pages
 
 
-class Options(griffe.Extension):
-    """Puts them where the docstring has `{options}`."""
+class Docstrings(griffe.Extension):
+    """Call arguments as a list; options where `TransformerConfig` has `{options}`, as it does."""
 
     def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         """Looks at each class that is read."""
-        if cls.docstring and "{options}" in cls.docstring.value:
+        if cls.docstring is None:
+            return
+        if "{options}" in cls.docstring.value:
             cls.docstring.value = cls.docstring.value.format(options=site_pages.options())
+        cls.docstring.value = site_pages.with_list(cls.docstring.value)

@@ -6,6 +6,7 @@ Nothing is imported but Python's own, so that neither a backend nor MkDocs is ne
 import ast
 import fnmatch
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ ALONE = """\
       inherited_members: true
       members_order: alphabetical
 """
+# The first line of an argument in a docstring.
+ARGUMENT = re.compile(r" {4}(?P<names>\*{0,2}\w[\w, .]*): (?P<text>.*)")
 # Modules without `__all__`, whose public names are those of the package.
 NAMES_OF = {"config": ("TransformerConfig",), "process": ("tune_process",)}
 
@@ -145,6 +148,18 @@ def options() -> str:
                 doc = ast.literal_eval(field.value.args[0])
                 lines.append(f"        {ast.unparse(field.target)}: {doc}")
     return "\n".join(["Args:", *lines])
+
+
+def with_list(docstring: str) -> str:
+    """A docstring whose section of call arguments is a Markdown list: others know only `Args`."""
+    lines, within = [], False
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            within = line == "Call arguments:"
+        elif within and (found := ARGUMENT.match(line)):
+            line = f"    - **`{found['names']}`** – {found['text']}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def presets() -> list[tuple[str, ...]]:

@@ -81,6 +81,17 @@ def test_the_options_of_the_config(site):
     assert lines == ["Args:", *expected]
 
 
+def test_call_arguments_are_a_list(site):
+    given = (
+        "One layer.\n\nArgs:\n    rate: a float: one.\n\nCall arguments:\n"
+        "    inputs, mask: float `(batch, length)`.\n        True for real tokens: all.\n"
+        "    **further: dict.\n\nReturns:\n    float: one."
+    )
+    expected = given.replace("    inputs, mask: float", "    - **`inputs, mask`** – float")
+    expected = expected.replace("    **further: dict", "    - **`**further`** – dict")
+    assert site.with_list(given) == expected
+
+
 def test_the_table_of_presets(site):
     head, *rows = site.presets()
     assert [row[0].strip("`") for row in rows] == kt.list_presets()
@@ -185,6 +196,8 @@ def test_the_site_as_it_is_built(built, site):
         assert not re.search(r'<link[^>]* rel="?stylesheet[^>]* href="?https?:', text), page
     config = (built / "reference" / "models.html").read_text(encoding="utf-8")
     assert 'id="keras_transformer.TransformerConfig"' in config and "{options}" not in config
+    layers = (built / "reference" / "layers.html").read_text(encoding="utf-8")
+    assert "<li><strong><code>encoder_states</code></strong>" in re.sub(r"</?p>\s*", "", layers)
     task = (built / "reference" / "tasks" / "CausalLM.html").read_text(encoding="utf-8")
     for method in ("generate", "from_preset", "fit"):  # its own, and what it inherits
         assert f'id="keras_transformer.CausalLM.{method}"' in task
