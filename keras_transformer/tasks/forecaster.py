@@ -256,16 +256,17 @@ class Forecaster(ForecastsSeries, Task):
         """The last values of each channel of series: a row of its own."""
         if isinstance(x, Mapping):
             return super().explained_inputs(x)
-        context, processor = self.context_length, self._require_processor()
+        processor = self._require_processor()
         rows = [
-            known_values(row[None, -context:])
+            known_values(row[None, -self.context_length :])
             for values in self._scaled(processor.rows(x))
             for row in values.T
         ]
         for row in rows:
-            if row["values"].shape[1] < context:
+            if row["values"].shape[1] < self.fewest:
                 raise ValueError(
-                    f"A series has {row['values'].shape[1]} values, and the model reads {context}."
+                    f"A series has {row['values'].shape[1]} values, and the model reads at least "
+                    f"{self.fewest}."
                 )
         return rows, len(rows) == 1 and processor.is_one(x)
 

@@ -34,6 +34,7 @@ WITHOUT_WEIGHTS = (
 # Trained here, with the weights of a head.
 WITH_HEADS = (
     "cct_tiny_cifar10", "listops_small", "patchtst_etth1_96", "splice_sites", "spoken_digits",
+    "vit_tiny_cifar10",
 )  # fmt: skip
 
 
