@@ -37,6 +37,19 @@ def test_all_cells_run(page, tmp_path, monkeypatch):
         assert (COURSE / name).stat().st_size < 100_000, name
 
 
+@pytest.mark.one_backend
+def test_pretraining_without_the_repository(tmp_path, monkeypatch):
+    """An installed package has no examples: a few sentences of the page are the text then."""
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
+    text = (COURSE / "6_pretraining.md").read_text(encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(text.replace('"reviews_train.tsv"', '"not_there.tsv"'), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") != text
+    MAKER.run(page)
+
+
 @pytest.mark.backend_independent
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_notebooks_are_those_of_the_pages(page):
