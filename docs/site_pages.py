@@ -33,6 +33,8 @@ PARTS = {
     "processors": ("Processors", ("processors",)),
     "checkpoints": ("Presets and checkpoints", ("checkpoints", "checkpoints.keras_hub")),
     "planning": ("Plans", ("planning",)),
+    "explanations": ("Explanations", ("explanations",)),
+    "serving": ("A page", ("serving",)),
     "distribution": ("Many devices", ("distribution",)),
     "process": ("The process", ("process",)),
 }
