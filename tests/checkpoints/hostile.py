@@ -57,18 +57,21 @@ def base(name) -> Path:
 
 def _suffix(name):
     """What the name of a family's class ends with: with a head, except for the embedder."""
+    heads = FAMILIES[name].heads
     if FAMILIES[name].constants["kind"] == "dual":
         return "Model"
-    if FAMILIES[name].constants["kind"] != "encoder":
+    if FAMILIES[name].constants["kind"] != "encoder" and name != "clip_text_model":
         return "LanguageModel"
-    if "Forecaster" in FAMILIES[name].heads:
+    if "Forecaster" in heads:
         return "ForPrediction"
-    if "CTCSpeechToText" in FAMILIES[name].heads:
+    if "CTCSpeechToText" in heads:
         return "ForCTC"
     for kind in ("Image", "Audio"):
-        if f"{kind}Classifier" in FAMILIES[name].heads:
+        if f"{kind}Classifier" in heads:
             return f"For{kind}Classification"
-    return "Model" if name == "bert" else "ForSequenceClassification"
+    if name == "bert" or "TextClassifier" not in heads:
+        return "Model"
+    return "ForSequenceClassification"
 
 
 @functools.cache
