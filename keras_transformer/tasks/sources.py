@@ -142,7 +142,7 @@ class SourceRows:
 
     @classmethod
     def of(cls, task, sources: Sequence) -> "dict[str, SourceRows]":
-        """Those of all inputs of the encoder of a task's backbone, by name.
+        """Those of all inputs of the first side of a task's backbone, by name.
 
         Inputs that are asked for the same sources in turn are made of them once.
         """
@@ -151,6 +151,6 @@ class SourceRows:
         def arrays(places):
             return task.arrays_of([sources[i] for i in places], places)
 
-        stem = task.backbone.encoder_stem
-        names = (f"encoder_{each.name}" for each in stem.inputs)
+        prefix, (stem, _) = next(iter(task.backbone.sides.items()))
+        names = (f"{prefix}{each.name}" for each in stem.inputs)
         return {name: cls(name, arrays) for name in names}
