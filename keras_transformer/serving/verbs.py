@@ -21,7 +21,7 @@ class Served(NamedTuple):
     Fields:
         task: the task.
         text: the form of the texts that it was trained on, as the metadata of presets say it:
-            `"moses"` for lowercased words with spaces around punctuation.
+            `"moses"` for words with spaces around punctuation.
     """
 
     task: Any

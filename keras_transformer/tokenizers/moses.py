@@ -100,7 +100,7 @@ def text_forms(text: str | None) -> tuple[Callable[[list[str]], list[str]], Call
     from keras_transformer.tokenizers.moses import text_forms
 
     split, join = text_forms("moses")
-    assert split(["A dog, a cat."]) == ["a dog , a cat ."]
+    assert split(["A dog, a cat."]) == ["A dog , a cat ."]
     assert join("a dog , a cat .") == "a dog, a cat."
     ```
     """
