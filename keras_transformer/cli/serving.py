@@ -41,8 +41,13 @@ examples:
     ),
 )  # fmt: skip
 def _serve(options: argparse.Namespace) -> None:
-    from keras_transformer.serving import serve
-
+    try:
+        from keras_transformer.serving import serve
+    except ImportError as error:
+        raise ImportError(
+            f"The page needs {error.name}, which is not installed. Run `pip install "
+            '"keras_transformer[serve]"`.'
+        ) from None
     serve(options.presets, options.host, options.port)
 
 

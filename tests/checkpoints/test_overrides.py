@@ -145,7 +145,7 @@ CHANGES = {
     "vector_end_id": ("encoder", {}, 3),
     "vector_dim": ("encoder", {}, 6),
     "vector_bias": ("encoder", {}, True),
-    "vector_normalization": ("encoder", {}, "final"),
+    "vector_normalization": ("encoder", {}, True),
     "bidirectional": ("decoder", {}, True),
     "similarity_bias": ("encoder", {}, True),
     "output_transform": ("decoder", {}, "gelu"),
