@@ -5,6 +5,8 @@ All take ids, 0 for padding, and give logits. `examples/comparison.py` trains th
 
 from collections.abc import Callable
 
+import keras_transformer  # noqa: F401, before Keras: it takes a backend that is installed
+
 import keras
 from keras import layers, ops
 

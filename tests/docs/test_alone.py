@@ -17,7 +17,13 @@ pytestmark = pytest.mark.one_backend
 SECONDS = 1800
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
-HELPERS = ("chorales.py", "example_data.py", "listops.py", "runs.py")  # what examples import
+HELPERS = (
+    "baselines.py",
+    "chorales.py",
+    "example_data.py",
+    "listops.py",
+    "runs.py",
+)  # what examples import
 
 
 def blocks_of_pages():
