@@ -200,7 +200,7 @@ def tell(name: str, found: Trained, rate: float, task, published: str = "") -> N
     )
 
 
-def decoder(vocabulary: int, width: int, length: int, window: int | None = None) -> keras.Model:
+def decoder(vocabulary: int, width: int, window: int | None = None) -> keras.Model:
     """Two blocks that see what came before: all of it, or so many places."""
     config = kt.TransformerConfig(
         kind="decoder",
@@ -217,11 +217,11 @@ def decoder(vocabulary: int, width: int, length: int, window: int | None = None)
     return kt.CausalLM(kt.models.Decoder(config))
 
 
-SEQUENCE_MODELS: dict[str, Callable[[int, int], keras.Model]] = {
-    "RNN": lambda vocabulary, length: recurrent(keras.layers.SimpleRNN, vocabulary, 128),
-    "LSTM": lambda vocabulary, length: recurrent(keras.layers.LSTM, vocabulary, 128),
-    f"attention to {_WINDOW}": lambda v, length: decoder(v, 64, length, _WINDOW),
-    "attention": lambda vocabulary, length: decoder(vocabulary, 64, length),
+SEQUENCE_MODELS: dict[str, Callable[[int], keras.Model]] = {
+    "RNN": lambda vocabulary: recurrent(keras.layers.SimpleRNN, vocabulary, 128),
+    "LSTM": lambda vocabulary: recurrent(keras.layers.LSTM, vocabulary, 128),
+    f"attention to {_WINDOW}": lambda vocabulary: decoder(vocabulary, 64, _WINDOW),
+    "attention": lambda vocabulary: decoder(vocabulary, 64),
 }
 
 
@@ -254,7 +254,7 @@ def compare_recall() -> dict[str, list[float]]:
         for distance in distances:
             keras.utils.set_random_seed(FLAGS.seed)
             random = np.random.default_rng(FLAGS.seed)
-            model = compiled(maker(_SYMBOLS, distance + 32))
+            model = compiled(maker(_SYMBOLS))
             for _ in range(FLAGS.steps):
                 ids, targets, counted = recall_rows(distance, FLAGS.batch_size // 4 or 1, random)
                 model.train_on_batch(of(model, ids), targets, counted)
@@ -280,7 +280,7 @@ def compare_lengths() -> dict[str, list[float]]:
             continue
         found[name] = []
         for length in lengths:
-            model = compiled(maker(_SYMBOLS, length))
+            model = compiled(maker(_SYMBOLS))
             rows = max(1, FLAGS.tokens // length)
             ids = np.random.default_rng(0).integers(1, _SYMBOLS, (rows, length)).astype("int32")
             times = []

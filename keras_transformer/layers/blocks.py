@@ -127,11 +127,12 @@ def in_groups(
 
 def _rows_at_a_time(queries, slots) -> int | None:
     """How many rows go through attention at a time, None for all."""
-    if keras.backend.backend() != "jax" or not in_program(queries):
+    known = keras.backend.backend() == "jax" and isinstance(slots, int)
+    if not known or not in_program(queries):
         return None
     rows, length, heads, _ = queries.shape
     limit = _SCORES_AT_A_TIME["cpu" if on_cpu() else "gpu"]
-    most = max(1, limit // (4 * length * heads * slots))
+    most = max(1, limit // max(1, 4 * length * heads * slots))
     return -(-rows // -(-rows // most)) if rows > most else None
 
 

@@ -136,3 +136,27 @@ def test_the_scores_of_all_rows_are_at_no_time_in_memory():
     layer.build((64, 128, DIM))
     found = largest(lambda x: layer(x, training=True), random(64, 128, DIM))
     assert found <= blocks._SCORES_AT_A_TIME["cpu"] // 4 < 64 * 4 * 128 * 128
+
+
+@pytest.mark.usefixtures("two_rows")
+def test_keys_of_a_length_that_is_not_known_and_no_tokens_at_all():
+    """As exported for any source, and of an empty sequence: there is nothing to count rows by."""
+    import jax
+    from jax import export
+
+    layer = made()
+    values = [variable.value for variable in layer.variables]
+    x, source = random(BATCH, LENGTH, DIM), random(BATCH, 7, DIM, seed=4)
+
+    def call(x, value):
+        return layer.stateless_call(values, [], x, value)[0]
+
+    (length,) = export.symbolic_shape("length")
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, "float32"),
+        jax.ShapeDtypeStruct((BATCH, length, DIM), "float32"),
+    ]
+    found = export.export(jax.jit(call))(*shapes).call(x, source)
+    np.testing.assert_allclose(found, layer(x, source), atol=1e-5)
+    empty = np.zeros((BATCH, 0, DIM), "float32")
+    assert jax.jit(call)(empty, source).shape == empty.shape
