@@ -8,6 +8,7 @@ from collections.abc import Callable
 import keras_transformer  # noqa: F401, before Keras: it takes a backend that is installed
 
 import keras
+import numpy as np
 from keras import layers, ops
 
 _KERNEL_SIZES = (3, 4, 5)
@@ -101,9 +102,9 @@ class LSTMTranslator(keras.Model):
         self.dropout = layers.Dropout(dropout)
         half = layers.LSTM(width // 2, return_sequences=True, return_state=True)
         self.encoder = layers.Bidirectional(half)
-        self.decoder = layers.LSTM(width, return_sequences=True)
+        self.decoder = layers.LSTM(width, return_sequences=True, return_state=True)
         self.score = score
-        self.query = layers.Dense(width, use_bias=False)
+        self.query = layers.Dense(width, use_bias=False) if score else None
         self.key = layers.Dense(width, use_bias=False) if score == "additive" else None
         self.of_score = layers.Dense(1, use_bias=False) if score == "additive" else None
         self.joined = layers.Dense(width, activation="tanh") if score else None
@@ -115,19 +116,45 @@ class LSTMTranslator(keras.Model):
         self.built = True
 
     def call(self, inputs, training=False):
-        source, target = inputs["encoder_token_ids"], inputs["decoder_token_ids"]
-        real = inputs.get("encoder_padding_mask")
-        real = ops.not_equal(source, 0) if real is None else ops.cast(real, "bool")
-        read = self.dropout(self.embedding(source), training=training)
-        states, *last = self.encoder(read, mask=real, training=training)
-        begin = [ops.concatenate(last[i::2], axis=-1) for i in (0, 1)]
+        read = self.read(inputs["encoder_token_ids"], training)
+        return self.write(inputs["decoder_token_ids"], read, training)[0]
+
+    def read(self, source, training: bool = False) -> tuple:
+        """The states of the source, which are real, and what the decoder begins with."""
+        real = ops.not_equal(source, 0)
+        x = self.dropout(self.embedding(source), training=training)
+        states, *last = self.encoder(x, mask=real, training=training)
+        return states, real, [ops.concatenate(last[i::2], axis=-1) for i in (0, 1)]
+
+    def write(self, target, read: tuple, training: bool = False) -> tuple:
+        """The logits after each token of the target, and what its next one begins with."""
+        states, real, begin = read
         x = self.dropout(self.embedding(target), training=training)
-        x = self.decoder(x, initial_state=begin, training=training)
+        x, *last = self.decoder(x, initial_state=begin, training=training)
         if self.score is not None:
             seen = ops.where(real[:, None], self._scores(x, states), -1e9)
             attended = ops.matmul(ops.softmax(seen, axis=-1), states)
             x = self.joined(ops.concatenate([x, attended], axis=-1))
-        return self.logits(self.dropout(x, training=training))
+        return self.logits(self.dropout(x, training=training)), (states, real, last)
+
+    def translate(self, source: np.ndarray, begin: int, end: int, most: int = 50) -> list[list]:
+        """The likeliest token at each step, until the end or so many of them.
+
+        Args:
+            source: int array `(sentences, length)`, 0 for padding.
+            begin: the token that a translation begins with.
+            end: the one that it ends with.
+            most: of tokens.
+        """
+        read = self.read(ops.convert_to_tensor(source))
+        written = np.full((len(source), 1), begin, "int32")
+        found, done = [], np.zeros(len(source), bool)
+        while not done.all() and len(found) < most:
+            logits, read = self.write(ops.convert_to_tensor(written), read)
+            written = ops.convert_to_numpy(ops.argmax(logits, axis=-1)).astype("int32")
+            done |= written[:, 0] == end
+            found.append(np.where(done, end, written[:, 0]))
+        return [[int(x) for x in row if x != end] for row in np.stack(found, axis=1)]
 
     def _scores(self, x, states):
         """How well each step of the target and each word of the source agree."""
