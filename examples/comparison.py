@@ -29,8 +29,12 @@ flags.DEFINE_enum(
     "what", "texts", ["texts", "translation", "recall", "length"], "What is compared."
 )
 flags.DEFINE_list("models", [], "Only these, by the names that the table has. By default all.")
-flags.DEFINE_integer("epochs", None, "Passes over the data: of texts 8, of translation 10.")
-flags.DEFINE_integer("tuning_epochs", None, "Passes for each learning rate: 8, of translation 2.")
+flags.DEFINE_integer(
+    "epochs", None, "Passes over the data: of texts 8, of translation 10.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "tuning_epochs", None, "Passes for each rate: of texts 8, of translation 2.", lower_bound=1
+)
 flags.DEFINE_list("rates", ["0.0005", "0.001", "0.003"], "Learning rates that each model tries.")
 flags.DEFINE_float("goal", None, "Whose time is told: accuracy 0.78, or BLEU 0.25, held out.")
 flags.DEFINE_integer("steps", 1500, "Training steps of each model that recalls.", lower_bound=1)
@@ -219,6 +223,10 @@ def translated(model: keras.Model, tokenizer: kt.Tokenizer, sources: list[str]) 
     return tokenizer.decode_batch(written)
 
 
+# What makes it, the name of its score, passes over the data to train and to tune.
+CONTESTS = {"texts": (texts, "dev", 8, 8), "translation": (translation, "BLEU", 10, 2)}
+
+
 def chosen(names) -> list[str]:
     """Those of `--models`, or all."""
     unknown = [name for name in FLAGS.models if name not in names]
@@ -242,15 +250,15 @@ def main(_):
         if FLAGS.output:
             draw(found, lengths, "tokens of a sequence", "ms of a training step", FLAGS.output)
     else:
-        contest, contenders = texts() if FLAGS.what == "texts" else translation()
-        epochs = FLAGS.epochs or (8 if FLAGS.what == "texts" else 10)
+        make, score, epochs, tuning_epochs = CONTESTS[FLAGS.what]
+        contest, contenders = make()
         table(
             contest,
             {name: contenders[name] for name in chosen(contenders)},
-            "dev" if FLAGS.what == "texts" else "BLEU",
+            score,
             rates=list(map(float, FLAGS.rates)),
-            epochs=epochs,
-            tuning_epochs=FLAGS.tuning_epochs or (8 if FLAGS.what == "texts" else 2),
+            epochs=FLAGS.epochs or epochs,
+            tuning_epochs=FLAGS.tuning_epochs or tuning_epochs,
             seed=FLAGS.seed,
         )
 

@@ -131,7 +131,7 @@ def tune(
 
 
 def speeds(contest: Contest, models: dict[str, keras.Model], steps: int = 20) -> dict[str, float]:
-    """Real tokens a second of training, each model in turn, the median of five rounds.
+    """Real tokens a second of training, each model in turn, the median of three rounds.
 
     Programs are compiled before: each round goes over the same batches.
     """
@@ -143,7 +143,7 @@ def speeds(contest: Contest, models: dict[str, keras.Model], steps: int = 20) ->
         batches = [dataset[int(i)] for i in taken]
         share = sum(_tokens(batch) for batch in batches)
         rounds[name] = ([contest.read(model, batch) for batch in batches], share, [])
-    for turn in range(6):
+    for turn in range(4):
         for name, model in models.items():
             batches, tokens, found = rounds[name]
             began = time.perf_counter()

@@ -20,9 +20,11 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
 HELPERS = (
     "baselines.py",
     "chorales.py",
+    "contests.py",
     "example_data.py",
     "listops.py",
     "runs.py",
+    "sequences.py",
 )  # what examples import
 
 

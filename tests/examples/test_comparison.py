@@ -8,22 +8,50 @@ from PIL import Image
 pytestmark = pytest.mark.one_backend
 
 
+SMALL = ("--epochs=1", "--tuning_epochs=1", "--goal=0")
+ROW = r"^{} +([\d,]+) +(\S+) +([\d.]+)% +([\d.]+)%"
+SPEED = r"^{} +([\d,]+) +([\d,]+) +\d+ s"
+
+
+def row(pattern, name, printed):
+    found = re.search(pattern.format(name), printed, re.MULTILINE)
+    assert found, printed
+    return [float(x.replace(",", "")) for x in found.groups()]
+
+
 def test_texts(run):
     """Each model is tuned alike and scored once; its size and its speed are told."""
-    small = ["--train_size=200", "--epochs=1", "--rates=0.003,0.001", "--reach=0.1"]
-    printed = run("comparison", "--what=texts", *small, "--vocabulary_size=500")
-    assert "190 sentences, 10 held out" in printed
-    row = r"^{} +([\d,]+) +(\S+) +([\d.]+)% +([\d,]+) +\d+ s"
+    flags = ["--train_size=80", "--test_size=20", "--vocabulary_size=300", "--batch_size=40"]
+    printed = run("comparison", "--what=texts", *SMALL, *flags, "--rates=0.003")
+    assert "76 sentences, 4 held out, 20 to score" in printed
     sizes = {}
     for name in (
         "bag of words", "fastText", "TextCNN", "BiLSTM", "BiLSTM with attention",
         "encoder from scratch", "pretrained encoder",
     ):  # fmt: skip
-        found = re.search(row.format(name), printed, re.MULTILINE)
-        assert found, printed
-        sizes[name] = int(found[1].replace(",", ""))
-        assert 20 < float(found[3]) < 90
+        sizes[name], rate, held_out, dev = row(ROW, name, printed)
+        assert rate > 0 and held_out % 25 == 0 and dev % 5 == 0
+        speed, tokens = row(SPEED, name, printed)
+        assert speed > 100 and 0 < tokens < 10_000
     assert sizes["bag of words"] < sizes["TextCNN"] < sizes["pretrained encoder"]
+
+
+def test_learning_rates(run):
+    """The one that is best on what is held out; then as many epochs as were asked for."""
+    flags = ["--train_size=400", "--test_size=100", "--rates=0.000001,0.003", "--epochs=3"]
+    printed = run("comparison", "--models=bag of words", "--tuning_epochs=2", *flags)
+    assert row(ROW, "bag of words", printed)[1] == 0.03
+
+
+def test_translation(run):
+    flags = ["--train_size=300", "--test_size=8", "--rates=0.003", "--vocabulary_size=600"]
+    models = "--models=additive attention,Transformer"
+    printed = run("comparison", "--what=translation", *SMALL, *flags, models)
+    assert "300 pairs, 600 pieces of words" in printed
+    for name in ("additive attention", "Transformer"):
+        _, _, held_out, bleu = row(ROW, name, printed)
+        assert held_out < 5 and bleu < 5
+        assert row(SPEED, name, printed)[1] > 1000
 
 
 def test_recall(run, tmp_path):
@@ -44,4 +72,4 @@ def test_lengths(run):
 
 
 def test_a_model_that_is_not_known(run):
-    assert "'GRU'. Known are: BiLSTM, " in run("comparison", "--models=GRU", code=1)
+    assert "'GRU'. Known of texts are: BiLSTM, " in run("comparison", "--models=GRU", code=1)
