@@ -57,6 +57,7 @@ FORMATS = {
     each.name: each
     for each in (
         Format("ctranslate2", None, "ctranslate2", ("ctranslate2",), _TEXT, f"{_HERE}.ctranslate2"),
+        Format("onnx", "torch", "onnx", ("onnx", "onnxscript"), _TEXT, f"{_HERE}.onnx"),
         Format("huggingface", None, None, (), (*_TEXT, "dual"), f"{_HERE}.huggingface"),
     )
 }
