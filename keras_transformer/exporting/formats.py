@@ -51,14 +51,18 @@ class Format:
             )
 
 
-_TEXT = ("encoder", "decoder", "seq2seq")
+_ALL = ("encoder", "decoder", "seq2seq")
 
 FORMATS = {
     each.name: each
     for each in (
-        Format("ctranslate2", None, "ctranslate2", ("ctranslate2",), _TEXT, f"{_HERE}.ctranslate2"),
-        Format("onnx", "torch", "onnx", ("onnx", "onnxscript"), _TEXT, f"{_HERE}.onnx"),
-        Format("huggingface", None, None, (), (*_TEXT, "dual"), f"{_HERE}.huggingface"),
+        Format("onnx", "torch", "onnx", ("onnx", "onnxscript"), _ALL, f"{_HERE}.onnx"),
+        Format(
+            "openvino", "torch", "openvino", ("openvino", "onnxscript"), _ALL, f"{_HERE}.openvino"
+        ),
+        Format("pt2", "torch", None, (), _ALL, f"{_HERE}.pt2"),
+        Format("ctranslate2", None, "ctranslate2", ("ctranslate2",), _ALL, f"{_HERE}.ctranslate2"),
+        Format("huggingface", None, None, (), (*_ALL, "dual"), f"{_HERE}.huggingface"),
     )
 }
 

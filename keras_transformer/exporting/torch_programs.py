@@ -4,6 +4,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from keras_transformer.exporting.graph import Graph
 
@@ -11,9 +12,10 @@ from keras_transformer.exporting.graph import Graph
 _SIZES = {"batch": 2, "length": 5, "past": 3, "total": 8, "source": 7}
 
 
-def programs_of(graphs: list[Graph]) -> dict[str, "torch.export.ExportedProgram"]:  # noqa: F821
-    """Each graph as a `torch.export.ExportedProgram` of any sizes, by its name."""
-    return {graph.name: _program(graph) for graph in graphs}
+def programs_of(graphs: list[Graph]) -> Iterator[tuple[Graph, Any]]:
+    """Each graph and the `torch.export.ExportedProgram` of it, for any sizes of its axes."""
+    for graph in graphs:
+        yield graph, _program(graph)
 
 
 def _program(graph: Graph):
