@@ -34,6 +34,7 @@ PARTS = {
     "checkpoints": ("Presets and checkpoints", ("checkpoints", "checkpoints.keras_hub")),
     "planning": ("Plans", ("planning",)),
     "explanations": ("Explanations", ("explanations",)),
+    "exporting": ("Exports", ("exporting",)),
     "serving": ("A page", ("serving",)),
     "distribution": ("Many devices", ("distribution",)),
     "process": ("The process", ("process",)),

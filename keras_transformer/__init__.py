@@ -72,6 +72,7 @@ from keras_transformer.checkpoints import (  # noqa: E402
 )
 from keras_transformer.checkpoints.heads import register_tasks  # noqa: E402
 from keras_transformer.config import TransformerConfig  # noqa: E402
+from keras_transformer.exporting import export  # noqa: E402
 from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
@@ -147,6 +148,7 @@ __all__ = [
     "data",
     "distribution",
     "explanations",
+    "export",
     "export_to_huggingface",
     "from_keras_hub",
     "generation",

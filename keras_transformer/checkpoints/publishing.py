@@ -215,7 +215,7 @@ def _publish(scratch: Path, target: Path) -> None:
 
 def _publish_by_exchange(scratch: Path, target: Path) -> bool:
     """As `_publish`, if two folders can change places here and nothing but the preset does."""
-    exchange = _exchanging()
+    exchange = exchanging()
     if exchange is None or not _holds_parts_only(target):
         return False
     keep_permissions(target, scratch)
@@ -296,7 +296,7 @@ def _remove(path: Path, place: Path) -> None:
 
 
 @functools.cache
-def _exchanging() -> Callable[[bytes, bytes], int] | None:
+def exchanging() -> Callable[[bytes, bytes], int] | None:
     """The system's function that lets two paths change places in one step, None without one."""
     if sys.platform not in ("linux", "darwin"):
         return None

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.slots import put, taken
+from keras_transformer.layers.slots import columns, put, taken
 
 
 class SlotSpace(NamedTuple):
@@ -72,7 +72,7 @@ class SlotSpace(NamedTuple):
             filled, keys = filled[..., : self.end], keys[:, : self.end]
             positions = keys[:, self.start :]
         else:
-            positions = ops.take(keys, self.start + places, axis=1)
+            positions = columns(keys, self.start + places)
         branches = filled.shape[1]
         if branches == 1 and is_zero(self.start):  # as without a cache
             return Visibility(filled[:, 0], query_positions=positions, key_positions=keys)

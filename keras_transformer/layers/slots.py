@@ -105,15 +105,25 @@ def taken(tensor, slots):
     return ops.take_along_axis(tensor, slots[:, None, :, None], axis=2)
 
 
+def columns(tensor, places):
+    """Of `(rows, slots)` those at `places`, int `(count,)`, which are the same for all rows."""
+    if keras.backend.backend() == "torch":  # Keras looks at the sizes, which a program may not.
+        return tensor.index_select(1, places)
+    return ops.take(tensor, places, axis=1)
+
+
 def put(tensor, values, index, axis: int):
     """`tensor` with `values` along `axis` from `index` on.
 
-    On PyTorch `tensor` itself is written, without a copy.
+    On PyTorch `tensor` itself is written, without a copy; unless `index` is behind its last place,
+    where there is no room: then they are joined, as a program that is exported does it.
     """
     if keras.backend.backend() == "torch":
         import torch
 
         values = values.to(tensor.dtype)
+        if not isinstance(index, torch.Tensor) and index == tensor.shape[axis]:
+            return torch.cat([tensor, values], dim=axis)
         if isinstance(index, int):
             tensor.narrow(axis, index, values.shape[axis]).copy_(values)
             return tensor

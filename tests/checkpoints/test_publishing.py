@@ -23,7 +23,7 @@ SAVERS = Path(__file__).with_name("savers.py")
 ROOT = Path(__file__).parents[2]
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and locks")
 needs_exchange = pytest.mark.skipif(
-    publishing._exchanging() is None, reason="the system exchanges no folders"
+    publishing.exchanging() is None, reason="the system exchanges no folders"
 )
 
 
@@ -42,7 +42,7 @@ def save(folder, files=NEW, **options):
 
 
 def in_place(monkeypatch):
-    monkeypatch.setattr(publishing, "_exchanging", lambda: None)
+    monkeypatch.setattr(publishing, "exchanging", lambda: None)
 
 
 @needs_posix

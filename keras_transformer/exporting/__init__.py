@@ -1,0 +1,10 @@
+"""Models out of Python: `export`, and the table of formats that it writes."""
+
+from keras_transformer.exporting.formats import FORMATS, Format
+from keras_transformer.exporting.run import export
+
+__all__ = ["FORMATS", "Format", "export"]
+
+
+def __dir__() -> list[str]:
+    return __all__

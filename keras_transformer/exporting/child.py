@@ -1,0 +1,83 @@
+"""A conversion in a child process, on the backend that the format needs."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_transformer.checkpoints import load_backbone, load_task, resolve_preset
+from keras_transformer.exporting.formats import FORMATS, Format
+
+_ERRORS = {error.__name__: error for error in (ValueError, ImportError, NotImplementedError)}
+
+
+def convert_in_child(
+    task: keras.Model, directory: Path, chosen: Format, options: Mapping[str, Any]
+) -> None:
+    """Fills a folder as `chosen.write` does, in a process on the backend of the format.
+
+    The weights travel as a preset. ImportError if that backend is not installed.
+    """
+    if importlib.util.find_spec(chosen.backend) is None:
+        raise ImportError(
+            f"The format {chosen.name!r} is converted on the backend {chosen.backend!r}, which is "
+            f'not installed here. Run `pip install "keras_transformer[{chosen.backend}]"`.'
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        preset = Path(scratch, "preset")
+        task.save_to_preset(preset)
+        asked = {
+            "preset": str(preset),
+            "directory": str(directory),
+            "format": chosen.name,
+            "options": dict(options),
+        }
+        root = str(Path(__file__).parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        done = subprocess.run(
+            [sys.executable, "-m", "keras_transformer.exporting.child"],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "KERAS_BACKEND": chosen.backend,
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
+        )
+    if done.returncode == 0:
+        return
+    try:
+        said = json.loads(done.stdout.rpartition("\n")[2])
+    except ValueError:
+        raise RuntimeError(
+            f"The process that converts to {chosen.name!r} on {chosen.backend} ended with status "
+            f"{done.returncode}:\n{done.stderr[-2000:]}"
+        ) from None
+    raise _ERRORS[said["error"]](said["message"])
+
+
+def _convert() -> int:
+    """What the child does: reads what is asked, converts, and says what was wrong."""
+    asked = json.load(sys.stdin)
+    preset = resolve_preset(asked["preset"])
+    try:
+        of_task = preset.description[1] is not None
+        task = load_task(None, preset) if of_task else load_backbone(preset)
+        FORMATS[asked["format"]].write(task, Path(asked["directory"]), **asked["options"])
+    except tuple(_ERRORS.values()) as error:
+        kind = next(name for name, known in _ERRORS.items() if isinstance(error, known))
+        print("\n" + json.dumps({"error": kind, "message": str(error)}), end="")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_convert())

@@ -1,0 +1,33 @@
+"""What an exported folder says of its model, for a program that asks it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+
+def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `export.json`: what the model is, and what decoding or labelling needs.
+
+    Args:
+        task: a task or a backbone.
+        format: str, the name of the format.
+        options: those of the format.
+    """
+    backbone = getattr(task, "backbone", task)
+    decoder = backbone.config.sides[-1]
+    said: dict[str, Any] = {
+        "format": format,
+        "options": dict(options),
+        "kind": backbone.config.kind,
+        "task": None if task is backbone else type(task).__name__,
+        "max_length": decoder.max_sequence_length,
+        "vocabulary_size": decoder.vocabulary_size,
+    }
+    if task is not backbone:
+        said |= {"labels": getattr(task, "labels", None), "pad_id": getattr(task, "pad_id", None)}
+    if getattr(task, "generates", False):
+        said |= {"end_ids": list(task.end_ids), "start_id": getattr(task, "start_id", None)}
+    if backbone.config.kind in ("decoder", "seq2seq"):
+        said["cache_layers"] = [list(layer) for layer in backbone.cache_layers]
+    return said

@@ -1,0 +1,82 @@
+"""The folder of an export, filled beside its place and shown at once."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.checkpoints.publishing import exchanging
+from keras_transformer.checkpoints.untrusted import read_json, write_json
+from keras_transformer.files import keep_permissions, naming, synchronize
+from keras_transformer.scratch import one_at_a_time, open_to_others, scratch_folder
+
+# What an exported folder says of itself, `files` among it, by which another export replaces it.
+EXPORT_FILE = "export.json"
+_MADE_BY = "keras_transformer"
+
+
+def check_place(directory: str | os.PathLike) -> Path:
+    """The folder as a path. ValueError if it holds anything but an earlier export."""
+    target = Path(directory).expanduser().resolve()
+    if not os.path.lexists(target):
+        return target
+    if not target.is_dir():
+        raise ValueError(f"Cannot export to {target}: it is a file. Name a folder.")
+    others = sorted(set(_files(target)) - set(_exported(target)))
+    if others:
+        raise ValueError(
+            f"Cannot export to {target}: it holds files that no export wrote, such as "
+            f"{others[0]!r}. Name a new or an empty folder, or that of an earlier export."
+        )
+    return target
+
+
+@contextlib.contextmanager
+def exported_folder(target: Path, values: Mapping[str, Any]) -> Iterator[Path]:
+    """Fills a folder that appears whole or not at all, in place of an earlier export.
+
+    Args:
+        target: what `check_place` gave.
+        values: JSON-ready, what `export.json` is to say.
+    """
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(target.parent, target.name) as scratch:
+            yield scratch
+            files = [*_files(scratch), EXPORT_FILE]
+            said = {"made_by": _MADE_BY, **values, "files": sorted(files)}
+            write_json(scratch / EXPORT_FILE, said)
+            for name in files:
+                synchronize(scratch / name)
+            with one_at_a_time(target.parent):
+                check_place(target)
+                _publish(scratch, target)
+
+
+def _publish(scratch: Path, target: Path) -> None:
+    open_to_others(scratch)
+    synchronize(scratch)
+    if os.path.lexists(target):
+        keep_permissions(target, scratch)
+        exchange = exchanging()
+        if exchange is None or exchange(os.fsencode(scratch), os.fsencode(target)) != 0:
+            with scratch_folder(target.parent, "replaced") as before:
+                os.rename(target, before / "before")
+                os.rename(scratch, target)
+    else:
+        os.rename(scratch, target)
+    synchronize(target.parent)
+
+
+def _exported(folder: Path) -> list[str]:
+    """The files that an earlier export wrote; none where there was none."""
+    if not (folder / EXPORT_FILE).is_file():
+        return []
+    said = read_json(folder / EXPORT_FILE)
+    files = said.get("files")
+    return files if said.get("made_by") == _MADE_BY and isinstance(files, list) else []
+
+
+def _files(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]

@@ -1,0 +1,22 @@
+"""Programs of PyTorch, which `torch.export.load` reads."""
+
+from pathlib import Path
+
+import keras
+
+from keras_transformer.exporting.graphs import graphs_of
+from keras_transformer.exporting.torch_programs import programs_of, quietly
+
+
+def write(task: keras.Model, directory: Path) -> None:
+    """Writes `model.pt2`, or the graphs of an encoder-decoder.
+
+    Args:
+        task: a task or a backbone.
+        directory: the folder.
+    """
+    import torch
+
+    for graph, program in programs_of(graphs_of(task)):
+        with quietly():
+            torch.export.save(program, directory / f"{graph.name}.pt2")

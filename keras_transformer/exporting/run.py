@@ -1,0 +1,89 @@
+"""A model as a folder for a runtime that knows nothing of this package."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from keras_transformer.checking import check_path, describe, nearest
+from keras_transformer.exporting.child import convert_in_child
+from keras_transformer.exporting.description import describe_export
+from keras_transformer.exporting.folder import check_place, exported_folder
+from keras_transformer.exporting.formats import Format, format_named
+from keras_transformer.models.backbone import Backbone, refuse_quantized
+from keras_transformer.training import lora
+
+
+def export(
+    task: keras.Model, directory: str | os.PathLike, format: str = "onnx", **options: Any
+) -> None:
+    """Writes a model for a runtime that needs neither this package nor Keras.
+
+    The folder appears complete or not at all, and replaces an earlier export. A format that
+    another backend converts to is converted by a child process on that backend.
+
+    Args:
+        task: a task, with a tokenizer or without, or a backbone.
+        directory: the folder: new, empty, or that of an earlier export.
+        format: a name in `exporting.FORMATS`, such as `"onnx"`.
+        **options: those of the format, see docs/export.md.
+
+    Raises:
+        ValueError: for an unknown format or option, a model that the format cannot take (the
+            message says what can), or a folder that holds other files.
+        ImportError: if a package of the format is missing; the message names the extra.
+    """
+    check_path("directory", directory)
+    chosen = format_named(format)
+    _check_model(task, chosen)
+    write = chosen.write
+    _check_options(write, chosen, options)
+    chosen.check_packages()
+    if chosen.name == "huggingface":  # A preset, which replaces presets.
+        write(task, directory, **options)
+        return
+    target = check_place(directory)
+    with exported_folder(target, describe_export(task, chosen.name, options)) as folder:
+        processor = getattr(task, "processor", None)
+        if processor is not None:
+            processor.save(folder)
+        if chosen.backend in (None, keras.backend.backend()):
+            write(task, folder, **options)
+        else:
+            convert_in_child(task, folder, chosen, options)
+
+
+def _check_model(task: Any, chosen: Format) -> None:
+    """ValueError for what is no model, or not whole, or of a kind that the format has not."""
+    backbone = getattr(task, "backbone", task)
+    if not isinstance(backbone, Backbone):
+        raise ValueError(f"`task` must be a task or a backbone, received {describe(task)}.")
+    refuse_quantized(task)
+    if lora.is_adapted(backbone):
+        raise ValueError(
+            "The model has adapters beside its weights. Call `merge_lora` before `export`, or "
+            "`save_adapter` to keep them apart."
+        )
+    if backbone.config.kind not in chosen.kinds:
+        raise ValueError(
+            f"The format {chosen.name!r} takes models of kind "
+            f"{', '.join(map(repr, chosen.kinds))}, received one of kind {backbone.config.kind!r}."
+        )
+    name = type(task).__name__
+    if task is not backbone and chosen.tasks is not None and name not in chosen.tasks:
+        raise ValueError(
+            f"The format {chosen.name!r} takes {', '.join(chosen.tasks)}, received a {name}. "
+            "Export its backbone alone: task.backbone."
+        )
+
+
+def _check_options(write: Callable, chosen: Format, options: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(write).parameters)[2:]
+    for name in options:
+        if name not in known:
+            raise ValueError(
+                f"The format {chosen.name!r} has no option {name!r}.{nearest(name, known)} Its "
+                f"options are: {', '.join(known) or 'none'}."
+            )
