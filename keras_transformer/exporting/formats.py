@@ -56,7 +56,15 @@ _TEXT = ("encoder", "decoder", "seq2seq")
 FORMATS = {
     each.name: each
     for each in (
-        Format("ctranslate2", None, "ctranslate2", ("ctranslate2",), _TEXT, f"{_HERE}.ctranslate2"),
+        Format(
+            "ctranslate2",
+            None,
+            "ctranslate2",
+            ("ctranslate2",),
+            _TEXT,
+            f"{_HERE}.ctranslate2",
+            ("CausalLM", "Seq2SeqLM", "TextEmbedder"),
+        ),
         Format("huggingface", None, None, (), (*_TEXT, "dual"), f"{_HERE}.huggingface"),
     )
 }
