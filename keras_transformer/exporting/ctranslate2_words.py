@@ -50,6 +50,8 @@ def check(config: TransformerConfig) -> None:
     """ValueError for a value that CTranslate2 has no word for."""
     _check_said(config)
     flat = config.sides
+    if config.kind == "decoder" and config.position == "relative":
+        _refuse("position", "relative", "It counts distances in a prompt wrongly.")
     for side in flat:
         layers = side.layers
         for layer in layers:
