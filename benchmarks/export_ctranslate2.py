@@ -8,12 +8,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import keras_transformer as kt
-
 import ctranslate2
 import sacrebleu
 import tokenizers
 from absl import app
+
+import keras_transformer as kt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from example_data import multi30k
