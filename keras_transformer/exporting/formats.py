@@ -61,7 +61,15 @@ FORMATS = {
             "openvino", "torch", "openvino", ("openvino", "onnxscript"), _ALL, f"{_HERE}.openvino"
         ),
         Format("pt2", "torch", None, (), _ALL, f"{_HERE}.pt2"),
-        Format("ctranslate2", None, "ctranslate2", ("ctranslate2",), _ALL, f"{_HERE}.ctranslate2"),
+        Format(
+            "ctranslate2",
+            None,
+            "ctranslate2",
+            ("ctranslate2",),
+            _ALL,
+            f"{_HERE}.ctranslate2",
+            ("CausalLM", "Seq2SeqLM", "TextEmbedder"),
+        ),
         Format("huggingface", None, None, (), (*_ALL, "dual"), f"{_HERE}.huggingface"),
     )
 }

@@ -113,6 +113,22 @@ def with_further(output: Any, *further: Any) -> Any:
     return (output, *given) if given else output
 
 
+def asked_further(scores: bool, projections: bool) -> tuple[dict[str, bool], list[dict]]:
+    """What attention is asked for beside its states, and a dict for each that is wanted."""
+    asked = {"return_attention_scores": scores, "return_projections": projections}
+    return asked, [{} for wanted in asked.values() if wanted]
+
+
+def put_aside(result: Any, side: str, further: list[dict]) -> Any:
+    """The output of what `with_further` returned; the rest goes into dicts, by the side."""
+    if not further:
+        return result
+    output, *rest = result
+    for each, given in zip(further, rest, strict=True):
+        each[side] = given
+    return output
+
+
 def check_shapes(queries: Any, keys: Any, **arrays: Any) -> None:
     """ValueError for arrays that do not fit the states that they are given with.
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_transformer.layers import further_keys, scores, sparse
 from keras_transformer.layers.blocks import goes_in_turns, in_groups, in_turns
-from keras_transformer.layers.observing import observe
+from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import attention_kernel
 
@@ -142,7 +142,6 @@ class Attends:
         """The weighted sum, and the weights; keys and values `(batch, heads, length, head_dim)`."""
         allowed = visibility.mask(ops.shape(queries)[1], ops.shape(keys)[2])
         queries = _heads_first(queries)
-        observe(self.name, queries, keys)
         logits = ops.cast(self.score_function(queries, keys), "float32")
         if self.attention_soft_cap is not None:
             logits = self.attention_soft_cap * ops.tanh(logits / self.attention_soft_cap)
@@ -164,6 +163,32 @@ class Attends:
         dropped = ops.reshape(dropped, (shape[0], groups, -1, shape[3]))
         attended = ops.reshape(ops.matmul(dropped, values), (*shape[:3], self.head_dim))
         return _heads_first(attended), weights
+
+    def _projections(self, queries, keys, from_cache) -> dict:
+        """What is multiplied for the scores, `(batch, heads, length, head_dim)`."""
+        return {
+            "queries": _heads_first(queries),
+            "keys": keys if from_cache else _heads_first(keys),
+        }
+
+    def _row_lengths(self, keys, positions, padding):
+        """How many tokens each row has, where the angles depend on it."""
+        if self.rotary_embedding is None or not self.rotary_embedding.by_length:
+            return None
+        return row_lengths(sequence_positions(keys) if positions is None else positions, padding)
+
+    def _normalized_and_rotated(self, states, heads, norm, rotation):
+        if norm is not None and self.query_key_norm_across_heads:
+            states, norm = norm(states), None
+        states = self._split(states, heads)
+        states = states if norm is None else norm(states)
+        if self.rotary_embedding is None:
+            return states
+        return self.rotary_embedding(states, **rotation)
+
+    def _split(self, states, heads: int):
+        shape = ops.shape(states)
+        return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
 
 
 def _heads_first(states):

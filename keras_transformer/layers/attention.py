@@ -22,7 +22,7 @@ from keras_transformer.layers.disentangled import position_projections, with_rel
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masking import Visibility, is_zero
 from keras_transformer.layers.normalization import make_head_normalization, make_normalization
-from keras_transformer.layers.position import RotaryEmbedding, row_lengths, sequence_positions
+from keras_transformer.layers.position import RotaryEmbedding, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -107,11 +107,13 @@ class MultiHeadAttention(
             holds and reads all. Cross-attention writes those of `value` and, without it, reads
             what an earlier call wrote.
         return_attention_scores: bool.
+        return_projections: bool.
 
     Returns:
         Float `(batch, query_length, output_dim)`. In a tuple with it, if asked for, the attention
-        weights `(batch, num_heads, query_length, key_length)` in float32, and, if one was given,
-        the updated cache.
+        weights `(batch, num_heads, query_length, key_length)` in float32; a dict of the `queries`
+        and `keys` as the score function is given them, normalized and rotated, `(batch, heads,
+        length, head_dim)`; and, if one was given, the updated cache.
 
     Raises:
         ValueError: for numbers of heads that do not divide, an unknown score, a location score of
@@ -287,6 +289,7 @@ class MultiHeadAttention(
         relative=None,
         cache=None,
         return_attention_scores: bool = False,
+        return_projections: bool = False,
         training: bool = False,
     ):
         own_keys = self._has_own_keys(value, cache)
@@ -333,13 +336,8 @@ class MultiHeadAttention(
         output = self.output_dense(
             ops.reshape(attended, (shape[0], shape[1], self.num_heads * self.head_dim))
         )
-        return with_further(output, weights, cache)
-
-    def _row_lengths(self, keys, positions, padding):
-        """How many tokens each row has, where the angles depend on it."""
-        if self.rotary_embedding is None or not self.rotary_embedding.by_length:
-            return None
-        return row_lengths(sequence_positions(keys) if positions is None else positions, padding)
+        projections = self._projections(queries, keys, from_cache) if return_projections else None
+        return with_further(output, weights, projections, cache)
 
     def _has_own_keys(self, value, cache) -> bool:
         """Whether keys are made of the queries: self-attention."""
@@ -367,19 +365,6 @@ class MultiHeadAttention(
         )
         return keys, self._split(self.value_dense(value), self.num_key_value_heads)
 
-    def _normalized_and_rotated(self, states, heads, norm, rotation):
-        if norm is not None and self.query_key_norm_across_heads:
-            states, norm = norm(states), None
-        states = self._split(states, heads)
-        states = states if norm is None else norm(states)
-        if self.rotary_embedding is None:
-            return states
-        return self.rotary_embedding(states, **rotation)
-
-    def _split(self, states, heads: int):
-        shape = ops.shape(states)
-        return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
-
     def compute_mask(self, query, mask=None, **kwargs):
         return mask
 
@@ -392,9 +377,15 @@ class MultiHeadAttention(
         self._check_used(query, value, key, mask, value_mask, visibility, bias, cache)
         output_dim = self.output_dim or query.shape[-1]
         output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
-        keys, weights = query if value is None else value, None
+        keys, weights, projections = query if value is None else value, None, None
+        batch, length = query.shape[:2]
+        slots = keys.shape[1] if cache is None else cache.keys.shape[2]
         if given["return_attention_scores"]:
-            slots = keys.shape[1] if cache is None else cache.keys.shape[2]
-            shape = (query.shape[0], self.num_heads, query.shape[1], slots)
-            weights = keras.KerasTensor(shape, dtype="float32")
-        return with_further(output, weights, cache)
+            weights = keras.KerasTensor((batch, self.num_heads, length, slots), dtype="float32")
+        if given["return_projections"]:
+            sizes = {"queries": (self.num_heads, length), "keys": (self.num_key_value_heads, slots)}
+            projections = {
+                name: keras.KerasTensor((batch, *size, self.head_dim), self.compute_dtype)
+                for name, size in sizes.items()
+            }
+        return with_further(output, weights, projections, cache)

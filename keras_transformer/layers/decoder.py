@@ -3,8 +3,10 @@
 import keras
 
 from keras_transformer.layers.arguments import (
+    asked_further,
     check_shapes,
     named_arguments,
+    put_aside,
     refuse_unused,
     with_further,
 )
@@ -34,11 +36,12 @@ class DecoderBlock(EncoderBlock):
         bias: float `(batch or 1, heads or 1, length, keys)`, added to the self-attention scores.
         cache: dict `{"self": Slots, "cross": Slots}`; `"cross"` is None before the first call and
             without cross-attention.
-        return_attention_scores: bool.
+        return_attention_scores, return_projections: bool, as of `MultiHeadAttention`.
 
     Returns:
-        Float `(batch, length, hidden_dim)`. In a tuple with it, if asked for, a dict with the
-        attention weights, `"self"` and `"cross"`, and, if one was given, the updated cache.
+        Float `(batch, length, hidden_dim)`. In a tuple with it, if asked for, what the attentions
+        give in dicts, `"self"` and `"cross"`: of weights, and of projections; and, if one was
+        given, the updated cache.
 
     Raises:
         ValueError: for encoder states that are missing, or given without `cross_attention`, and
@@ -94,6 +97,7 @@ class DecoderBlock(EncoderBlock):
         bias=None,
         cache=None,
         return_attention_scores: bool = False,
+        return_projections: bool = False,
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
@@ -103,23 +107,17 @@ class DecoderBlock(EncoderBlock):
         self._check_source(inputs, encoder_states, encoder_states_mask, cross_visibility, cache)
         visibility = Visibility.given(visibility, mask)
         cross_visibility = Visibility.given(cross_visibility, encoder_states_mask)
-        options = {"return_attention_scores": return_attention_scores, "training": training}
-        updated, scores = {"cross": None}, {}
-
-        def kept(name, result):
-            """The states of what an attention returned; the rest is put aside."""
-            if cache is not None:
-                *result, updated[name] = result
-            if return_attention_scores:
-                *result, scores[name] = result
-            return result[0] if isinstance(result, (tuple, list)) else result
+        asked, further = asked_further(return_attention_scores, return_projections)
+        options = {**asked, "training": training}
+        updated = {"cross": None}
+        rest = further if cache is None else [*further, updated]
 
         def attend(x):
             slots = None if cache is None else cache["self"]
             result = self.self_attention(
                 x, visibility=visibility, bias=bias, cache=slots, **options
             )
-            return kept("self", result)
+            return put_aside(result, "self", rest)
 
         def attend_to_encoder(x):
             slots = None if cache is None else cache["cross"]
@@ -128,12 +126,12 @@ class DecoderBlock(EncoderBlock):
             result = self.cross_attention(
                 x, value=encoder_states, visibility=cross_visibility, cache=slots, **options
             )
-            return kept("cross", result)
+            return put_aside(result, "cross", rest)
 
         across = attend_to_encoder if self.cross_attention_enabled else None
         mask = visibility.padding if cache is None else None  # With one it is of its slots.
         x = self._sublayers(attend, inputs, training, across, mask=mask)
-        return with_further(x, scores or None, None if cache is None else updated)
+        return with_further(x, *rest)
 
     def _check_source(self, inputs, encoder_states, encoder_states_mask, cross_visibility, cache):
         """ValueError for states of an encoder that are missing, have no use, or do not fit."""
@@ -166,7 +164,7 @@ class DecoderBlock(EncoderBlock):
         self._check_used(inputs, mask, visibility, bias, cached=cache is not None)
         names = ("encoder_states", "encoder_states_mask", "cross_visibility")
         self._check_source(inputs, *map(given.get, names), cache)
-        if given["return_attention_scores"]:
+        if given["return_attention_scores"] or given["return_projections"]:
             return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         output = keras.KerasTensor(given["inputs"].shape, dtype=self.compute_dtype)
         return output if given["cache"] is None else (output, given["cache"])

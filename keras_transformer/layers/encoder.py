@@ -9,10 +9,12 @@ from keras_transformer.config_checks import PATTERN
 from keras_transformer.layers.arguments import (
     NamesArguments,
     SavesArguments,
+    asked_further,
     check_shapes,
     deserialized,
     named_arguments,
     options_of,
+    put_aside,
     with_further,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
@@ -86,12 +88,12 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         bias: float `(batch or 1, heads or 1, length, length)`, added to the attention scores.
         relative: `RelativeStates`, see `MultiHeadAttention`.
         first_only: bool, compute the state of the first token alone.
-        return_attention_scores: bool.
+        return_attention_scores, return_projections: bool, as of `MultiHeadAttention`.
 
     Returns:
         Float `(batch, length, hidden_dim)`; with `first_only` `(batch, 1, hidden_dim)`. In a tuple
-        with it, if asked for, a dict with the attention weights, `{"self": float (batch,
-        num_heads, length, length)}`.
+        with it, if asked for, what the attention gives in dicts: of weights `{"self": float (batch,
+        num_heads, length, length)}`, and of projections.
 
     Raises:
         ValueError: for a width that `num_heads` does not divide, without a `head_dim`, and for an
@@ -329,12 +331,13 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         relative=None,
         first_only: bool = False,
         return_attention_scores: bool = False,
+        return_projections: bool = False,
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
         self._check_used(inputs, mask, visibility, bias)
         visibility = Visibility.given(visibility, mask)
-        scores = {}
+        asked, further = asked_further(return_attention_scores, return_projections)
 
         def attend(x):
             options = {"visibility": visibility, "bias": bias, "relative": relative}
@@ -349,11 +352,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                     "relative": None if relative is None else relative.of_first_query(),
                 }
                 x = x[:, :1]
-            if return_attention_scores:
-                options["return_attention_scores"] = True
-            x = self.self_attention(x, training=training, **options)
-            if return_attention_scores:
-                x, scores["self"] = x
+            x = self.self_attention(x, training=training, **options, **asked)
+            x = put_aside(x, "self", further)
             return x[:, :1] if first_only and not alone else x
 
         def convolve(x):
@@ -369,7 +369,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             first_only=first_only,
             mask=visibility.padding,
         )
-        return with_further(x, scores or None)
+        return with_further(x, *further)
 
     def _check_used(self, inputs, mask, visibility, bias, cached: bool = False):
         """ValueError for arguments that would change nothing, or do not fit."""
@@ -389,6 +389,8 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         batch, length, dim = given["inputs"].shape
         queries = 1 if given["first_only"] else length
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)
+        if given["return_projections"]:
+            return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
         scores = keras.KerasTensor((batch, self.num_heads, queries, length), "float32")
         return with_further(output, {"self": scores} if given["return_attention_scores"] else None)
 

@@ -289,7 +289,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
     def call(self, inputs, positions=None, lengths=None):
         width = inputs.shape[-1]
         dim = width if self.dim is None else self.dim
-        frequencies = self._scaled_frequencies(dim)
+        frequencies = self.frequencies(dim)
         pairs = len(frequencies)
         if 2 * pairs > width:
             raise ValueError(
@@ -307,7 +307,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         if self.interleaved:
             first, second = turned[..., ::2], turned[..., 1::2]
         sin, cos = ops.sin(angles), ops.cos(angles)
-        raised = self._raised()
+        raised = self.raised
         if raised != 1:
             sin, cos = sin * raised, cos * raised
         parts = [first * cos - second * sin, second * cos + first * sin]
@@ -316,7 +316,11 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         rotated = ops.concatenate([*parts, rest] if 2 * pairs < width else parts, axis=-1)
         return ops.cast(rotated, inputs.dtype)
 
-    def _scaled_frequencies(self, dim: int) -> np.ndarray:
+    def frequencies(self, dim: int) -> np.ndarray:
+        """The angle of each pair of `dim` features from one position to the next, `(pairs,)`.
+
+        Where the length of a row decides, those before it does.
+        """
         frequencies = _frequencies(dim, self.base)
         if self.scaling is None or self.by_length:
             return frequencies
@@ -359,7 +363,8 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
             of_pairs.append(ops.convert_to_tensor(frequencies / np.array(factors), "float32"))
         return ops.where(longer > 1.0, *of_pairs)
 
-    def _raised(self) -> float:
+    @property
+    def raised(self) -> float:
         """What queries and keys each are multiplied by."""
         if self.factor <= 1 or self.scaling not in ("yarn", "longrope"):
             return 1.0

@@ -6,7 +6,6 @@ from typing import Any
 
 from keras_transformer.layers.arguments import with_further
 from keras_transformer.layers.masking import Visibility
-from keras_transformer.layers.observing import observed
 
 # What may be collected of a pass: all that `collect` of a backbone takes.
 COLLECTED = ("states", "attention", "queries", "keys")
@@ -100,27 +99,31 @@ class BlockRun:
         if "states" in self.collected:
             self.collected["states"].append(x)
         within = [name for name in ("queries", "keys") if name in self.collected]
-        if within or "attention" in self.collected:
+        if "attention" in self.collected:
             options["return_attention_scores"] = True
+        if within:
+            options["return_projections"] = True
         if self.cache is not None:
             options["cache"] = self.cache.layer(len(self._kept))
-        with observed(bool(within)) as seen:
-            result = block(x, **options)
+        result = block(x, **options)
         if self.cache is not None:
             *result, kept = result
             self._kept.append(kept)
-        if "return_attention_scores" in options:
-            *result, weights = result
-            for side, of_a_block in weights.items():
-                prefix = "" if side == "self" else "cross_"
-                if "attention" in self.collected:
-                    self.collected.setdefault(f"{prefix}attention", []).append(of_a_block)
-                pair = dict(
-                    zip(("queries", "keys"), seen.get(f"{side}_attention", ()), strict=False)
-                )
+        if within:
+            *result, projections = result
+            for side, given in projections.items():
                 for name in within:
-                    self.collected.setdefault(f"{prefix}{name}", []).append(pair[name])
+                    self._collect(side, name, given[name])
+        if "attention" in self.collected:
+            *result, weights = result
+            for side, given in weights.items():
+                self._collect(side, "attention", given)
         return result[0] if isinstance(result, (tuple, list)) else result
+
+    def _collect(self, side: str, name: str, given) -> None:
+        """Puts what one attention of a block gave beside those of the blocks before."""
+        name = name if side == "self" else f"cross_{name}"
+        self.collected.setdefault(name, []).append(given)
 
     def outputs(self, x, source=None):
         """What `call` returns: the states, and the updated cache and what was collected, if any.
