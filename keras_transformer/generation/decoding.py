@@ -72,6 +72,7 @@ class Given(NamedTuple):
     max_new_tokens: Any  # int32 (rows,)
     uniforms: Any  # float32 (rows, size * draws), see `Limits`
     tables: Any  # `AutomatonTables` of the rules, or ()
+    choices: Any = ()  # float32 (rows, count), see `Limits`
 
 
 class Report(NamedTuple):
@@ -201,14 +202,16 @@ class Decoding:
         return cache.compact(dict(slots))
 
     def replace(self, state, new, given: Given, order):
-        """Of the rows of both states, one after the other, those of `order`, int `(count,)`."""
-        joined = keras.tree.map_structure(
-            lambda *pair: ops.take(join_padded(*pair), order, axis=0),
-            tuple(state[:4]),
-            tuple(new[:4]),
-        )
-        cache = state.cache.append(new.cache).take_rows(order)
-        return self.report(DecodeState(*joined, cache, state.steps), given)
+        """Of the rows of both states, one after the other, those of `order`, int `(count,)`.
+
+        `new` may be None: then of the rows of `state`.
+        """
+        rows, cache = tuple(state[:4]), state.cache
+        if new is not None:
+            rows = keras.tree.map_structure(join_padded, rows, tuple(new[:4]))
+            cache = cache.append(new.cache)
+        rows = keras.tree.map_structure(lambda x: ops.take(x, order, axis=0), rows)
+        return self.report(DecodeState(*rows, cache.take_rows(order), state.steps), given)
 
     def _choose(self, state, logits, hidden, limits, rules):
         """The next tokens, of logits `(rows, branches or step_length, vocabulary_size)`."""
@@ -236,7 +239,7 @@ class Decoding:
         return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
     def _limits(self, given: Given) -> Limits:
-        return Limits(self.settings.end_ids, self.settings.pad_id, *given[:2])
+        return Limits(self.settings.end_ids, self.settings.pad_id, *given[:2], given.choices)
 
     def _rules(self, given: Given):
         rules = self.settings.rules

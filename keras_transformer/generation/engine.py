@@ -35,6 +35,7 @@ class Batch:
     owners: list  # whose each row is, None for nobody's
     draw: Callable  # from the owners and a width to float32 (rows, width), see `Limits`
     uniforms: np.ndarray  # what was drawn
+    choices: np.ndarray  # float32 (rows, count), see `samplers.Limits`
     state: DecodeState | None = None
     report: Report | None = None  # NumPy arrays, except for what was found
 
@@ -133,12 +134,14 @@ class Engine:
         owners: list | None = None,
         prefix: Cache | None = None,
         slots: int = 0,
+        choices: np.ndarray | None = None,
     ) -> Batch:
         """A batch after its prompts, padded on the right, and the first new token.
 
         Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
         cache has room for `steps` steps, or `most_steps`, and for `slots` at least; `prefix`, of
-        `read_prefix`, stands before every prompt. For `limits`, `draw` and `owners` see `Batch`.
+        `read_prefix`, stands before every prompt. For `limits`, `draw`, `owners` and `choices` see
+        `Batch`.
         """
         sampler = settings.sampler
         tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
@@ -148,7 +151,8 @@ class Engine:
         needed += sampler.slots_per_step * (most_steps(sampler) if steps is None else steps)
         compiled, nothing = self._compiled_for(settings), np.zeros((len(limits), 0), "float32")
         owners = list(range(len(limits))) if owners is None else owners
-        batch = Batch(settings, compiled, limits, owners, draw, nothing)
+        choices = nothing if choices is None else choices
+        batch = Batch(settings, compiled, limits, owners, draw, nothing, choices)
         wanted = _slots(batch, max(slots, needed))
         room = {key: min(wanted, most) for key, most in _most_slots(batch).items()}
         options = {"slots": tuple(room.items()), "size": max(room.values()), "copies": copies}
@@ -226,17 +230,30 @@ class Engine:
             batch.state = batch.state._replace(cache=cache)
         return ends | {key: used[key] for key in crowded}
 
-    def replace_rows(self, batch: Batch, kept: list[int], new: Batch) -> Batch:
-        """The rows `kept` of a batch, and behind them those of `new`."""
-        order = np.array([*kept, *(len(batch.limits) + np.arange(len(new.limits)))], "int32")
+    def replace_rows(self, batch: Batch, kept: list[int], new: Batch | None = None) -> Batch:
+        """The rows `kept` of a batch, and behind them those of `new`.
+
+        A row that is kept again, behind those whose owners are somebody, is nobody's.
+        """
+        both = [batch] if new is None else [batch, new]
+        added = 0 if new is None else len(new.limits)
+        order = np.array([*kept, *(len(batch.limits) + np.arange(added))], "int32")
+        all_owners = [owner for each in both for owner in each.owners]
+        owners = [all_owners[row] for row in order]
+        limits = np.concatenate([each.limits for each in both])[order]
+        again = np.setdiff1d(np.arange(len(order)), np.unique(order, return_index=True)[1])
+        for row in again:
+            owners[row], limits[row] = None, 0
         joined = dataclasses.replace(
             batch,
-            limits=np.concatenate([batch.limits, new.limits])[order],
-            owners=[(batch.owners + new.owners)[row] for row in order],
+            limits=limits,
+            owners=owners,
             uniforms=np.zeros((len(order), 0), "float32"),
+            choices=np.concatenate([each.choices for each in both])[order],
         )
         given = self._given(joined, 0, moves=True)
-        return joined.take(batch.compiled.replace(batch.state, new.state, given, to_tensor(order)))
+        state = None if new is None else new.state
+        return joined.take(batch.compiled.replace(batch.state, state, given, to_tensor(order)))
 
     def finished(self, batch: Batch) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""
@@ -295,7 +312,8 @@ class Engine:
         # Copies: the limits of rows that leave are set to 0.
         limits, uniforms = np.array(batch.limits, "int32"), np.array(batch.uniforms, "float32")
         tables = () if moves else self._tables_of(batch.settings)
-        return Given(to_tensor(limits), to_tensor(uniforms), tables)
+        choices = to_tensor(np.array(batch.choices, "float32"))
+        return Given(to_tensor(limits), to_tensor(uniforms), tables, choices)
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""
