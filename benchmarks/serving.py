@@ -3,7 +3,7 @@
 Random weights in the shape of GPT-2 124M, written by `export_to_huggingface`, are served on the
 loopback, each server in a process of its own and in turns. `--clients` clients send
 `--requests` prompts of mixed lengths, greedily continued by mixed numbers of tokens and streamed.
-Printed are, for each server and round: requests lost, texts that are not those of one request alone,
+Printed are, for each server and round: requests lost, texts that are not those of a request alone,
 tokens a second, the median and the 99th percentile of the first token and of whole answers, and
 resident memory as it goes.
 
@@ -206,9 +206,7 @@ def main(_):
                 ours = name.startswith("keras_transformer")
                 asked = requests if ours else requests[: FLAGS.peer_requests]
                 ask(port, model, requests[0])  # what is compiled or loaded first
-                alone, seconds, memory = load(
-                    port, model, asked[: FLAGS.alone], 1, process.pid
-                )
+                alone, seconds, memory = load(port, model, asked[: FLAGS.alone], 1, process.pid)
                 one = tell(f"{number} {name} one at a time", alone, seconds, 0, memory)
                 many, seconds, memory = load(port, model, asked, FLAGS.clients, process.pid)
                 pairs = zip(alone, many, strict=False)

@@ -153,7 +153,8 @@ class Engine:
         owners = list(range(len(limits))) if owners is None else owners
         choices = nothing if choices is None else choices
         batch = Batch(settings, compiled, limits, owners, draw, nothing, choices)
-        wanted = _slots(batch, max(slots, needed))
+        # A batch that is joined has the slots that it has.
+        wanted = max(slots, round_size(needed)) if slots else _slots(batch, needed)
         room = {key: min(wanted, most) for key, most in _most_slots(batch).items()}
         options = {"slots": tuple(room.items()), "size": max(room.values()), "copies": copies}
         given = self._given(batch, options["size"])
@@ -230,30 +231,30 @@ class Engine:
             batch.state = batch.state._replace(cache=cache)
         return ends | {key: used[key] for key in crowded}
 
-    def replace_rows(self, batch: Batch, kept: list[int], new: Batch | None = None) -> Batch:
-        """The rows `kept` of a batch, and behind them those of `new`.
-
-        A row that is kept again, behind those whose owners are somebody, is nobody's.
-        """
-        both = [batch] if new is None else [batch, new]
-        added = 0 if new is None else len(new.limits)
-        order = np.array([*kept, *(len(batch.limits) + np.arange(added))], "int32")
-        all_owners = [owner for each in both for owner in each.owners]
-        owners = [all_owners[row] for row in order]
-        limits = np.concatenate([each.limits for each in both])[order]
-        again = np.setdiff1d(np.arange(len(order)), np.unique(order, return_index=True)[1])
-        for row in again:
-            owners[row], limits[row] = None, 0
-        joined = dataclasses.replace(
+    def take_rows(self, batch: Batch, rows: list[int]) -> Batch:
+        """The rows `rows` of a batch. One that comes again is nobody's the second time."""
+        first = [row not in rows[:i] for i, row in enumerate(rows)]
+        taken = dataclasses.replace(
             batch,
-            limits=limits,
-            owners=owners,
-            uniforms=np.zeros((len(order), 0), "float32"),
-            choices=np.concatenate([each.choices for each in both])[order],
+            limits=np.where(first, batch.limits[rows], 0).astype("int32"),
+            owners=[
+                batch.owners[row] if new else None for row, new in zip(rows, first, strict=True)
+            ],
+            uniforms=np.zeros((len(rows), 0), "float32"),
+            choices=batch.choices[rows],
         )
-        given = self._given(joined, 0, moves=True)
-        state = None if new is None else new.state
-        return joined.take(batch.compiled.replace(batch.state, state, given, to_tensor(order)))
+        given = self._given(taken, 0, moves=True)
+        order = to_tensor(np.array(rows, "int32"))
+        return taken.take(batch.compiled.take_rows(batch.state, given, order))
+
+    def place_rows(self, batch: Batch, new: Batch, rows: list[int]) -> None:
+        """Puts the rows of `new` into the places `rows` of a batch."""
+        batch.limits[rows], batch.choices[rows] = new.limits, new.choices
+        for row, owner in zip(rows, new.owners, strict=True):
+            batch.owners[row] = owner
+        batch.uniforms = np.zeros((len(batch.limits), 0), "float32")
+        given, places = self._given(batch, 0, moves=True), to_tensor(np.array(rows, "int32"))
+        batch.take(batch.compiled.place(batch.state, new.state, given, places))
 
     def finished(self, batch: Batch) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""

@@ -170,7 +170,9 @@ class Scheduler:
         """
         batch = self._batch
         if batch is None:
-            self._batch = self._start(self._queue, self._rows_for(len(self._queue)))
+            # With `row_counts` the others join when it is known how long they are.
+            chosen = self._take(1 if self.row_counts else self.batch_size)
+            self._batch = self._start(chosen, round_up(self.batch_size))
             return
         done = self.engine.finished(batch)
         if steps is not None and self.settings.sampler.streams and not done.all():
@@ -192,11 +194,11 @@ class Scheduler:
         if free == rows:
             self._batch = None
         elif self._queue and wanted > rows:
-            self._batch = self._refill(batch, self._queue, wanted)
+            self._batch = self._refill(batch, wanted)
         elif self._queue and free >= joins:
-            self._batch = self._refill(batch, self._queue, rows)
+            self._batch = self._refill(batch, rows)
         elif self.row_counts and wanted <= rows // 4:
-            self._batch = self.engine.replace_rows(batch, _owned_first(batch)[:wanted])
+            self._batch = self.engine.take_rows(batch, _owned_first(batch)[:wanted])
         else:
             most = most_steps(self.settings.sampler)
             enough = min(rows, max(free + 1, rows // 4)) if self._queue else rows
@@ -232,22 +234,19 @@ class Scheduler:
                 uniforms[row] = row_uniforms(waiting.seed, waiting.row + owner[1], width)
         return uniforms
 
-    def _start(self, queue: deque, count: int, most: int | None = None, slots: int = 0) -> Batch:
-        """A batch of the next `count` prompts, filled up to at most `most`. Owners are samples."""
-        chosen = [queue.popleft() for _ in range(min(count, len(queue)))]
+    def _start(self, chosen: list[int], most: int, slots: int = 0) -> Batch:
+        """A batch of prompts, filled up to at most `most`. Owners are samples."""
         models = (model.config for model in self.settings.sampler.models)
         longest = [config.max_sequence_length for config in models if config.position == "learned"]
         longest += [] if self.longest is None else [self.longest]
+        room = min(longest) - self._shared if longest else None
         rows = [self._waiting[i].prompt[self._shared :] for i in chosen]
-        count, length = self.engine.padded_prompts(
-            self.settings,
-            len(rows),
-            max(map(len, rows)),
-            (
-                round_up(self.batch_size) if most is None else most,
-                min(longest) - self._shared if longest else None,
-            ),
-        )
+        count, length = len(rows), max(map(len, rows))
+        if self.row_counts:
+            length = round_size(length) if room is None else min(round_size(length), room)
+        else:
+            sizes = (most, room)
+            count, length = self.engine.padded_prompts(self.settings, count, length, sizes)
         owners: list = [(i, copy) for i in chosen for copy in range(self.copies)]
         limits = np.zeros((count * self.copies,), "int32")
         limits[: len(owners)] = [self._waiting[i].max_new_tokens for i, _ in owners]
@@ -262,16 +261,42 @@ class Scheduler:
             inputs, self.settings, limits, self._draw, None, owners, self._prefix, slots, choices
         )
 
-    def _refill(self, batch: Batch, queue: deque, rows: int) -> Batch:
-        """The batch with waiting prompts in the place of finished ones, and `rows` in the end."""
-        owned = len(batch.owners) - batch.owners.count(None)
-        places = (rows - owned) // self.copies
-        while round_up(places) > places:  # as many prompts as a step of the ladder has
-            places -= 1
-        new = self._start(queue, places, places, batch.state.cache.slots)
-        kept = _owned_first(batch)
-        kept += kept[-1:] * (rows - len(kept))
-        return self.engine.replace_rows(batch, kept[: rows - len(new.owners)], new)
+    def _refill(self, batch: Batch, rows: int) -> Batch:
+        """The batch with `rows` rows, and waiting prompts in the place of finished ones."""
+        if rows != len(batch.owners):
+            kept = _owned_first(batch)
+            batch = self.engine.take_rows(batch, (kept + kept[-1:] * rows)[:rows])
+        free = [row for row, owner in enumerate(batch.owners) if owner is None]
+        for chosen in self._parts(len(free) // self.copies):
+            most = round_up(len(chosen))
+            new = self._start(chosen, min(most, len(free) // self.copies), batch.state.cache.slots)
+            places, free = free[: len(new.owners)], free[len(new.owners) :]
+            self.engine.place_rows(batch, new, places)
+        return batch
+
+    def _parts(self, places: int) -> Iterator[list[int]]:
+        """The waiting prompts that are read in one pass each, to fill at most so many places.
+
+        With `row_counts` they are alike in length and as many as a batch may have rows: little is
+        padded, and there are few programs.
+        """
+        if not self.row_counts:
+            while round_up(places) > places:  # as many prompts as a step of the ladder has
+                places -= 1
+            yield self._take(places)
+            return
+        alike: dict[int, list[int]] = {}
+        for index in self._take(places):
+            alike.setdefault(round_size(len(self._waiting[index].prompt)), []).append(index)
+        for chosen in alike.values():
+            while chosen:
+                count = max(count for count in (1, *self.row_counts) if count <= len(chosen))
+                yield chosen[:count]
+                chosen = chosen[count:]
+
+    def _take(self, count: int) -> list[int]:
+        """The next `count` prompts that wait."""
+        return [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
 
     def _read_prefix(self, prompts: Sequence[list[int]]) -> None:
         """Computes what all prompts begin with, if that pays."""
