@@ -5,7 +5,8 @@ loopback, each server in a process of its own and in turns. `--clients` clients 
 `--requests` prompts of mixed lengths, greedily continued by mixed numbers of tokens and streamed.
 Printed are, for each server and round: requests lost, texts that are not those of a request alone,
 tokens a second, the median and the 99th percentile of the first token and of whole answers, and
-resident memory as it goes.
+resident memory as it goes. A text counts as wrong here if it differs from the one that the same
+server gave when nothing else was asked, for the first `--alone` requests.
 
     python benchmarks/serving.py --requests=2000 --backends=jax,torch
     python benchmarks/serving.py --requests=128 --rounds=1 --nopeer
@@ -189,6 +190,8 @@ def commands(folder: pathlib.Path) -> dict[str, tuple]:
     if FLAGS.peer:
         command = [str(pathlib.Path(sys.executable).with_name("transformers")), "serve"]
         command += [str(folder), "--continuous-batching", "--device", "cpu", "--port", "18200"]
+        # A cache for all clients. Left to itself it takes most of the memory, and goes through it.
+        command += ["--cb-block-size", "32", "--cb-num-blocks", str(8 * FLAGS.clients)]
         found["transformers"] = (command, 18200, "/health", str(folder), {})
     return found
 

@@ -119,6 +119,7 @@ class Decoding:
             compact=compile_function(self.compact, donate=(0,), moves=True),
             take_rows=compile_function(self.take_rows, moves=True),
             place=compile_function(self.place, donate=(0,), moves=True),
+            place_larger=compile_function(self.place, moves=True),
             sizes=Sizes(),
             spaces=self.program.spaces,
         )

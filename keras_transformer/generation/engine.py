@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -254,7 +255,13 @@ class Engine:
             batch.owners[row] = owner
         batch.uniforms = np.zeros((len(batch.limits), 0), "float32")
         given, places = self._given(batch, 0, moves=True), to_tensor(np.array(rows, "int32"))
-        batch.take(batch.compiled.place(batch.state, new.state, given, places))
+        both = zip(*(keras.tree.flatten(tuple(x.state)) for x in (batch, new)), strict=True)
+        # What has to grow cannot be written where it is.
+        fits = all(
+            a >= b for pair in both for a, b in zip(*(x.shape[1:] for x in pair), strict=True)
+        )
+        place = batch.compiled.place if fits else batch.compiled.place_larger
+        batch.take(place(batch.state, new.state, given, places))
 
     def finished(self, batch: Batch) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""

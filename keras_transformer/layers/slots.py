@@ -129,6 +129,8 @@ def put_rows(tensor, values, rows):
 
     On PyTorch `tensor` itself is written, without a copy.
     """
+    if 0 in tensor.shape:  # of which TensorFlow can write nothing
+        return tensor
     values = ops.cast(values, tensor.dtype)
     if keras.backend.backend() == "torch":
         return tensor.index_copy_(0, rows.long(), values)
