@@ -1,8 +1,11 @@
-"""The sub-command that serves a page."""
+"""The sub-command that serves a page, or an API."""
 
 import argparse
+import dataclasses
+import os
+from pathlib import Path
 
-from keras_transformer.cli.command import ABOUT_PRESET, command, option
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
 
 
 def _port(text: str) -> int:
@@ -15,17 +18,20 @@ def _port(text: str) -> int:
 @command(
     "serve",
     f"""\
-open a page to try presets in a browser
+open a page to try presets in a browser, or an API for programs
 
 Loads presets and serves a page on this machine to try them: translate, classify, fill a mask,
 complete, embed and compare, describe images, transcribe recordings, whatever each can, with the
-attention beside it. The same is there as JSON: /openapi.json describes it. It needs Starlette and
-uvicorn: pip install "keras_transformer[serve]".
+attention beside it. The same is there as JSON: /openapi.json describes it. With --api it serves
+OpenAI's API instead (/v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models), for many
+clients at once, with /classify, /translate, /health, /ready and /metrics beside it. It needs
+pip install "keras_transformer[serve]".
 
 {ABOUT_PRESET}
 examples:
   keras-transformer serve transformer_tiny_en_de gpt_tiny_shakespeare
   keras-transformer serve minilm_l6_en --port 8080
+  API_KEY=secret keras-transformer serve --api gpt_tiny_shakespeare --api_key API_KEY
   curl -H "Content-Type: application/json" -d '{{"texts": ["A dog runs."]}}' \\
       http://127.0.0.1:8000/api/transformer_tiny_en_de/translate
 """,
@@ -39,16 +45,53 @@ examples:
         "--port", "the port, 0 for one that is free (default %(default)s)", type=_port,
         default=8000, metavar="N",
     ),
+    option("--api", "serve OpenAI's API and no page", action="store_true"),
+    option(
+        "--api_key", "the environment variable, or the file, that has the key which clients of the "
+        "API must send (default: no key)",
+        metavar="NAME",
+    ),
+    *(
+        option(f"--{name}", f"of the API: {text} (default %(default)s)", type=positive,
+               default=default, metavar="N")
+        for name, text, default in (
+            ("batch_size", "texts of a model that are written together", 32),
+            ("waiting", "texts that wait for that; others get the status 429", 256),
+            ("tokens", "the most tokens of a prompt and its text; status 413 beyond", 4096),
+            ("body_bytes", "the largest request in bytes; status 413 beyond", 16 * 2**20),
+            ("stop_seconds", "when stopped, what runs has so long to be finished", 60),
+        )
+    ),
 )  # fmt: skip
 def _serve(options: argparse.Namespace) -> None:
     try:
         from keras_transformer.serving import serve
     except ImportError as error:
         raise ImportError(
-            f"The page needs {error.name}, which is not installed. Run `pip install "
+            f"The server needs {error.name}, which is not installed. Run `pip install "
             '"keras_transformer[serve]"`.'
         ) from None
-    serve(options.presets, options.host, options.port)
+    limits = None
+    if options.api:
+        from keras_transformer.serving import API_LIMITS
+
+        names = ("batch_size", "waiting", "tokens", "body_bytes", "stop_seconds")
+        limits = dataclasses.replace(API_LIMITS, **{name: getattr(options, name) for name in names})
+    key = None if options.api_key is None else read_key(options.api_key)
+    serve(options.presets, options.host, options.port, limits, options.api, key)
+
+
+def read_key(name: str) -> str:
+    """The key in an environment variable, or in a file. ValueError where there is none."""
+    found = os.environ.get(name)
+    if found is None and Path(name).is_file():
+        found = Path(name).read_text("utf-8")
+    if found is None or not found.strip():
+        raise ValueError(
+            f"--api_key {name}: there is no environment variable and no file of that name with a "
+            "key in it. The key itself is not given here: the command line is seen by others."
+        )
+    return found.strip()
 
 
 COMMANDS = (_serve,)

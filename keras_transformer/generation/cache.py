@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.generation.slot_space import SlotSpace, join_padded
+from keras_transformer.generation.slot_space import SlotSpace, placed
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.slots import Slots
 from keras_transformer.planning.memory import cache_bytes
@@ -277,17 +277,17 @@ class Cache(NamedTuple):
         spaces = {key: space.take_rows(rows) for key, space in self.spaces.items()}
         return Cache(spaces, *taken)
 
-    def append(self, other: "Cache") -> "Cache":
-        """The rows of both, with as many slots and as long a source as the larger has."""
-        return Cache(
-            {key: space.append(other.spaces[key]) for key, space in self.spaces.items()},
-            [
-                tuple(map(join_padded, mine, theirs))
-                for mine, theirs in zip(self.cross, other.cross, strict=True)
-            ],
-            source=join_padded(self.source, other.source),
-            lengths=join_padded(self.lengths, other.lengths),
+    def place(self, other: "Cache", rows) -> "Cache":
+        """With the rows of `other` in the places `rows`, int `(count,)`.
+
+        It has as many slots and as long a source as the larger. On PyTorch what this cache holds
+        may be written.
+        """
+        rest = keras.tree.map_structure(
+            lambda mine, theirs: placed(mine, theirs, rows), tuple(self[1:]), tuple(other[1:])
         )
+        spaces = {key: space.place(other.spaces[key], rows) for key, space in self.spaces.items()}
+        return Cache(spaces, *rest)
 
     def _each(self, change: Callable[[SlotSpace], SlotSpace]) -> "Cache":
         return self._replace(spaces={key: change(space) for key, space in self.spaces.items()})

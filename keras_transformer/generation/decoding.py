@@ -19,7 +19,7 @@ from keras_transformer.generation.cache import CACHE_DTYPES, Cache
 from keras_transformer.generation.logits import broken, log_sum
 from keras_transformer.generation.program import Program, compile_loop
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
-from keras_transformer.generation.slot_space import join_padded
+from keras_transformer.generation.slot_space import placed
 from keras_transformer.programs import compile_function
 from keras_transformer.sizes import Sizes
 
@@ -72,6 +72,7 @@ class Given(NamedTuple):
     max_new_tokens: Any  # int32 (rows,)
     uniforms: Any  # float32 (rows, size * draws), see `Limits`
     tables: Any  # `AutomatonTables` of the rules, or ()
+    choices: Any = ()  # float32 (rows, count), see `Limits`
 
 
 class Report(NamedTuple):
@@ -116,7 +117,9 @@ class Decoding:
             ),
             grow=compile_function(self.grow, moves=True),
             compact=compile_function(self.compact, donate=(0,), moves=True),
-            replace=compile_function(self.replace, moves=True),
+            take_rows=compile_function(self.take_rows, moves=True),
+            place=compile_function(self.place, donate=(0,), moves=True),
+            place_larger=compile_function(self.place, moves=True),
             sizes=Sizes(),
             spaces=self.program.spaces,
         )
@@ -200,14 +203,16 @@ class Decoding:
         """The cache without what nothing sees any more in the spaces of `slots`, as for `grow`."""
         return cache.compact(dict(slots))
 
-    def replace(self, state, new, given: Given, order):
-        """Of the rows of both states, one after the other, those of `order`, int `(count,)`."""
-        joined = keras.tree.map_structure(
-            lambda *pair: ops.take(join_padded(*pair), order, axis=0),
-            tuple(state[:4]),
-            tuple(new[:4]),
-        )
-        cache = state.cache.append(new.cache).take_rows(order)
+    def take_rows(self, state, given: Given, rows):
+        """The rows `rows` of a state, int `(count,)`; a row may come several times."""
+        taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(state[:4]))
+        return self.report(DecodeState(*taken, state.cache.take_rows(rows), state.steps), given)
+
+    def place(self, state, new, given: Given, rows):
+        """A state with the rows of another in the places `rows`, int `(count,)`."""
+        both = (tuple(state[:4]), tuple(new[:4]))
+        joined = keras.tree.map_structure(lambda *pair: placed(*pair, rows), *both)
+        cache = state.cache.place(new.cache, rows)
         return self.report(DecodeState(*joined, cache, state.steps), given)
 
     def _choose(self, state, logits, hidden, limits, rules):
@@ -236,7 +241,7 @@ class Decoding:
         return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
     def _limits(self, given: Given) -> Limits:
-        return Limits(self.settings.end_ids, self.settings.pad_id, *given[:2])
+        return Limits(self.settings.end_ids, self.settings.pad_id, *given[:2], given.choices)
 
     def _rules(self, given: Given):
         rules = self.settings.rules

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -35,6 +36,7 @@ class Batch:
     owners: list  # whose each row is, None for nobody's
     draw: Callable  # from the owners and a width to float32 (rows, width), see `Limits`
     uniforms: np.ndarray  # what was drawn
+    choices: np.ndarray  # float32 (rows, count), see `samplers.Limits`
     state: DecodeState | None = None
     report: Report | None = None  # NumPy arrays, except for what was found
 
@@ -133,12 +135,14 @@ class Engine:
         owners: list | None = None,
         prefix: Cache | None = None,
         slots: int = 0,
+        choices: np.ndarray | None = None,
     ) -> Batch:
         """A batch after its prompts, padded on the right, and the first new token.
 
         Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
         cache has room for `steps` steps, or `most_steps`, and for `slots` at least; `prefix`, of
-        `read_prefix`, stands before every prompt. For `limits`, `draw` and `owners` see `Batch`.
+        `read_prefix`, stands before every prompt. For `limits`, `draw`, `owners` and `choices` see
+        `Batch`.
         """
         sampler = settings.sampler
         tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
@@ -148,8 +152,10 @@ class Engine:
         needed += sampler.slots_per_step * (most_steps(sampler) if steps is None else steps)
         compiled, nothing = self._compiled_for(settings), np.zeros((len(limits), 0), "float32")
         owners = list(range(len(limits))) if owners is None else owners
-        batch = Batch(settings, compiled, limits, owners, draw, nothing)
-        wanted = _slots(batch, max(slots, needed))
+        choices = nothing if choices is None else choices
+        batch = Batch(settings, compiled, limits, owners, draw, nothing, choices)
+        # A batch that is joined has the slots that it has.
+        wanted = max(slots, round_size(needed)) if slots else _slots(batch, needed)
         room = {key: min(wanted, most) for key, most in _most_slots(batch).items()}
         options = {"slots": tuple(room.items()), "size": max(room.values()), "copies": copies}
         given = self._given(batch, options["size"])
@@ -226,17 +232,36 @@ class Engine:
             batch.state = batch.state._replace(cache=cache)
         return ends | {key: used[key] for key in crowded}
 
-    def replace_rows(self, batch: Batch, kept: list[int], new: Batch) -> Batch:
-        """The rows `kept` of a batch, and behind them those of `new`."""
-        order = np.array([*kept, *(len(batch.limits) + np.arange(len(new.limits)))], "int32")
-        joined = dataclasses.replace(
+    def take_rows(self, batch: Batch, rows: list[int]) -> Batch:
+        """The rows `rows` of a batch. One that comes again is nobody's the second time."""
+        first = [row not in rows[:i] for i, row in enumerate(rows)]
+        taken = dataclasses.replace(
             batch,
-            limits=np.concatenate([batch.limits, new.limits])[order],
-            owners=[(batch.owners + new.owners)[row] for row in order],
-            uniforms=np.zeros((len(order), 0), "float32"),
+            limits=np.where(first, batch.limits[rows], 0).astype("int32"),
+            owners=[
+                batch.owners[row] if new else None for row, new in zip(rows, first, strict=True)
+            ],
+            uniforms=np.zeros((len(rows), 0), "float32"),
+            choices=batch.choices[rows],
         )
-        given = self._given(joined, 0, moves=True)
-        return joined.take(batch.compiled.replace(batch.state, new.state, given, to_tensor(order)))
+        given = self._given(taken, 0, moves=True)
+        order = to_tensor(np.array(rows, "int32"))
+        return taken.take(batch.compiled.take_rows(batch.state, given, order))
+
+    def place_rows(self, batch: Batch, new: Batch, rows: list[int]) -> None:
+        """Puts the rows of `new` into the places `rows` of a batch."""
+        batch.limits[rows], batch.choices[rows] = new.limits, new.choices
+        for row, owner in zip(rows, new.owners, strict=True):
+            batch.owners[row] = owner
+        batch.uniforms = np.zeros((len(batch.limits), 0), "float32")
+        given, places = self._given(batch, 0, moves=True), to_tensor(np.array(rows, "int32"))
+        both = zip(*(keras.tree.flatten(tuple(x.state)) for x in (batch, new)), strict=True)
+        # What has to grow cannot be written where it is.
+        fits = all(
+            a >= b for pair in both for a, b in zip(*(x.shape[1:] for x in pair), strict=True)
+        )
+        place = batch.compiled.place if fits else batch.compiled.place_larger
+        batch.take(place(batch.state, new.state, given, places))
 
     def finished(self, batch: Batch) -> np.ndarray:
         """Bool `(rows,)`, the rows that are done. FloatingPointError for broken logits."""
@@ -295,7 +320,8 @@ class Engine:
         # Copies: the limits of rows that leave are set to 0.
         limits, uniforms = np.array(batch.limits, "int32"), np.array(batch.uniforms, "float32")
         tables = () if moves else self._tables_of(batch.settings)
-        return Given(to_tensor(limits), to_tensor(uniforms), tables)
+        choices = to_tensor(np.array(batch.choices, "float32"))
+        return Given(to_tensor(limits), to_tensor(uniforms), tables, choices)
 
     def _tables_of(self, settings: Settings) -> AutomatonTables | tuple:
         """The automaton of the rules, as tensors; `()` without one."""

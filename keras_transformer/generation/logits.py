@@ -20,7 +20,7 @@ _CHUNK = 128
 NEVER = -1e30
 # Below this temperature the rounding of float32 logits would decide, and above the other nothing
 # differs any more.
-_COLD, _HOT = 1e-5, 1e20
+COLD, _HOT = 1e-5, 1e20
 _LEAST, _MOST, _BITS = -(2**31), 2**31 - 1, 32
 _TINY = 2e-38  # the least mass that float32 tells from none
 
@@ -93,7 +93,7 @@ def apply_temperature(logits, temperature: float):
     """Logits `(..., size)` over a temperature above 0. What is banned stays so at any."""
     if temperature == 1:
         return logits
-    if temperature < _COLD:  # the largest and its equals alone
+    if temperature < COLD:  # the largest and its equals alone
         return keep(ops.zeros_like(logits), best(ordered(logits), 1))
     return keep(logits / min(temperature, _HOT), logits > NEVER / 2)
 
@@ -115,10 +115,12 @@ def best(keys, enough, weights=None):
 
     The least of them comes with all its equals. Never none: the largest key is always kept; all are
     where all do not weigh enough. `enough` is an int or int32 `(..., 1)` from 1 on, how many keys;
-    with `weights`, float32 `(..., size)` from 0 on, a float above 0.
+    with `weights`, float32 `(..., size)` from 0 on, a float or float32 `(..., 1)` above 0.
     """
     if weights is not None:
-        enough = max(enough, _TINY)
+        enough = (
+            max(enough, _TINY) if isinstance(enough, (int, float)) else ops.maximum(enough, _TINY)
+        )
     if keras.backend.backend() == "torch":
         return keys >= _limit_of_sorted(keys, enough, weights)
 

@@ -36,6 +36,8 @@ class Limits(NamedTuple):
     # float32 (rows, size * draws), random numbers from 0 to 1, `draws` of the sampler for each new
     # token, those of a token side by side.
     uniforms: Any
+    # float32 (rows, count), numbers by which a sampler treats each row, of those that have some
+    choices: Any = None
 
 
 class Prompt(NamedTuple):
@@ -250,7 +252,7 @@ class Random(Sampler):
         check_fields(self, check_int, "top_k", at_least=1, at_most=MOST_TOKENS, none=True)
 
     def choose(self, logits, count, limits: Limits):
-        return draw(ops.softmax(self.filtered(logits), axis=-1), _uniform(limits, count))
+        return draw(ops.softmax(self.filtered(logits), axis=-1), uniform_of(limits, count))
 
     def filtered(self, logits):
         """Logits `(..., vocabulary_size)`, scaled, with tokens that are cut off at -1e30."""
@@ -276,7 +278,7 @@ class Random(Sampler):
         return logits
 
 
-def _uniform(limits: Limits, count):
+def uniform_of(limits: Limits, count):
     """Each row's number for its next token."""
     last = limits.uniforms.shape[1] - 1
     return ops.take_along_axis(limits.uniforms, ops.minimum(count, last)[:, None], axis=1)[:, 0]

@@ -1,17 +1,27 @@
 """How likely a model finds given texts: one pass, without a cache."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.generation.engine import Engine
+from keras_transformer.generation.logits import top_k as likeliest
 from keras_transformer.programs import compile_function, to_tensor
 from keras_transformer.sizes import round_size, round_up
 
 # So many logits are made at a time, in rows times length: they are the largest tensor.
 _TOKENS = 1024
+
+
+class TokenScores(NamedTuple):
+    """What a model gives the tokens of a continuation, and those that it finds likelier there."""
+
+    log_probabilities: np.ndarray  # float32 (tokens,)
+    best: Any = None  # float32 (tokens, top_k), the largest log-probabilities at each place
+    best_ids: Any = None  # int32 (tokens, top_k), the tokens that have them
 
 
 def score_continuations(
@@ -21,15 +31,17 @@ def score_continuations(
     pad_id: int,
     further: Mapping[str, np.ndarray],
     owners: Sequence[int] | None = None,
-) -> list[np.ndarray]:
-    """The log-probability that the model gives each token of each continuation, float32.
+    top_k: int = 0,
+) -> list[TokenScores]:
+    """The log-probability that the model gives each token of each continuation.
 
     `pairs` are ids of a prompt and its continuation. `make_inputs` makes of lists of both the
     backbone's inputs, padded, and the places of the outputs that predict the first tokens.
     `further` are inputs beside them, of a row for each pair, or of the rows `owners` for the pairs.
+    With `top_k` also the likeliest tokens at each place.
     """
-    compiled = engine.compiled_once("score", lambda: _compile(engine.backbone))
-    results: list = [np.zeros((0,), "float32")] * len(pairs)
+    compiled = engine.compiled_once(("score", top_k), lambda: _compile(engine.backbone, top_k))
+    results = [_nothing(top_k)] * len(pairs)
     order = sorted((i for i, (_, new) in enumerate(pairs) if new), key=lambda i: _length(pairs[i]))
     while order:
         count = max(1, _TOKENS // round_size(_length(pairs[order[-1]])))
@@ -45,9 +57,10 @@ def score_continuations(
         for row, i in enumerate(filled):
             targets[row, first[row] : first[row] + len(pairs[i][1])] = pairs[i][1]
         tensors = {name: to_tensor(x) for name, x in inputs.items()}
-        scores = ops.convert_to_numpy(compiled(tensors, to_tensor(targets)))
+        found = [ops.convert_to_numpy(x) for x in compiled(tensors, to_tensor(targets))]
         for row, i in enumerate(chosen):
-            results[i] = scores[row, first[row] : first[row] + len(pairs[i][1])]
+            last = first[row] + len(pairs[i][1])
+            results[i] = TokenScores(*(x[row, first[row] : last] for x in found))
     return results
 
 
@@ -80,10 +93,24 @@ def _length(pair: tuple[list[int], list[int]]) -> int:
     return len(pair[0]) + len(pair[1])
 
 
-def _compile(backbone) -> Callable:
+def _nothing(top_k: int) -> TokenScores:
+    none = np.zeros((0,), "float32")
+    best = np.zeros((0, top_k))
+    return (
+        TokenScores(none, best.astype("float32"), best.astype("int32"))
+        if top_k
+        else (TokenScores(none))
+    )
+
+
+def _compile(backbone, top_k: int) -> Callable:
     def score(inputs, targets):
         logits = ops.cast(backbone.logits(backbone(inputs)), "float32")
         chosen = ops.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return chosen - ops.logsumexp(logits, axis=-1)
+        total = ops.logsumexp(logits, axis=-1)
+        if not top_k:
+            return (chosen - total,)
+        best, ids = likeliest(logits, top_k)
+        return chosen - total, best - total[..., None], ids
 
     return compile_function(score, backbone)

@@ -6,7 +6,11 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility, is_zero
+<<<<<<< HEAD
 from keras_transformer.layers.slots import columns, put, taken
+=======
+from keras_transformer.layers.slots import put, put_rows, taken
+>>>>>>> 7e92939
 
 
 class SlotSpace(NamedTuple):
@@ -135,15 +139,15 @@ class SlotSpace(NamedTuple):
         taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(self[:3]))
         return SlotSpace(*taken, self.start, self.end)
 
-    def append(self, other: "SlotSpace") -> "SlotSpace":
-        """The rows of both, with as many slots as the larger has."""
+    def place(self, other: "SlotSpace", rows) -> "SlotSpace":
+        """With the rows of `other` in the places `rows`, and as many slots as the larger has."""
         return SlotSpace(
             {
-                i: tuple(map(join_padded, layer, other.layers[i]))
+                i: tuple(placed(*pair, rows) for pair in zip(layer, other.layers[i], strict=True))
                 for i, layer in self.layers.items()
             },
-            filled=join_padded(self.filled, other.filled),
-            positions=join_padded(self.positions, other.positions),
+            filled=placed(self.filled, other.filled, rows),
+            positions=placed(self.positions, other.positions, rows),
             start=ops.zeros((), "int32"),
             end=ops.cast(ops.maximum(self.end, other.end), "int32"),
         )
@@ -157,12 +161,15 @@ def _used_first(used, slots: int):
     return ops.cast(order, "int32")[:, :slots]
 
 
-def join_padded(first, second):
-    """The rows of both tensors, padded with zeros to the larger of each size."""
-    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+def placed(tensor, rows_of, places):
+    """`tensor` with the rows of another in `places`, int `(count,)`; both padded to the larger.
+
+    On PyTorch `tensor` itself may be written.
+    """
+    sizes = [max(pair) for pair in zip(tensor.shape[1:], rows_of.shape[1:], strict=True)]
     padded = []
-    for tensor in (first, second):
-        widths = [(0, size - old) for size, old in zip(sizes, tensor.shape[1:], strict=True)]
+    for each in (tensor, rows_of):
+        widths = [(0, size - old) for size, old in zip(sizes, each.shape[1:], strict=True)]
         more = any(extra for _, extra in widths)
-        padded.append(ops.pad(tensor, [(0, 0), *widths]) if more else tensor)
-    return ops.concatenate(padded, axis=0)
+        padded.append(ops.pad(each, [(0, 0), *widths]) if more else each)
+    return put_rows(*padded, places)

@@ -134,6 +134,19 @@ def put(tensor, values, index, axis: int):
     return ops.slice_update(tensor, start, values)
 
 
+def put_rows(tensor, values, rows):
+    """`tensor` with `values` in its rows `rows`, int `(count,)`.
+
+    On PyTorch `tensor` itself is written, without a copy.
+    """
+    if 0 in tensor.shape:  # of which TensorFlow can write nothing
+        return tensor
+    values = ops.cast(values, tensor.dtype)
+    if keras.backend.backend() == "torch":
+        return tensor.index_copy_(0, rows.long(), values)
+    return ops.scatter_update(tensor, rows[:, None], values)
+
+
 def _quantized(x) -> tuple:
     x = ops.cast(x, "float32")
     scale = ops.maximum(ops.max(ops.abs(x), axis=-1, keepdims=True), 1e-8) / _LARGEST_INT8

@@ -34,6 +34,8 @@ _VIEW_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-scripts; frame-ancestors 'self'"
 )
+# The names of this machine that requests may call it by.
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ERRORS = (ValueError, OSError, FloatingPointError)
 
 
@@ -74,7 +76,7 @@ def make_app(
             kind = type(served.task).__name__
             raise ValueError(f"{name!r} is a {kind}, of which nothing can be asked on a page.")
     server = _Server(tasks, limits or Limits())
-    trusted = ["127.0.0.1", "localhost", "[::1]", *hosts]
+    trusted = [*LOOPBACK, *hosts]
     return Starlette(
         routes=server.routes(),
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=trusted)],
@@ -162,17 +164,17 @@ class _Server:
 
     async def _lines(self, stream: Callable, served: Served, values: Any) -> AsyncIterator[str]:
         async with self._turn():
-            pieces = await _in_thread(stream, served, values)
+            pieces = await in_thread(stream, served, values)
             yield ""
             try:
-                while (piece := await _in_thread(next, pieces, None)) is not None:
+                while (piece := await in_thread(next, pieces, None)) is not None:
                     yield json.dumps({"piece": piece}, ensure_ascii=False) + "\n"
                 yield '{"done": true}\n'
             except _ERRORS as error:
                 yield json.dumps({"error": str(error)}) + "\n"
             finally:
                 with anyio.CancelScope(shield=True):
-                    await _in_thread(pieces.close)
+                    await in_thread(pieces.close)
 
     async def _asked(self, request: Request) -> tuple[Served, Verb, dict[str, Any]]:
         preset, name = (request.path_params[key] for key in ("preset", "verb"))
@@ -185,7 +187,7 @@ class _Server:
             # Such a type no page of another site may send without being allowed to.
             raise HTTPException(415, "Send JSON, with the content type application/json.")
         try:
-            given = json.loads(await _body(request, self.limits.body_bytes))
+            given = json.loads(await read_body(request, self.limits.body_bytes))
             return self.tasks[preset], verb, verb.read(given, self.limits.characters)
         except TooLarge:
             most = self.limits.body_bytes
@@ -198,7 +200,7 @@ class _Server:
     async def _computed(self, function: Callable, served: Served, values: Any) -> Any:
         async with self._turn():
             try:
-                return await _in_thread(function, served, values)
+                return await in_thread(function, served, values)
             except _ERRORS as error:
                 raise HTTPException(422, str(error)) from None
 
@@ -213,7 +215,8 @@ class _Server:
             ) from None
 
 
-async def _in_thread(function: Callable, *arguments: Any) -> Any:
+async def in_thread(function: Callable, *arguments: Any) -> Any:
+    """What a function gives, called in another thread."""
     return await anyio.to_thread.run_sync(function, *arguments)
 
 
@@ -224,7 +227,7 @@ async def _chained(first: str, lines: AsyncIterator[str]) -> AsyncIterator[str]:
             yield line
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int) -> bytes:
     """The bytes of a request, of which no more are read than may be. TooLarge for more."""
     parts, size = [], 0
     async for part in request.stream():

@@ -17,6 +17,10 @@ class Limits:
         running: so many requests are computed at a time.
         waiting: so many more wait; others are told to come again.
         explanations: so many views of attention are kept, the latest.
+        tokens: of a prompt and what is written behind it, of the API.
+        batch_size: so many texts are written together for each model, of the API.
+        body_seconds: a request that takes longer to arrive is given up.
+        stop_seconds: when the server is stopped, what runs has so long to be finished.
     """
 
     body_bytes: int = 16 * 2**20
@@ -24,6 +28,14 @@ class Limits:
     running: int = 2
     waiting: int = 16
     explanations: int = 32
+    tokens: int = 4096
+    batch_size: int = 32
+    body_seconds: float = 30
+    stop_seconds: float = 60
+
+
+# Of the API: longer texts, and many clients at once.
+API_LIMITS = Limits(characters=200_000, waiting=256)
 
 
 class TooManyRequests(Exception):

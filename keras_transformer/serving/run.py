@@ -1,12 +1,16 @@
 """Loads presets and serves them until it is stopped."""
 
 import ipaddress
+import signal
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import keras_transformer as kt
+from keras_transformer.serving.api import make_api
 from keras_transformer.serving.app import make_app
-from keras_transformer.serving.limits import Limits
+from keras_transformer.serving.limits import API_LIMITS, Limits
+from keras_transformer.serving.observing import log_config
 from keras_transformer.serving.verbs import Served, task_names
 
 
@@ -35,30 +39,50 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits | None = None,
+    api: bool = False,
+    key: str | None = None,
 ) -> None:
-    """Serves a page to try presets, until it is interrupted.
+    """Serves presets until it is interrupted or terminated: a page to try them, or an API.
+
+    When it is told to stop, the API finishes what runs, for at most `limits.stop_seconds`.
 
     Args:
         presets: names of presets, folders or `hf://` addresses, as in `from_preset`.
         host: the address to listen on. On another than the loopback whoever reaches it can ask.
         port: 0 for one that is free.
-        limits: `Limits`.
+        limits: `Limits`. Defaults to `Limits()` for the page and `API_LIMITS` for the API.
+        api: bool, serve OpenAI's API (`make_api`) and not the page.
+        key: of the API, see `make_api`.
 
     Raises:
-        ValueError: for a preset of which nothing can be asked.
+        ValueError: for a preset of which nothing can be asked, or a key without `api`.
         OSError: if the port is in use.
     """
     import uvicorn
 
+    if key is not None and not api:
+        raise ValueError("A key is for the API: the page has none. Give `--api` too.")
+    limits = limits or (API_LIMITS if api else Limits())
     served = load_served(presets)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family)
+    listener = socket.create_server((host, port), family=family, backlog=1024)
     port = listener.getsockname()[1]
     named = f"[{host}]" if ":" in host else host
-    app = make_app(served, limits, hosts=() if _is_loopback(host) else ("*",))
+    hosts = () if _is_loopback(host) else ("*",)
+    options: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 5}
+    if api:
+        app = make_api(served, limits, key, hosts)
+        options = {
+            "log_config": log_config(),
+            "access_log": False,
+            "timeout_graceful_shutdown": limits.stop_seconds,
+        }
+        # uvicorn raises the signal again when all is finished: then the end is no failure.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    else:
+        app = make_app(served, limits, hosts)
     print(f"Serving {', '.join(served)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
-    options = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-    uvicorn.Server(options).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
 
 
 def _is_loopback(host: str) -> bool:

@@ -33,7 +33,13 @@ class Served(NamedTuple):
         return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
 
 
-_JSON_TYPES = {"text": "string", "file": "string", "integer": "integer", "number": "number"}
+_JSON_TYPES = {
+    "text": "string",
+    "file": "string",
+    "integer": "integer",
+    "number": "number",
+    "flag": "boolean",
+}
 
 
 class Field(NamedTuple):
@@ -41,8 +47,8 @@ class Field(NamedTuple):
 
     Fields:
         name: its name in JSON.
-        kind: `"text"`, `"texts"` (a list of them), `"file"` (its bytes in base64), `"integer"` or
-            `"number"`.
+        kind: `"text"`, `"texts"` (a list of them), `"file"` (its bytes in base64), `"integer"`,
+            `"number"` or `"flag"`.
         label: what the page calls it.
         default: its value where it is not given; None where it must be.
         least: the least number.
@@ -106,6 +112,11 @@ class Field(NamedTuple):
             raise ValueError(f"`{self.name}` must be the bytes of a file in base64.")
         return content
 
+    def _read_flag(self, value: Any, longest: int) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"`{self.name}` must be true or false.")
+        return value
+
     def _read_integer(self, value: Any, longest: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"`{self.name}` must be an integer.")
@@ -124,6 +135,7 @@ _KINDS = {
     "file": "a file in base64",
     "integer": "an integer",
     "number": "a number",
+    "flag": "true or false",
 }
 
 

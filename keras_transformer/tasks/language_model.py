@@ -19,7 +19,7 @@ from keras_transformer.generation.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.engine import Engine
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Sampler
-from keras_transformer.generation.scoring import score_continuations
+from keras_transformer.generation.scoring import TokenScores, score_continuations
 from keras_transformer.kerashub_names import answers_theirs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import in_pieces, reads
@@ -286,8 +286,15 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
 
         `owners` are the rows of `further` that the pairs belong to, if not one each.
         """
-        make = self._scoring_inputs
-        return score_continuations(self.engine, make, pairs, self.pad_id, further or {}, owners)
+        found = self.token_scores(pairs, further, owners)
+        return [scores.log_probabilities for scores in found]
+
+    def token_scores(
+        self, pairs: list[tuple[list[int], list[int]]], further=None, owners=None, top_k: int = 0
+    ) -> list[TokenScores]:
+        """`TokenScores` of every continuation, with the `top_k` likeliest tokens at each place."""
+        make, options = self._scoring_inputs, (further or {}, owners, top_k)
+        return score_continuations(self.engine, make, pairs, self.pad_id, *options)
 
     def positions_before(self, prompt: list[int]) -> int:
         """How many positions of the decoder a prompt takes from what is generated."""

@@ -239,7 +239,7 @@ def test_rows_leave_and_others_come(translator):
     first, second = start([0, 1], 4, 5, 4), start([2], 7, 8, 1)
     taken = first.take_rows(tensor([1, 1, 0]))
     assert (taken.rows, only(taken).end) == (3, 4)
-    cache = first.take_rows(tensor([1])).append(second)
+    cache = first.take_rows(tensor([1, 0])).place(second, tensor([1]))
     assert (cache.rows, cache.slots, int(only(cache).end)) == (2, 8, 4)
     assert ops.convert_to_numpy(cache.source).tolist() == [[True] * 2 + [False] * 5, [True] * 7]
     assert ops.convert_to_numpy(cache.lengths).tolist() == [4, 1]
@@ -252,14 +252,14 @@ def test_rows_leave_and_others_come(translator):
             close(states[place, 0], translator(inputs)[0, -1], atol=2e-5)
 
 
-def test_rows_with_branches_are_appended(model):
+def test_rows_with_branches_are_placed(model):
     caches = []
     for ids in ([[5, 6], [7, 8]], [[9, 10, 11]]):
         cache = Cache.create(model.backbone, rows=len(ids), slots=len(ids[0]) + 4)
         _, cache = model({"token_ids": ids}, cache)
         _, cache = model({"token_ids": [[12, 13]] * len(ids)}, cache.branch(2))
         caches.append(cache)
-    cache = caches[0].take_rows(tensor([1])).append(caches[1])
+    cache = caches[0].take_rows(tensor([1, 0])).place(caches[1], tensor([1]))
     assert (cache.rows, cache.branches, cache.slots, int(only(cache).end)) == (2, 2, 7, 5)
     states, _ = model({"token_ids": [[14, 15]] * 2}, cache)
     pasts = [[[7, 8, 12, 14], [7, 8, 13, 15]], [[9, 10, 11, 12, 14], [9, 10, 11, 13, 15]]]

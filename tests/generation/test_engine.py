@@ -267,13 +267,13 @@ def test_padding_is_given_back_before_the_cache_grows():
     assert batch.state.cache.slots == 64
     inputs = engine_inputs(backbone, prompts[2:])
     new = engine.prefill(inputs, settings, limits[1:], steps=8)
-    batch = engine.replace_rows(batch, [1], new)
+    engine.place_rows(batch, new, [0])
     assert batch.limits.tolist() == [40, 40]
     while not engine.finished(batch).all():
         engine.extend(batch, 8)
     assert batch.state.cache.slots == 64 and end(batch) < 64
     found = engine.outputs(batch)
-    expected = uncached_logits(backbone, prompts[1:], found.tokens[:, 0, :40])
+    expected = uncached_logits(backbone, [prompts[2], prompts[1]], found.tokens[:, 0, :40])
     np.testing.assert_allclose(found.scores[:, :40], expected, rtol=0, atol=1e-4)
 
 

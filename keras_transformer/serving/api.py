@@ -1,0 +1,303 @@
+"""OpenAI's API of some tasks: texts by a running batch, vectors, and what the page can do."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from keras_transformer.serving import openai_fields as fields
+from keras_transformer.serving.app import LOOPBACK, in_thread, read_body
+from keras_transformer.serving.limits import (
+    API_LIMITS,
+    Gate,
+    Limits,
+    TooLarge,
+    TooManyRequests,
+)
+from keras_transformer.serving.observing import Metrics, Observed
+from keras_transformer.serving.openai_answers import (
+    CHAT,
+    COMPLETION,
+    Answer,
+    Form,
+    Logprobs,
+    embeddings,
+)
+from keras_transformer.serving.openai_fields import ApiError, Prompts
+from keras_transformer.serving.openai_texts import Model, Written, while_listened
+from keras_transformer.serving.verbs import Served, Verb
+from keras_transformer.serving.worker import Worker
+
+# What the API has of its own.
+_OWN_VERBS = ("complete", "embed")
+
+
+def make_api(
+    tasks: Mapping[str, Served],
+    limits: Limits = API_LIMITS,
+    key: str | None = None,
+    hosts: tuple[str, ...] = (),
+) -> Starlette:
+    """OpenAI's API of some tasks, for any ASGI server that calls its lifespan.
+
+    Args:
+        tasks: `Served`s by the names that requests give as `model`.
+        limits: `Limits`, what it takes at a time.
+        key: what requests must give as `Authorization: Bearer KEY`. None for no such thing.
+        hosts: further names that requests may call this machine by, as in `make_app`.
+
+    Returns:
+        A Starlette application: `/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`,
+        `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...), `/health`, `/ready`
+        and `/metrics`.
+
+    Raises:
+        ValueError: for a task of which nothing can be asked, or an empty key.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+    from keras_transformer.serving import Served, make_api
+    from starlette.testclient import TestClient
+
+    task = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    with TestClient(make_api({"gpt": Served(task)}), base_url="http://127.0.0.1") as client:
+        asked = {"model": "gpt", "prompt": "ROMEO:", "max_tokens": 4, "temperature": 0}
+        (choice,) = client.post("/v1/completions", json=asked).json()["choices"]
+    assert choice["text"] == task.generate("ROMEO:", max_new_tokens=4, sampler="greedy")
+    ```
+    """
+    for name, served in tasks.items():
+        if not served.verbs:
+            kind = type(served.task).__name__
+            raise ValueError(f"{name!r} is a {kind}, of which nothing can be asked.")
+    if key is not None and not key.strip():
+        raise ValueError("The API key is empty: give one, or none for a server without a key.")
+    api = _Api(tasks, limits)
+    trusted = [*LOOPBACK, *hosts]
+    return Starlette(
+        routes=api.routes(),
+        middleware=[
+            Middleware(Observed, metrics=api.metrics, key=key),
+            Middleware(TrustedHostMiddleware, allowed_hosts=trusted),
+        ],
+        exception_handlers={
+            ApiError: _told,
+            HTTPException: _refused,
+            ClientDisconnect: _gone,
+            Exception: _failed,
+        },
+        lifespan=api.lifespan,
+    )
+
+
+class _Api:
+    """What requests share."""
+
+    def __init__(self, tasks: Mapping[str, Served], limits: Limits):
+        self.limits, self.gate, self.metrics = limits, Gate(limits), Metrics()
+        self.models: dict[str, Model] = {}
+        for name, served in tasks.items():
+            worker = logprobs = None
+            if any(verb.name == "complete" for verb in served.verbs):
+                worker = Worker(served.task, limits.batch_size, limits.waiting)
+                logprobs = Logprobs(served.task.tokenizer)
+                self.metrics.watch(name, worker)
+            self.models[name] = Model(served, worker, logprobs)
+        self.workers = [model.worker for model in self.models.values() if model.worker]
+
+    def routes(self) -> list[Route]:
+        verbs = {verb.name for model in self.models.values() for verb in model.served.verbs}
+        return [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/models", self.all_models),
+            Route("/v1/models/{model:path}", self.one_model),
+            *(
+                Route(f"/{name}", self.verb, methods=["POST"], name=name)
+                for name in sorted(verbs.difference(_OWN_VERBS))
+            ),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics.answer),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for worker in self.workers:
+            worker.start()
+        try:
+            yield
+        finally:
+            for worker in self.workers:
+                await in_thread(worker.stop)
+
+    async def health(self, request: Request) -> Response:
+        """Whether the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether every model that writes has written something."""
+        ready = all(worker.ready for worker in self.workers)
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def all_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": list(map(_described, self.models))})
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._model(name)
+        return JSONResponse(_described(name))
+
+    async def completions(self, request: Request) -> Response:
+        return await self._write(request, COMPLETION, fields.read_completion)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._write(request, CHAT, fields.read_chat)
+
+    async def embeddings(self, request: Request) -> Response:
+        given, name, model = await self._given(request)
+        task = self._able(name, model, "embed", "/v1/embeddings").served.task
+
+        def vectors() -> dict[str, Any]:
+            asked = fields.read_embedding(task, given, self.limits)
+            found = task.encode(asked.texts)
+            if asked.dimensions not in (None, found.shape[1]):
+                raise fields.wrong(f"{name!r} has {found.shape[1]} `dimensions`.", "dimensions")
+            most = task.max_length
+            tokens = sum(map(len, task.tokenizer.encode_batch(asked.texts, max_length=most)))
+            request.scope["facts"]["prompt_tokens"] = tokens
+            return embeddings(found, name, tokens, asked.as_base64)
+
+        return JSONResponse(await self._computed(vectors))
+
+    async def verb(self, request: Request) -> Response:
+        """What the page has too: a verb by its name, of a model of those that have it."""
+        wanted = request.url.path[1:]
+        given, name, model = await self._given(request, wanted)
+        verb = self._verb(model, wanted)
+        if verb is None:
+            raise _cannot(name, wanted, self._names_with(wanted))
+        fields_given = {key: value for key, value in given.items() if key != "model"}
+
+        def answer() -> dict[str, Any]:
+            values = verb.read(fields_given, self.limits.characters)
+            return {"model": name, **verb.answer(model.served, values)}
+
+        return JSONResponse(await self._computed(answer))
+
+    async def _computed(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        try:
+            async with self.gate.turn():
+                return await in_thread(function)
+        except TooManyRequests:
+            raise _too_many() from None
+        except (ValueError, OSError) as error:
+            raise fields.wrong(str(error)) from None
+
+    async def _write(self, request: Request, form: Form, read: Callable[..., Prompts]) -> Response:
+        """Texts, whole or as they come."""
+        given, name, model = await self._given(request)
+        self._able(name, model, "complete", request.url.path)
+        asked = await in_thread(read, model.served.task, given, self.limits)
+        request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
+        written = Written(model, asked, Answer(form, name), request.scope["facts"])
+        try:
+            await in_thread(written.make_jobs, self.limits)
+            model.worker.submit(written.jobs)
+        except TooManyRequests:
+            raise _too_many() from None
+        except ValueError as error:
+            raise fields.wrong(str(error)) from None
+        if asked.stream:
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(written.events(), 200, headers, "text/event-stream")
+        return await while_listened(request, written.whole, written.leave)
+
+    async def _given(self, request: Request, verb: str = "") -> tuple[dict[str, Any], str, Model]:
+        """The body of a request, and the model that it names: it need not if one has the verb."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != "application/json":
+            raise ApiError(
+                415, "Send JSON, with the content type application/json.", "invalid_content_type"
+            )
+        try:
+            with anyio.fail_after(self.limits.body_seconds):
+                body = await read_body(request, self.limits.body_bytes)
+        except TimeoutError:
+            seconds = self.limits.body_seconds
+            message = f"The body did not come within {seconds:g} seconds."
+            raise ApiError(408, message, "timeout") from None
+        except TooLarge:
+            most = self.limits.body_bytes
+            message = f"At most {most:,} bytes are read at a time."
+            raise ApiError(413, message, "request_too_large") from None
+        given = await in_thread(fields.parsed, body)
+        name, able = given.get("model"), self._names_with(verb)
+        if name is None and verb and len(able) == 1:
+            (name,) = able
+        if not isinstance(name, str):
+            raise fields.wrong(f"`model` is missing: give one of {', '.join(able)}.", "model")
+        request.scope["facts"]["model"] = name if name in self.models else None
+        return given, name, self._model(name)
+
+    def _model(self, name: str) -> Model:
+        if name not in self.models:
+            known = ", ".join(map(repr, self.models))
+            message = f"The model {name[:100]!r} does not exist. There are: {known}."
+            raise ApiError(404, message, "model_not_found", "model")
+        return self.models[name]
+
+    def _able(self, name: str, model: Model, verb: str, path: str) -> Model:
+        if self._verb(model, verb) is None:
+            raise _cannot(name, path, self._names_with(verb))
+        return model
+
+    def _verb(self, model: Model, name: str) -> Verb | None:
+        return next((verb for verb in model.served.verbs if verb.name == name), None)
+
+    def _names_with(self, verb: str) -> list[str]:
+        return [name for name, m in self.models.items() if not verb or self._verb(m, verb)]
+
+
+def _described(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "keras_transformer"}
+
+
+def _cannot(name: str, what: str, able: list[str]) -> ApiError:
+    others = f" These can: {', '.join(able)}." if able else " No model here can."
+    return ApiError(404, f"The model {name!r} has no {what}.{others}", "model_not_able", "model")
+
+
+def _too_many() -> ApiError:
+    return ApiError(429, "Too many requests wait. Try again in a moment.", "rate_limit_exceeded")
+
+
+async def _told(request: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    return JSONResponse(
+        ApiError(error.status_code, str(error.detail), "not_found").body, error.status_code
+    )
+
+
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    """The client left before its request was here: nobody reads this."""
+    return Response(status_code=499)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A mistake of this package: the trace is in the log, and not in the answer."""
+    message = f"{type(error).__name__}: see the log."
+    return JSONResponse(ApiError(500, message, "internal_error").body, 500)
