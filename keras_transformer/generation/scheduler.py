@@ -94,7 +94,7 @@ class Scheduler:
         self.share_prefix = check_flag("share_prefix", share_prefix)
         self.longest = check_int("longest", longest, 1, MOST_TOKENS, none=True)
         self.further = dict(further or {})
-        self.row_counts = tuple(row_counts)
+        self.row_counts = tuple(check_int("row_counts", n, 1, MOST_TOKENS) for n in row_counts)
         self._waiting: dict[int, Waiting] = {}  # all that are not done
         self._queue: deque[int] = deque()  # those of them in no batch yet
         self._stopped: set[tuple[int, int]] = set()

@@ -79,6 +79,8 @@ def make_api(
         if not served.verbs:
             kind = type(served.task).__name__
             raise ValueError(f"{name!r} is a {kind}, of which nothing can be asked.")
+        if served.task.generates and served.task.tokenizer is None:
+            raise ValueError(f"{name!r} has no tokenizer: it cannot be asked for texts.")
     if key is not None and not key.strip():
         raise ValueError("The API key is empty: give one, or none for a server without a key.")
     api = _Api(tasks, limits)

@@ -8,7 +8,13 @@ import pytest
 from keras import ops
 
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
-from keras_transformer.generation.scheduler import Finished, Progress, Scheduler, row_uniforms
+from keras_transformer.generation.scheduler import (
+    Finished,
+    Progress,
+    Scheduler,
+    Waiting,
+    row_uniforms,
+)
 from tests.generation.common import (
     PAD,
     START,
@@ -247,6 +253,26 @@ def test_what_is_drawn_depends_on_the_seed_and_the_row_alone(engine):
             token = new[row][step]
             assert upto[token] >= uniforms[step] - 1e-4
             assert token == 0 or upto[token - 1] <= uniforms[step] + 1e-4
+
+
+def test_prompts_that_come_while_others_are_decoded(engine, greedy):
+    """As in a server: the batch grows and shrinks, and each gives what it gives alone."""
+    made = scheduler(engine, batch_size=8, row_counts=(1, 4, 8))
+    found, coming = {}, list(range(24))
+    assert made.add(Waiting(PROMPTS[0], LIMITS[0], 0, 0)) == coming.pop(0)
+    while made.busy or coming:
+        for _ in range(min(len(coming), 3 if len(engine.running) < 6 else 1)):
+            i = coming.pop(0)
+            assert made.add(Waiting(PROMPTS[i], LIMITS[i], 0, 0)) == i
+        for event in made.advance(3):
+            if isinstance(event, Finished):
+                found[event.index] = event.tokens
+    assert [found[i] for i in range(24)] == [[until(greedy[i], LIMITS[i], ENDS)] for i in range(24)]
+    assert set(engine.running) <= {1, 4, 8} and len(set(engine.running)) > 1
+    for i in (0, 1):
+        made.add(Waiting(PROMPTS[i], 4, 0, 0))
+    assert made.withdraw(25) and not made.withdraw(25) and made.waiting == 1
+    assert [event.index for event in [*made.advance(3), *made.advance(3)]] == [24]
 
 
 @pytest.mark.backend_independent

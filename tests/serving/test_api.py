@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import json
+import socket
 import time
 
 import keras
@@ -279,3 +280,15 @@ def test_who_comes_when_all_is_full_is_told_so(task):
         assert (status, headers["retry-after"]) == (429, "2")
         assert found["error"]["code"] == "rate_limit_exceeded"
         assert ask(port, "/v1/completions", {**given, "n": 2})[0] == 200
+
+
+@pytest.mark.one_backend
+def test_a_body_that_does_not_come(task):
+    limits = dataclasses.replace(API_LIMITS, body_seconds=0.2)
+    with started(make_api({"writer": Served(task)}, limits)) as port:
+        with socket.create_connection(("127.0.0.1", port), 30) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            assert b" 408 " in connection.recv(4096)
