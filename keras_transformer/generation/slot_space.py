@@ -6,11 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility, is_zero
-<<<<<<< HEAD
-from keras_transformer.layers.slots import columns, put, taken
-=======
-from keras_transformer.layers.slots import put, put_rows, taken
->>>>>>> 7e92939
+from keras_transformer.layers.slots import columns, put, put_rows, taken
 
 
 class SlotSpace(NamedTuple):
