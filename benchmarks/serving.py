@@ -182,7 +182,7 @@ def commands(folder: pathlib.Path) -> dict[str, tuple]:
     found = {}
     for i, backend in enumerate(FLAGS.backends):
         command = [sys.executable, "-m", "keras_transformer", "serve", "--api", str(folder)]
-        command += ["--port", str(18100 + i), "--batch_size", str(FLAGS.batch_size)]
+        command += ["--port", str(18100 + i), "--batch-size", str(FLAGS.batch_size)]
         environment = {"KERAS_BACKEND": backend}
         found[f"keras_transformer-{backend}"] = (
             command, 18100 + i, "/ready", folder.name, environment,

@@ -7,6 +7,7 @@ from keras_transformer.checking import nearest
 from keras_transformer.cli import (
     asking,
     explaining,
+    exporting,
     forecasting,
     generating,
     plan,
@@ -16,7 +17,7 @@ from keras_transformer.cli import (
 )
 from keras_transformer.cli.command import AS_WRITTEN
 
-_PARTS = (presets, plan, asking, generating, sources, forecasting, explaining, serving)
+_PARTS = (presets, plan, asking, generating, sources, forecasting, explaining, exporting, serving)
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\

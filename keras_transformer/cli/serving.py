@@ -31,7 +31,7 @@ pip install "keras_transformer[serve]".
 examples:
   keras-transformer serve transformer_tiny_en_de gpt_tiny_shakespeare
   keras-transformer serve minilm_l6_en --port 8080
-  API_KEY=secret keras-transformer serve --api gpt_tiny_shakespeare --api_key API_KEY
+  API_KEY=secret keras-transformer serve --api gpt_tiny_shakespeare --api-key API_KEY
   curl -H "Content-Type: application/json" -d '{{"texts": ["A dog runs."]}}' \\
       http://127.0.0.1:8000/api/transformer_tiny_en_de/translate
 """,
@@ -47,12 +47,12 @@ examples:
     ),
     option("--api", "serve OpenAI's API and no page", action="store_true"),
     option(
-        "--api_key", "the environment variable, or the file, that has the key which clients of the "
+        "--api-key", "the environment variable, or the file, that has the key which clients of the "
         "API must send (default: no key)",
         metavar="NAME",
     ),
     *(
-        option(f"--{name}", f"of the API: {text} (default %(default)s)", type=positive,
+        option(f"--{name.replace('_', '-')}", f"of the API: {text} (default %(default)s)", type=positive,
                default=default, metavar="N")
         for name, text, default in (
             ("batch_size", "texts of a model that are written together", 32),
@@ -88,7 +88,7 @@ def read_key(name: str) -> str:
         found = Path(name).read_text("utf-8")
     if found is None or not found.strip():
         raise ValueError(
-            f"--api_key {name}: there is no environment variable and no file of that name with a "
+            f"--api-key {name}: there is no environment variable and no file of that name with a "
             "key in it. The key itself is not given here: the command line is seen by others."
         )
     return found.strip()

@@ -64,13 +64,17 @@ def convert_in_child(
     raise _ERRORS[said["error"]](said["message"])
 
 
+def load_model(preset: str) -> keras.Model:
+    """The task of a preset, or its backbone where it has none."""
+    opened = resolve_preset(preset)
+    return load_backbone(opened) if opened.description[1] is None else load_task(None, opened)
+
+
 def _convert() -> int:
     """What the child does: reads what is asked, converts, and says what was wrong."""
     asked = json.load(sys.stdin)
-    preset = resolve_preset(asked["preset"])
     try:
-        of_task = preset.description[1] is not None
-        task = load_task(None, preset) if of_task else load_backbone(preset)
+        task = load_model(asked["preset"])
         FORMATS[asked["format"]].write(task, Path(asked["directory"]), **asked["options"])
     except tuple(_ERRORS.values()) as error:
         kind = next(name for name, known in _ERRORS.items() if isinstance(error, known))

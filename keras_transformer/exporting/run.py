@@ -34,6 +34,20 @@ def export(
         ValueError: for an unknown format or option, a model that the format cannot take (the
             message says what can), or a folder that holds other files.
         ImportError: if a package of the format is missing; the message names the extra.
+
+    Example:
+    ```python
+    import json
+    import tempfile
+    from pathlib import Path
+
+    import keras_transformer as kt
+
+    config = kt.TransformerConfig(kind="encoder", vocabulary_size=30, hidden_dim=8, num_heads=2)
+    folder = Path(tempfile.mkdtemp(), "encoder")
+    kt.export(kt.models.Encoder(config), folder, format="huggingface")
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 8
+    ```
     """
     check_path("directory", directory)
     chosen = format_named(format)

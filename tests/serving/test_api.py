@@ -285,10 +285,12 @@ def test_who_comes_when_all_is_full_is_told_so(task):
 @pytest.mark.one_backend
 def test_a_body_that_does_not_come(task):
     limits = dataclasses.replace(API_LIMITS, body_seconds=0.2)
-    with started(make_api({"writer": Served(task)}, limits)) as port:
-        with socket.create_connection(("127.0.0.1", port), 30) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-            )
-            assert b" 408 " in connection.recv(4096)
+    with (
+        started(make_api({"writer": Served(task)}, limits)) as port,
+        socket.create_connection(("127.0.0.1", port), 30) as connection,
+    ):
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        assert b" 408 " in connection.recv(4096)

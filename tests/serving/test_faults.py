@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "log.jsonl"
-    server = Process(folder, log, "--batch_size", "4", "--body_bytes", "20000000")
+    server = Process(folder, log, "--batch-size", "4", "--body-bytes", "20000000")
     yield server
     server.process.kill()
     server.process.communicate()
@@ -144,7 +144,7 @@ def test_a_text_that_the_model_fails_for(server):
 
 
 def test_a_server_that_is_terminated_finishes_what_runs(folder, tmp_path):
-    server = Process(folder, tmp_path / "log.jsonl", "--batch_size", "4")
+    server = Process(folder, tmp_path / "log.jsonl", "--batch-size", "4")
     asked = {**GIVEN, "max_tokens": 400}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = [pool.submit(ask, server.port, "/v1/completions", asked) for _ in range(6)]
@@ -161,7 +161,7 @@ def test_a_server_that_is_terminated_finishes_what_runs(folder, tmp_path):
 
 
 def test_what_takes_too_long_is_given_up_when_it_is_terminated(folder, tmp_path):
-    options = ["--stop_seconds", "1", "--api_key", "KEY_OF_TEST"]
+    options = ["--stop-seconds", "1", "--api-key", "KEY_OF_TEST"]
     os.environ["KEY_OF_TEST"] = "secret"
     try:
         server = Process(folder, tmp_path / "log.jsonl", *options)

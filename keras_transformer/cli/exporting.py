@@ -1,0 +1,43 @@
+"""The sub-command that exports: export."""
+
+import argparse
+
+import keras_transformer as kt
+from keras_transformer.cli.command import ABOUT_PRESET, command, option
+
+
+@command(
+    "export",
+    f"""\
+write a model for a runtime without Python or Keras
+
+Writes a preset as a folder for another runtime: onnx (ONNX Runtime), openvino, pt2 (PyTorch),
+ctranslate2, or huggingface (Transformers). A model that generates takes its cache and gives it back.
+Files of the tokenizer go along. onnx, openvino and pt2 are converted by PyTorch, which must be
+installed, whatever KERAS_BACKEND says. It needs pip install "keras_transformer[onnx]", or the extra
+openvino or ctranslate2.
+
+{ABOUT_PRESET}
+examples:
+  keras-transformer export --preset transformer_tiny_en_de --format onnx translator
+  keras-transformer export --preset transformer_tiny_en_de --format ctranslate2 \\
+      --quantization int8 fast_translator
+""",
+    option("--preset", "the model", required=True, metavar="PRESET"),
+    option("directory", "the folder: new, empty, or that of an earlier export", metavar="FOLDER"),
+    option("--format", "what to write (default %(default)s)", default="onnx", metavar="NAME"),
+    option(
+        "--quantization",
+        "fewer bits: int8 of onnx and openvino, any that ctranslate2 knows (default: as it is)",
+        metavar="NAME",
+    ),
+)
+def _export(options: argparse.Namespace) -> None:
+    from keras_transformer.exporting.child import load_model
+
+    chosen = {} if options.quantization is None else {"quantization": options.quantization}
+    kt.export(load_model(options.preset), options.directory, options.format, **chosen)
+    print(f"The model is in {options.directory}.")
+
+
+COMMANDS = (_export,)

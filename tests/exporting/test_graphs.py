@@ -1,0 +1,200 @@
+"""Graphs of a model, run by ONNX Runtime, OpenVINO and PyTorch without this package."""
+
+import ast
+import importlib.util
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from tests.environments import ROOT
+
+pytestmark = pytest.mark.one_backend("torch")
+
+SENTENCES = [
+    "A man rides a bike.",
+    "Two dogs.",
+    "A group of people stand in front of an old building and wait for the bus.",
+]
+SMALL = {
+    "vocabulary_size": 61,
+    "hidden_dim": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_dim": 48,
+    "max_sequence_length": 64,
+}
+DECODERS = {
+    "learned": {"position": "learned"},
+    "grouped": {"position": "rotary", "num_key_value_heads": 2, "normalization": "rms_norm"},
+    "window": {"position": "rotary", "window": 4},
+    "alibi": {"position": "alibi"},
+}
+PROMPTS = [[5, 9, 2, 17], [3], [8, 8, 30, 4, 11, 25, 6]]
+
+
+def reference():
+    """`examples/decode_exported.py`, which imports nothing of this package."""
+    path = ROOT / "examples" / "decode_exported.py"
+    imports = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Import)]
+    assert {alias.name for node in imports for alias in node.names} == {
+        "argparse", "json", "numpy", "onnxruntime", "openvino", "pathlib", "tokenizers",
+    }  # fmt: skip
+    spec = importlib.util.spec_from_file_location("decode_exported", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def loop():
+    return reference()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    keras.utils.set_random_seed(3)
+    return kt.TextClassifier.from_preset(
+        "minilm_l6_en", load_weights=False, num_layers=2, labels=["bad", "good"]
+    )
+
+
+def arrays_of(task, texts):
+    """The arrays of texts by the names of optimum, int64."""
+    inputs = task.make_dataset(texts, [0] * len(texts), batch_size=len(texts), shuffle=False)[0][0]
+    names = {"token_ids": "input_ids", "padding_mask": "attention_mask"}
+    names |= {"segment_ids": "token_type_ids"}
+    return {names[name]: np.asarray(x).astype("int64") for name, x in inputs.items()}, inputs
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2"])
+def test_a_classifier_of_any_number_and_length(format, classifier, loop, tmp_path):
+    """What was not traced too: one row, one token, as many as fit."""
+    kt.export(classifier, tmp_path / "out", format=format)
+    said = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert said["labels"] == ["bad", "good"] and said["format"] == format
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    for texts in (SENTENCES, SENTENCES[:1], ["a"], [" ".join(["word"] * 600)]):
+        arrays, inputs = arrays_of(classifier, texts)
+        ours = keras.ops.convert_to_numpy(classifier(inputs))
+        if format == "pt2":
+            import torch
+
+            program = torch.export.load(tmp_path / "out" / "model.pt2")
+            program = program.module(check_guards=False)
+            given = [torch.tensor(arrays[name]) for name in given_order(arrays)]
+            (found,) = (x.detach().numpy() for x in program(*given))
+        else:
+            found = loop.RUNTIMES[format](tmp_path / "out")("model", arrays)["logits"]
+        np.testing.assert_allclose(found, ours, atol=1e-4)
+
+
+def given_order(arrays):
+    """The order of a graph's inputs."""
+    return [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in arrays]
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_a_decoder_writes_the_same(format, loop, tmp_path):
+    """Token for token, with the cache, for rows of unlike length padded on either side."""
+    lm = kt.CausalLM.from_preset("gpt_tiny_shakespeare")
+    kt.export(lm, tmp_path / "lm", format=format)
+    model = loop.Model(tmp_path / "lm")
+    prompts = ["ROMEO:", "What say you, my lord? I", "The"]
+    ours = lm.generate(prompts, max_new_tokens=24, sampler="greedy")
+    for padding in ("left", "right"):
+        assert model.write(prompts, 24, padding) == ours
+    with pytest.raises(ValueError, match="shorten the prompt, or ask for fewer"):
+        model.write(prompts, 100_000)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_of_all_kinds_of_positions(name, loop, tmp_path):
+    keras.utils.set_random_seed(5)
+    config = kt.TransformerConfig(kind="decoder", initializer_range=0.2, **SMALL | DECODERS[name])
+    lm = kt.CausalLM(kt.models.Decoder(config))
+    kt.export(lm, tmp_path / "lm", format="onnx")
+    model = loop.Model(tmp_path / "lm")
+    ours = lm.generate(PROMPTS, max_new_tokens=12, sampler="greedy")
+    for padding in ("left", "right"):
+        assert model.greedy(PROMPTS, 12, padding) == [list(row) for row in ours]
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_a_translator_writes_the_same(format, loop, tmp_path):
+    translator = kt.Seq2SeqLM.from_preset("transformer_tiny_en_de")
+    kt.export(translator, tmp_path / "mt", format=format)
+    names = {path.stem for path in (tmp_path / "mt").iterdir()}
+    assert {"encoder_model", "decoder_model", "decoder_with_past_model"} <= names
+    ours = translator.generate(SENTENCES, max_new_tokens=30, sampler="greedy")
+    assert loop.Model(tmp_path / "mt").write(SENTENCES, 30) == ours
+
+
+def test_names_are_those_of_optimum(tmp_path):
+    import onnx
+
+    config = kt.TransformerConfig(kind="decoder", position="learned", **SMALL)
+    kt.export(kt.models.Decoder(config), tmp_path / "lm")
+    graph = onnx.load(tmp_path / "lm" / "model.onnx").graph
+    caches = [f"{i}.{part}" for i in range(2) for part in ("key", "value")]
+    assert [x.name for x in graph.input] == [
+        "input_ids", "attention_mask", "position_ids", *(f"past_key_values.{x}" for x in caches)
+    ]  # fmt: skip
+    assert [x.name for x in graph.output] == ["logits", *(f"present.{x}" for x in caches)]
+    sizes = [size.dim_param or size.dim_value for size in graph.input[3].type.tensor_type.shape.dim]
+    assert sizes == ["batch", 4, "past", 8]
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_eight_bits(format, classifier, loop, tmp_path):
+    """A quarter of the bytes, or nearly, and outputs that are near."""
+    pytest.importorskip("nncf" if format == "openvino" else "onnxruntime")
+    sizes = []
+    for name, options in (("float", {}), ("int8", {"quantization": "int8"})):
+        kt.export(classifier, tmp_path / name, format=format, **options)
+        files = [x for x in (tmp_path / name).iterdir() if x.suffix in (".onnx", ".bin", ".data")]
+        sizes.append(sum(file.stat().st_size for file in files))
+    assert sizes[1] < 0.3 * sizes[0]
+    arrays, inputs = arrays_of(classifier, SENTENCES)
+    found = loop.RUNTIMES[format](tmp_path / "int8")("model", arrays)["logits"]
+    ours = keras.ops.convert_to_numpy(classifier(inputs))
+    assert 0 < np.abs(found - ours).max() < 0.05
+
+
+@pytest.mark.each_backend
+def test_from_each_backend(loop, tmp_path):
+    """On a backend that does not convert a child process does."""
+    keras.utils.set_random_seed(7)
+    config = kt.TransformerConfig(kind="decoder", position="rotary", **SMALL)
+    lm = kt.CausalLM(kt.models.Decoder(config))
+    kt.export(lm, tmp_path / "lm", format="onnx")
+    ours = lm.generate(PROMPTS, max_new_tokens=8, sampler="greedy")
+    assert loop.Model(tmp_path / "lm").greedy(PROMPTS, 8) == [list(row) for row in ours]
+
+
+def test_what_cannot_be_exported_says_why(tmp_path):
+    config = kt.TransformerConfig(kind="encoder", position="learned", **SMALL)
+    encoder = kt.models.Encoder(config)
+
+    def refused(match, model=encoder, directory="out", **options):
+        with pytest.raises(ValueError, match=match):
+            kt.export(model, tmp_path / directory, **options)
+        assert not (tmp_path / "out").exists()
+
+    refused("no format 'onx' to export to. Known are: 'onnx', 'openvino'", format="onx")
+    refused("has no option 'quantisation'. Did you mean 'quantization'", quantisation="int8")
+    refused("`quantization` must be", quantization="int3")
+    refused("must be a task or a backbone", model=keras.layers.Dense(1))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    refused("holds files that no export wrote, such as 'thesis.txt'", directory="mine")
+    dual = kt.Backbone.from_preset("clip_vit_base_patch32", load_weights=False, num_layers=1)
+    refused("takes models of kind 'encoder', 'decoder', 'seq2seq'", model=dual)
+    classifier = kt.TextClassifier(encoder, num_classes=2)
+    classifier.enable_lora(rank=2)
+    refused("Call `merge_lora` before `export`", model=classifier)
+    other = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
+    other.quantize("int8")
+    refused("quantize", model=other)
