@@ -57,7 +57,7 @@ def ask_for_help(path: str) -> dict:
     with os.fdopen(reading) as stream:
         printed = stream.read()
     _, status = os.waitpid(child, 0)
-    fine = status == 0 and ("flags:" in printed or "The recipes:" in printed)
+    fine = status == 0 and any(said in printed for said in ("flags:", "options:", "The recipes:"))
     return {"error": "" if fine else printed or "no output"}
 
 

@@ -36,7 +36,7 @@ def test_gradient_times_input():
     explanation = task.explain(TEXT, saliency="gradient_x_input", target=1)
     ids = np.array([task.tokenizer.encode(TEXT)], "int32")
     embedded = to_numpy(task.backbone.token_embedding(ids))
-    step = 1e-2
+    step = 2e-3
     for place in (1, 3):
         values = []
         for sign in (1, -1):
