@@ -1,7 +1,6 @@
 """Writes text with an exported model, by ONNX Runtime or OpenVINO alone.
 
-    python -c 'import keras_transformer as kt
-    kt.export(kt.CausalLM.from_preset("gpt_tiny_shakespeare"), "lm", format="onnx")'
+    keras-transformer export --preset gpt_tiny_shakespeare lm
     python examples/decode_exported.py lm "ROMEO:" --max_new_tokens 40
 
 It needs numpy, tokenizers and the runtime, and neither Keras nor keras_transformer: it is to be

@@ -12,10 +12,10 @@ from keras_transformer.cli.command import ABOUT_PRESET, command, option
 write a model for a runtime without Python or Keras
 
 Writes a preset as a folder for another runtime: onnx (ONNX Runtime), openvino, pt2 (PyTorch),
-ctranslate2, or huggingface (Transformers). A model that generates takes its cache and gives it back.
-Files of the tokenizer go along. onnx, openvino and pt2 are converted by PyTorch, which must be
-installed, whatever KERAS_BACKEND says. It needs pip install "keras_transformer[onnx]", or the extra
-openvino or ctranslate2.
+ctranslate2, or huggingface (Transformers). A model that generates takes its cache and gives it
+back. Files of the tokenizer go along. onnx, openvino and pt2 are converted by PyTorch, which must
+be installed, whatever KERAS_BACKEND says. It needs pip install "keras_transformer[onnx]", or the
+extra openvino or ctranslate2.
 
 {ABOUT_PRESET}
 examples:

@@ -52,8 +52,10 @@ examples:
         metavar="NAME",
     ),
     *(
-        option(f"--{name.replace('_', '-')}", f"of the API: {text} (default %(default)s)", type=positive,
-               default=default, metavar="N")
+        option(
+            f"--{name.replace('_', '-')}", f"of the API: {text} (default %(default)s)",
+            type=positive, default=default, metavar="N",
+        )
         for name, text, default in (
             ("batch_size", "texts of a model that are written together", 32),
             ("waiting", "texts that wait for that; others get the status 429", 256),
