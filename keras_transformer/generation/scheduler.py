@@ -169,6 +169,8 @@ class Scheduler:
             steps: as in `run`.
         """
         batch = self._batch
+        if not self.busy:
+            return
         if batch is None:
             # With `row_counts` the others join when it is known how long they are.
             chosen = self._take(1 if self.row_counts else self.batch_size)
