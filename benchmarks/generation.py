@@ -46,6 +46,7 @@ from harness import (
 OURS = [f"keras_transformer-{backend}" for backend in BACKENDS]
 PACKED = ["keras_transformer-packed-torch"]
 OURS_REDUCED = [f"keras_transformer-{p}-{backend}" for p in PRECISIONS for backend in BACKENDS]
+PACKED_INT8 = ["keras_transformer-packed-int8-torch"]
 PEERS = ["ctranslate2", "ctranslate2-int8", "transformers", "transformers-bfloat16"]
 KERAS_HUB = [f"keras_hub-{backend}" for backend in BACKENDS]
 ON_GPU = [f"keras_transformer-bfloat16-{b}" for b in BACKENDS] + ["transformers-bfloat16"]
@@ -65,12 +66,12 @@ class Workload:
 WORKLOADS = {
     "w5": Workload(
         "W5: GPT-2 124M, greedy, 32 prompt tokens, 64 new",
-        OURS + PACKED + PEERS + KERAS_HUB + OURS_REDUCED,
+        OURS + PACKED + PEERS + KERAS_HUB + OURS_REDUCED + PACKED_INT8,
         cases=(("batch 1", 1, 1), ("batch 8", 8, 1)),
     ),
     "w6": Workload(
         "W6: Transformer base, 32 sentences of 20 tokens, 32 new",
-        OURS + PACKED + PEERS + OURS_REDUCED,
+        OURS + PACKED + PEERS + OURS_REDUCED + PACKED_INT8,
         model="marian",
         length=20,
         new=32,

@@ -90,6 +90,8 @@ class TracedFunction:
     def _use_onednn(self, graph: fx.GraphModule) -> None:
         """Products of a matrix with a weight become oneDNN's, with the bias that is added."""
         for node in list(graph.graph.nodes):
+            if node.target is _aten._int_mm.default and self.pack:
+                self._use_packed_int8(graph, node)
             if node.target not in (_aten.mm.default, _aten.addmm.default) or node.kwargs:
                 continue
             *bias, states, matrix = node.args
@@ -108,6 +110,37 @@ class TracedFunction:
             if sum_ is not None:
                 sum_.replace_all_uses_with(sum_.args[0])
 
+    def _use_packed_int8(self, graph: fx.GraphModule, node: fx.Node) -> None:
+        """A product of int8 rows with a weight in oneDNN's own order.
+
+        Of a weight in plain order oneDNN makes that order in each call, which for a few rows takes
+        longer than the product. Its rows are uint8: 128 more, which it takes off again.
+        """
+        rows, matrix = node.args
+        weight = _constant(graph, matrix)
+        # A row alone is as fast with the weight as it is.
+        if weight is None or rows.meta["tensor_meta"].shape[0] == 1:
+            return
+        size, name = weight.shape[1], f"onednn_{node.name}"
+        constants = {
+            name: self._as_onednn_has_it(weight),
+            f"{name}_scale": torch.ones(size),
+            f"{name}_zero": torch.zeros(size, dtype=torch.int32),
+        }
+        for key, tensor in constants.items():
+            graph.register_buffer(key, tensor, persistent=False)
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_function
+            unsigned = call(_aten.view.dtype, (rows, torch.uint8))
+            unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
+            packed, scale, zero = map(graph.graph.get_attr, constants)
+            inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
+            product = call(
+                torch.ops.onednn.qlinear_pointwise.default,
+                (*inputs, packed, scale, zero, *outputs),
+            )
+        node.replace_all_uses_with(product)
+
     def _as_onednn_has_it(self, weight: torch.Tensor) -> torch.Tensor:
         """`weight` as `(out, in)`, in any order in memory; or in oneDNN's own."""
         weight = weight.detach().t()
@@ -116,8 +149,10 @@ class TracedFunction:
         key = (weight.data_ptr(), weight.shape, weight._version)
         packed = self._packed.get(key)
         if packed is None:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-            self._packed[key] = packed
+            integers = weight.dtype == torch.int8
+            onednn = torch.ops.onednn.qlinear_prepack if integers else None
+            reorder = onednn or torch.ops.mkldnn._reorder_linear_weight
+            packed = self._packed[key] = reorder(weight.contiguous(), None)
         return packed
 
 

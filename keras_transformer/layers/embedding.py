@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_transformer.checking import check_range, check_seed, shorten
 from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.products import int8_product, takes_int8
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.layers.word_vectors import read_vectors, words_by_id
 
@@ -226,6 +227,10 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
 
     def quantized_call(self, inputs, reverse: bool = False):
         # Keras calls this one instead of `call` once the layer is quantized.
+        if reverse and self.logit_soft_cap is None and takes_int8(self, inputs):
+            if not self.tie_weights:
+                return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
+            return int8_product(inputs, ops.transpose(self._embeddings), self.embeddings_scale)
         outputs = super().quantized_call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 

@@ -61,6 +61,54 @@ class Dense(keras.layers.Dense):
         # Keras refuses subclasses, which may compute otherwise. This one computes the same.
         super().quantize(mode, type_check=False, config=config)
 
+    def quantized_build(self, kernel_shape, mode, config=None):
+        super().quantized_build(kernel_shape, mode, config)
+        if mode == "int8" and keras.backend.backend() == "torch":
+            from keras_transformer.layers.torch_products import by_columns
+
+            by_columns(self._kernel.value)
+
+    def quantized_call(self, inputs, training=None):
+        # Keras calls this one instead of `call` once the layer is quantized.
+        if not takes_int8(self, inputs):
+            return super().quantized_call(inputs, training=training)
+        outputs = int8_product(inputs, self._kernel, self.kernel_scale, self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
+    """Whether `int8_product` computes what a quantized layer of Keras does, of these inputs.
+
+    It is for PyTorch on a CPU, without gradients: Keras's own product has those of the inputs. On
+    the other backends XLA makes one program of Keras's steps.
+    """
+    if keras.backend.backend() != "torch" or layer.quantization_mode != "int8":
+        return False
+    from keras_transformer.layers.torch_products import suits_int8
+
+    whole = layer.inputs_quantizer is not None and not layer.lora_enabled
+    return whole and suits_int8(inputs)
+
+
+def int8_product(inputs, kernel, scale, bias=None):
+    """`inputs @ (kernel / scale) + bias` in int8, each row of the inputs by a scale of its own.
+
+    A row gives the same whatever rows are beside it. The sums are int32, so nothing is lost there.
+
+    Args:
+        inputs: float `(..., in)`.
+        kernel: int8 `(in, out)`, as Keras quantizes it.
+        scale: float `(out,)`, by which the kernel is divided.
+        bias: float `(out,)`, or None.
+
+    Returns:
+        `(..., out)` of the dtype of the inputs.
+    """
+    from keras_transformer.layers import torch_products
+
+    given = [x if x is None else keras.ops.convert_to_tensor(x) for x in (kernel, scale, bias)]
+    return torch_products.int8_product(inputs, *given)
+
 
 def attention_kernel(dtype) -> Callable:
     """The fastest attention for queries of a dtype, as `keras.ops.dot_product_attention`.

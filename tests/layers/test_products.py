@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.layers.products import quick_products
+from keras_transformer.layers import TokenEmbedding
+from keras_transformer.layers.products import Dense, quick_products
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="the other backends have products of their own"
@@ -129,3 +130,72 @@ def test_models_use_it():
     matrices = 3 * 4 + 2 * 2 + 1  # of three attentions, two feed-forward layers, the logits
     assert calls["mkldnn::_linear_pointwise"] == 3 * matrices
     assert calls.get("aten::mm", 0) == calls.get("aten::addmm", 0) == 0
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_int8_products_are_those_of_keras(use_bias):
+    import torch
+
+    layer = Dense(7, use_bias=use_bias, bias_initializer="normal", activation="tanh")
+    states = operands(2, 3, 16)[0].detach()
+    states[0, 1] = 0
+    layer.build(states.shape)
+    layer.quantize("int8")
+    with torch.no_grad():
+        wanted = keras.layers.Dense.quantized_call(layer, states)
+        found = layer(states)
+        assert torch.allclose(found, wanted, atol=1e-6)
+        # A row gives what it gives alone, however large its neighbours are.
+        larger = states.clone()
+        larger[1] *= 1000
+        assert torch.equal(layer(larger)[0], found[0])
+        assert torch.equal(layer(states[:1, :1]), found[:1, :1])
+
+
+def test_int8_products_have_gradients():
+    layer = Dense(7)
+    states = operands(3, 16)[0]
+    layer.build(states.shape)
+    weight = layer.kernel.value.detach().clone()
+    layer.quantize("int8")
+    layer(states).sum().backward()
+    assert np.allclose(states.grad, weight.sum(1), atol=0.05)
+
+
+def test_int8_kernels_stay_in_columns_when_they_are_assigned():
+    layer = Dense(5)
+    layer.build((None, 8))
+    layer.quantize("int8")
+    values = np.arange(40, dtype="int8").reshape(8, 5)
+    layer._kernel.assign(values)
+    assert layer._kernel.value.t().is_contiguous()
+    assert np.array_equal(keras.ops.convert_to_numpy(layer._kernel), values)
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_int8_logits_are_those_of_keras(tie_weights):
+    import torch
+
+    embedding = TokenEmbedding(11, 16, tie_weights=tie_weights)
+    embedding.build()
+    embedding.quantize("int8")
+    states = operands(2, 3, 16)[0].detach()
+    with torch.no_grad():
+        wanted = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
+        assert torch.allclose(embedding(states, reverse=True), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("pack", [False, True])
+def test_int8_products_in_a_traced_step(rows, pack):
+    import torch
+
+    from keras_transformer.generation.torch_graph import TracedFunction
+
+    model = keras.Sequential([keras.Input((16,)), Dense(7)])
+    model.layers[-1].quantize("int8")
+    traced = TracedFunction(model, model, pack=pack)
+    with torch.no_grad():
+        states = operands(rows, 16)[0].detach()
+        found = traced(traced.weights_key(), states)
+        assert torch.allclose(found, model(states), atol=1e-6)
