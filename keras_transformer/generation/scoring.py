@@ -94,13 +94,11 @@ def _length(pair: tuple[list[int], list[int]]) -> int:
 
 
 def _nothing(top_k: int) -> TokenScores:
+    """The scores of a continuation without tokens."""
     none = np.zeros((0,), "float32")
-    best = np.zeros((0, top_k))
-    return (
-        TokenScores(none, best.astype("float32"), best.astype("int32"))
-        if top_k
-        else (TokenScores(none))
-    )
+    if not top_k:
+        return TokenScores(none)
+    return TokenScores(none, np.zeros((0, top_k), "float32"), np.zeros((0, top_k), "int32"))
 
 
 def _compile(backbone, top_k: int) -> Callable:

@@ -149,9 +149,10 @@ class TracedFunction:
         key = (weight.data_ptr(), weight.shape, weight._version)
         packed = self._packed.get(key)
         if packed is None:
-            integers = weight.dtype == torch.int8
-            onednn = torch.ops.onednn.qlinear_prepack if integers else None
-            reorder = onednn or torch.ops.mkldnn._reorder_linear_weight
+            if weight.dtype == torch.int8:
+                reorder = torch.ops.onednn.qlinear_prepack
+            else:
+                reorder = torch.ops.mkldnn._reorder_linear_weight
             packed = self._packed[key] = reorder(weight.contiguous(), None)
         return packed
 
