@@ -96,6 +96,47 @@ def given_order(arrays):
     return [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in arrays]
 
 
+ONE_PASS = {
+    "an encoder alone": lambda encoder: encoder,
+    "vectors": kt.TextEmbedder,
+    "labels of tokens": lambda encoder: kt.TokenClassifier(encoder, num_classes=3),
+    "answers": kt.QuestionAnswerer,
+    "masks": kt.MaskedLM,
+}
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_tasks_of_one_pass(name, loop, tmp_path):
+    """Without a tokenizer too, and with places in a row that are padding."""
+    keras.utils.set_random_seed(9)
+    config = kt.TransformerConfig(
+        kind="encoder", position="relative", initializer_range=0.2, **SMALL
+    )
+    task = ONE_PASS[name](kt.models.Encoder(config))
+    kt.export(task, tmp_path / "out")
+    ids, mask = np.array([[5, 6, 7, 8], [9, 3, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
+    given = {"token_ids": ids.astype("int32"), "padding_mask": mask.astype(bool)}
+    ours = keras.ops.convert_to_numpy(task(given))
+    found = loop.OnnxRuntime(tmp_path / "out")(
+        "model", {"input_ids": ids.astype("int64"), "attention_mask": mask.astype("int64")}
+    )
+    if name == "answers":
+        assert list(found) == ["start_logits", "end_logits"]
+        found = {"logits": np.stack(list(found.values()), axis=-1)}
+    (found,) = found.values()
+    real = mask.astype(bool) if ours.ndim == 3 else slice(None)
+    np.testing.assert_allclose(found[real], ours[real], atol=1e-4)
+
+
+def test_an_image(loop, tmp_path):
+    classifier = kt.ImageClassifier.from_preset("vit_tiny_cifar10")
+    images = np.random.default_rng(0).random((3, 32, 32, 3), "float32")
+    kt.export(classifier, tmp_path / "out")
+    found = loop.OnnxRuntime(tmp_path / "out")("model", {"images": images})["logits"]
+    ours = keras.ops.convert_to_numpy(classifier({"images": images}))
+    np.testing.assert_allclose(found, ours, atol=1e-4)
+
+
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_a_decoder_writes_the_same(format, loop, tmp_path):
     """Token for token, with the cache, for rows of unlike length padded on either side."""
