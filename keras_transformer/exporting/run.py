@@ -43,7 +43,8 @@ def export(
 
     import keras_transformer as kt
 
-    config = kt.TransformerConfig(kind="encoder", vocabulary_size=30, hidden_dim=8, num_heads=2)
+    sizes = {"num_layers": 1, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 16}
+    config = kt.TransformerConfig(kind="encoder", vocabulary_size=30, **sizes)
     folder = Path(tempfile.mkdtemp(), "encoder")
     kt.export(kt.models.Encoder(config), folder, format="huggingface")
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 8

@@ -22,9 +22,9 @@ class RowRandom(Sampler):
     Example:
     ```python
     import numpy as np
-    from keras import ops
     from keras_transformer.generation.row_sampler import RowRandom
     from keras_transformer.generation.samplers import Limits
+    from keras import ops
 
     choices = np.array([[0.0, 1.0], [1.0, 0.5]], "float32")
     limits = Limits((), 0, None, np.full((2, 1), 0.9, "float32"), choices)

@@ -38,7 +38,7 @@ def test_texts(run):
 
 def test_learning_rates(run):
     """The one that is best on what is held out; then as many epochs as were asked for."""
-    flags = ["--train_size=400", "--test_size=100", "--rates=0.000001,0.003", "--epochs=3"]
+    flags = ["--train_size=2000", "--test_size=100", "--rates=0.000001,0.003", "--epochs=3"]
     printed = run("comparison", "--models=bag of words", "--tuning_epochs=2", *flags)
     assert row(ROW, "bag of words", printed)[1] == 0.03
 

@@ -18,7 +18,9 @@ def test_what_backends_read_at_import_is_set_before(path):
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, (ast.Import, ast.ImportFrom))
     ]
-    assert imports.index("runs") < imports.index("keras_transformer")
+    readers = ("keras", "keras_transformer")  # imported in a function, they are not in this list
+    after = [number for number, name in enumerate(imports) if name.split(".")[0] in readers]
+    assert imports.index("runs") < min(after, default=len(imports))
 
 
 @pytest.mark.parametrize(
