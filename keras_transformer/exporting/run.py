@@ -44,10 +44,10 @@ def export(
     import keras_transformer as kt
 
     sizes = {"num_layers": 1, "hidden_dim": 8, "num_heads": 2, "intermediate_dim": 16}
-    config = kt.TransformerConfig(kind="encoder", vocabulary_size=30, **sizes)
-    folder = Path(tempfile.mkdtemp(), "encoder")
-    kt.export(kt.models.Encoder(config), folder, format="huggingface")
-    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 8
+    decoder = kt.Backbone.from_preset("gpt2_base_en", load_weights=False, **sizes)
+    folder = Path(tempfile.mkdtemp(), "decoder")
+    kt.export(decoder, folder, format="huggingface")
+    assert json.loads((folder / "config.json").read_text())["n_embd"] == 8
     ```
     """
     check_path("directory", directory)
