@@ -88,7 +88,8 @@ class LSTMTranslator(keras.Model):
         vocabulary: int, tokens of both languages.
         width: of words and states.
         score: None without attention; `"additive"` (Bahdanau et al. 2014) or `"general"` (Luong et
-            al. 2015, section 3.1). The order is Luong's: the state of a step asks.
+            al. 2015, section 3.1), here divided by the root of the width. The order is Luong's: the
+            state of a step asks.
         dropout: rate of words and of what the logits are made of.
 
     Source: Sutskever et al. 2014, "Sequence to Sequence Learning with Neural Networks".
@@ -158,8 +159,8 @@ class LSTMTranslator(keras.Model):
 
     def _scores(self, x, states):
         """How well each step of the target and each word of the source agree."""
-        if self.score == "general":
-            return ops.matmul(self.query(x), ops.swapaxes(states, 1, 2))
+        if self.score == "general":  # of so many products: without the root, softmax saturates
+            return ops.matmul(self.query(x), ops.swapaxes(states, 1, 2)) / states.shape[-1] ** 0.5
         hidden = ops.tanh(self.query(x)[:, :, None] + self.key(states)[:, None])
         return self.of_score(hidden)[..., 0]
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 # Rows are few: one more is a large part of the work.
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Tokens of a prompt, slots of a cache, room for new tokens: up to here, then see `round_size`.
-_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 # A size at hand may be so many times the work of the one that is wanted, and always up to so much.
 _MOST_WASTE = 4

@@ -140,8 +140,8 @@ class Engine:
         """A batch after its prompts, padded on the right, and the first new token.
 
         Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
-        cache has room for `steps` steps, or `most_steps`, and for `slots` at least; `prefix`, of
-        `read_prefix`, stands before every prompt. For `limits`, `draw`, `owners` and `choices` see
+        cache has room for `steps` steps, or `most_steps` where so many can come, and for `slots` at
+        least; `prefix`, of `read_prefix`, stands before every prompt. For `limits`, `draw`, `owners` and `choices` see
         `Batch`.
         """
         sampler = settings.sampler
@@ -149,7 +149,10 @@ class Engine:
         tokens = self.backbone.prompt_tokens(tensors)[0]
         copies = len(limits) // tokens.shape[0]
         needed = (0 if prefix is None else prefix.slots) + tokens.shape[1]
-        needed += sampler.slots_per_step * (most_steps(sampler) if steps is None else steps)
+        if steps is None:  # Nothing is written for the last token.
+            longest = int(limits.max(initial=1)) - 1 + sampler.extra_steps
+            steps = min(most_steps(sampler), longest)
+        needed += sampler.slots_per_step * steps
         compiled, nothing = self._compiled_for(settings), np.zeros((len(limits), 0), "float32")
         owners = list(range(len(limits))) if owners is None else owners
         choices = nothing if choices is None else choices

@@ -92,6 +92,7 @@ class TracedFunction:
         for node in list(graph.graph.nodes):
             if node.target is _aten._int_mm.default and self.pack:
                 self._use_packed_int8(graph, node)
+                continue
             if node.target not in (_aten.mm.default, _aten.addmm.default) or node.kwargs:
                 continue
             *bias, states, matrix = node.args
@@ -111,35 +112,38 @@ class TracedFunction:
                 sum_.replace_all_uses_with(sum_.args[0])
 
     def _use_packed_int8(self, graph: fx.GraphModule, node: fx.Node) -> None:
-        """A product of int8 rows with a weight in oneDNN's own order.
+        """A product of int8 rows with a weight in oneDNN's own order, divided by its scale.
 
         Of a weight in plain order oneDNN makes that order in each call, which for a few rows takes
         longer than the product. Its rows are uint8: 128 more, which it takes off again.
         """
         rows, matrix = node.args
-        weight = _constant(graph, matrix)
-        # A row alone is as fast with the weight as it is.
-        if weight is None or rows.meta["tensor_meta"].shape[0] == 1:
+        (sums,) = node.users  # as float32
+        (scaled,) = sums.users
+        weight, scale = _constant(graph, matrix), _constant(graph, scaled.args[1])
+        if weight is None or scale is None:
             return
         size, name = weight.shape[1], f"onednn_{node.name}"
         constants = {
             name: self._as_onednn_has_it(weight),
-            f"{name}_scale": torch.ones(size),
+            f"{name}_scale": 1 / scale.detach().float(),
             f"{name}_zero": torch.zeros(size, dtype=torch.int32),
         }
         for key, tensor in constants.items():
             graph.register_buffer(key, tensor, persistent=False)
-        with graph.graph.inserting_before(node):
+        with graph.graph.inserting_before(scaled):
             call = graph.graph.call_function
             unsigned = call(_aten.view.dtype, (rows, torch.uint8))
             unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
-            packed, scale, zero = map(graph.graph.get_attr, constants)
+            packed, factor, zero = map(graph.graph.get_attr, constants)
             inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
             product = call(
                 torch.ops.onednn.qlinear_pointwise.default,
-                (*inputs, packed, scale, zero, *outputs),
+                (*inputs, packed, factor, zero, *outputs),
             )
-        node.replace_all_uses_with(product)
+        scaled.replace_all_uses_with(product)
+        for replaced in (scaled, sums, node):
+            graph.graph.erase_node(replaced)
 
     def _as_onednn_has_it(self, weight: torch.Tensor) -> torch.Tensor:
         """`weight` as `(out, in)`, in any order in memory; or in oneDNN's own."""

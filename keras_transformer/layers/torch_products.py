@@ -4,8 +4,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-_SMALLEST = 1e-30  # of the largest number of a row: rows of zeros stay zeros
-
 
 def linear(x, weight, bias=None):
     """`x @ weight.T + bias` by oneDNN, in any order in memory. No gradients."""
@@ -58,15 +56,16 @@ def suits_int8(x) -> bool:
 
 
 def int8_product(inputs, kernel, scale, bias=None):
-    """As `products.int8_product`, by oneDNN's product of int8 matrices."""
+    """As `products.int8_product`, by oneDNN's product of int8 matrices.
+
+    `generation.torch_graph` knows these steps, and takes a packed product for those in the middle.
+    """
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
-    largest = rows.abs().amax(-1, keepdim=True).clamp(min=_SMALLEST)
-    quantized = (rows * (127 / largest)).round().to(torch.int8)
-    sums = torch._int_mm(quantized, kernel).float() * (largest / 127)
-    if bias is None:
-        outputs = sums / scale.float()
-    else:
-        outputs = torch.addcdiv(bias.float(), sums, scale.float())
+    step = rows.abs().amax(-1, keepdim=True) / 127
+    # In place, where a tensor is new. Rows of zeros: whatever the product, times a step of zero.
+    quantized = (rows / step).round_().to(torch.int8)
+    outputs = torch._int_mm(quantized, kernel).float().div_(scale.float())
+    outputs = outputs.mul_(step) if bias is None else torch.addcmul(bias.float(), outputs, step)
     return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1])
 
 
