@@ -155,7 +155,10 @@ def _taken(arrays: tuple[Input, ...], config: TransformerConfig) -> list[Input]:
 
 def _array(array: Input, config: TransformerConfig) -> Array:
     dtype = "float32" if array.dtype == "float32" else "int64"
-    sizes = tuple("length" if size is None else size for size in array.shape)
+    length: int | str = "length"
+    if config.stem is not None and config.stem.kind == "series" and not config.stem.reads_observed:
+        length = config.stem.context_length  # The pieces are those of a whole context.
+    sizes = tuple(length if size is None else size for size in array.shape)
     if array.name == "images":
         side = config.stem.image_size
         sizes = (*((side, side) if isinstance(side, int) else side), *sizes[2:])

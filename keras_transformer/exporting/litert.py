@@ -1,5 +1,6 @@
 """LiteRT, which was TensorFlow Lite."""
 
+import re
 from pathlib import Path
 
 import keras
@@ -28,4 +29,19 @@ def write(task: keras.Model, directory: Path, quantization: str | None = None) -
         converter = tf.lite.TFLiteConverter.from_saved_model(str(folder), signature_keys=names)
         if quantization is not None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        (directory / "model.tflite").write_bytes(converter.convert())
+        (directory / "model.tflite").write_bytes(_converted(converter))
+
+
+def _converted(converter) -> bytes:
+    """The file. ValueError for a model with an operation that LiteRT does not have."""
+    from tensorflow.lite.python.convert import ConverterError
+
+    try:
+        return converter.convert()
+    except ConverterError as error:
+        named = re.search(r"TF (?:Select|custom) ops: (.*)", str(error))
+        what = f"the operation {named[1]}" if named else "an operation of this model"
+        raise ValueError(
+            f"LiteRT alone does not have {what} for sizes that are not known. The other formats "
+            "of `exporting.FORMATS` take the model, such as 'onnx'."
+        ) from error

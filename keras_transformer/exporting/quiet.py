@@ -8,17 +8,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without what the libraries say of their own insides."""
-    named = [
-        logging.getLogger(name) for name in ("absl", "nncf", "tensorflow", "torch", "torch.onnx")
-    ]
-    levels = [logger.level for logger in named]
+    """Without warnings and log lines of libraries, errors excepted."""
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in named:
-            logger.setLevel(logging.ERROR)
+        logging.disable(max(before, logging.WARNING))
         try:
             yield
         finally:
-            for logger, level in zip(named, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)
