@@ -158,7 +158,7 @@ class Model:
         states = self.run("encoder_model", sources)["last_hidden_state"]
         seen = {"encoder_attention_mask": mask}
         start = np.full((len(ids), 1), self.values["start_id"], "int64")
-        arrays = {"input_ids": start, "encoder_hidden_states": states, **seen}
+        arrays = {"input_ids": start, **seen, "encoder_hidden_states": states}
         outputs = self.run("decoder_model", arrays)
         past = as_past(outputs)
 

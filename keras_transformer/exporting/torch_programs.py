@@ -26,7 +26,7 @@ def _program(graph: Graph):
             self.model = graph.model
 
         def forward(self, *tensors):
-            return graph.function(*tensors)
+            return dict(zip(graph.outputs, graph.function(*tensors), strict=True))
 
     example = tuple(
         torch.ones(array.shape(_SIZES), dtype=getattr(torch, array.dtype)) for array in graph.inputs

@@ -49,6 +49,8 @@ KINDS = {
     "audio": audio.classifier,
     "series": series.forecaster,
 }
+GRAPHS = ("onnx", "openvino", "pt2", "saved_model", "litert")
+IN_TABLE = (*GRAPHS, "ctranslate2")
 WRITERS = ("decoder", "seq2seq")
 # What a format does not take, and a part of what the error says.
 REFUSED = {

@@ -25,25 +25,19 @@ def reference():
 
 
 class Pt2:
-    """Programs of PyTorch."""
+    """Programs of PyTorch, which take arrays by place."""
 
     def __init__(self, folder):
         import torch
 
-        self.programs = {p.stem: torch.export.load(p) for p in Path(folder).glob("*.pt2")}
+        programs = {path.stem: torch.export.load(path) for path in Path(folder).glob("*.pt2")}
+        self.programs = {name: p.module(check_guards=False) for name, p in programs.items()}
 
     def __call__(self, graph, arrays):
         import torch
 
-        program = self.programs[graph]
-        names = program.graph_signature.user_inputs
-        given = [torch.tensor(arrays[name]) for name in self.order(arrays, len(names))]
-        return [x.detach().numpy() for x in program.module(check_guards=False)(*given)]
-
-    @staticmethod
-    def order(arrays, count):
-        assert len(arrays) == count
-        return list(arrays)
+        outputs = self.programs[graph](*(torch.tensor(x) for x in arrays.values()))
+        return {name: x.detach().numpy() for name, x in outputs.items()}
 
 
 class SavedModel:

@@ -1,7 +1,5 @@
 """Graphs of a model, run by ONNX Runtime, OpenVINO and PyTorch without this package."""
 
-import ast
-import importlib.util
 import json
 
 import keras
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from tests.environments import ROOT
+from tests.exporting.runtimes import reference
 
 pytestmark = pytest.mark.one_backend("torch")
 
@@ -32,20 +30,9 @@ DECODERS = {
     "window": {"position": "rotary", "window": 4},
     "alibi": {"position": "alibi"},
 }
+# Of the inputs of a graph.
+ORDER = ("input_ids", "attention_mask", "token_type_ids")
 PROMPTS = [[5, 9, 2, 17], [3], [8, 8, 30, 4, 11, 25, 6]]
-
-
-def reference():
-    """`examples/decode_exported.py`, which imports nothing of this package."""
-    path = ROOT / "examples" / "decode_exported.py"
-    imports = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Import)]
-    assert {alias.name for node in imports for alias in node.names} == {
-        "argparse", "json", "numpy", "onnxruntime", "openvino", "pathlib", "tokenizers",
-    }  # fmt: skip
-    spec = importlib.util.spec_from_file_location("decode_exported", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +66,9 @@ def test_a_classifier_of_any_number_and_length(format, classifier, loop, tmp_pat
     for texts in (SENTENCES, SENTENCES[:1], ["a"], [" ".join(["word"] * 600)]):
         arrays, inputs = arrays_of(classifier, texts)
         ours = keras.ops.convert_to_numpy(classifier(inputs))
-        if format == "pt2":
-            import torch
-
-            program = torch.export.load(tmp_path / "out" / "model.pt2")
-            program = program.module(check_guards=False)
-            given = [torch.tensor(arrays[name]) for name in given_order(arrays)]
-            (found,) = (x.detach().numpy() for x in program(*given))
-        else:
-            found = loop.RUNTIMES[format](tmp_path / "out")("model", arrays)["logits"]
+        arrays = {name: arrays[name] for name in ORDER}
+        found = loop.RUNTIMES[format](tmp_path / "out")("model", arrays)["logits"]
         np.testing.assert_allclose(found, ours, atol=1e-4)
-
-
-def given_order(arrays):
-    """The order of a graph's inputs."""
-    return [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in arrays]
 
 
 ONE_PASS = {

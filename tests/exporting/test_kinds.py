@@ -6,11 +6,10 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.exporting import FORMATS
-from tests.exporting.kinds import KINDS, REFUSED, WRITERS, arrays_of, made
+from tests.exporting.kinds import GRAPHS, KINDS, REFUSED, WRITERS, arrays_of, made
 from tests.exporting.runtimes import reference
 
 PROMPTS = [[5, 9, 2, 17], [3], [8, 8, 30, 4, 11, 25, 6]]
-GRAPHS = ("onnx", "openvino", "pt2", "saved_model", "litert")
 
 
 def on_its_backend(name):
