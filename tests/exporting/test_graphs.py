@@ -1,5 +1,6 @@
 """Graphs of a model, run by ONNX Runtime, OpenVINO and PyTorch without this package."""
 
+import dataclasses
 import json
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.exporting import FORMATS
 from tests.exporting.runtimes import reference
 
 pytestmark = pytest.mark.one_backend("torch")
@@ -179,13 +181,34 @@ def test_eight_bits(format, classifier, loop, tmp_path):
     assert 0 < np.abs(found - ours).max() < 0.05
 
 
+def test_onnxruntime_genai(tmp_path):
+    import onnxruntime_genai
+
+    keras.utils.set_random_seed(5)
+    values = SMALL | DECODERS["grouped"] | {"initializer_range": 0.2}
+    lm = kt.CausalLM(kt.models.Decoder(kt.TransformerConfig(kind="decoder", **values)), end_ids=[3])
+    kt.export(lm, tmp_path / "lm", format="onnx")
+    ours = lm.generate(PROMPTS, max_new_tokens=12, sampler="greedy")
+    model = onnxruntime_genai.Model(str(tmp_path / "lm"))
+    for prompt, expected in zip(PROMPTS, ours, strict=True):
+        options = onnxruntime_genai.GeneratorParams(model)
+        options.set_search_options(max_length=len(prompt) + 12)
+        generator = onnxruntime_genai.Generator(model, options)
+        generator.append_tokens(prompt)
+        while not generator.is_done():
+            generator.generate_next_token()
+        found = [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+        assert [token for token in found if token != 3] == list(expected)
+
+
+@pytest.mark.parametrize("format", ["onnx", "litert"])
 @pytest.mark.each_backend
-def test_from_each_backend(loop, tmp_path):
+def test_from_each_backend(format, loop, tmp_path):
     """On a backend that does not convert a child process does."""
     keras.utils.set_random_seed(7)
     config = kt.TransformerConfig(kind="decoder", position="rotary", **SMALL)
     lm = kt.CausalLM(kt.models.Decoder(config))
-    kt.export(lm, tmp_path / "lm", format="onnx")
+    kt.export(lm, tmp_path / "lm", format=format)
     ours = lm.generate(PROMPTS, max_new_tokens=8, sampler="greedy")
     assert loop.Model(tmp_path / "lm").greedy(PROMPTS, 8) == [list(row) for row in ours]
 
@@ -213,4 +236,33 @@ def test_what_cannot_be_exported_says_why(tmp_path):
     refused("Call `merge_lora` before `export`", model=classifier)
     other = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
     other.quantize("int8")
-    refused("quantize", model=other)
+    able = "'onnx', 'openvino', 'litert', 'ctranslate2'"
+    refused(f"The model is quantized, by `quantize`.*does for {able}", model=other)
+
+
+def test_a_package_that_is_missing_names_the_extra():
+    for name, extra in (("onnx", "onnx"), ("openvino", "openvino"), ("litert", "tensorflow")):
+        without = dataclasses.replace(FORMATS[name], packages=(), quantizers=("not_there",))
+        without.check_packages()
+        with pytest.raises(ImportError, match=rf"needs not_there, .*keras_transformer\[{extra}\]"):
+            without.check_packages(quantizes=True)
+
+
+def test_a_folder_that_the_loop_cannot_read(loop, tmp_path):
+    config = kt.TransformerConfig(kind="decoder", position="learned", **SMALL)
+    kt.export(kt.CausalLM(kt.models.Decoder(config)), tmp_path / "lm", format="onnx")
+    model = loop.Model(tmp_path / "lm")
+    with pytest.raises(ValueError, match="takes 64 tokens, and 60 of a prompt and 5 new ones"):
+        model.greedy([[5] * 60], 5)
+    said = json.loads((tmp_path / "lm" / "export.json").read_text())
+
+    def refused(match, **values):
+        (tmp_path / "lm" / "export.json").write_text(json.dumps(said | values))
+        with pytest.raises(ValueError, match=match):
+            loop.Model(tmp_path / "lm")
+
+    assert said["version"] == 1
+    refused("is of version 2 of exports, and this program reads 1: export the model", version=2)
+    refused("is of version None of exports", version=None)
+    refused("is of format 'tarball', and this program runs", format="tarball")
+    refused("is an encoder, which writes no text", kind="encoder")
