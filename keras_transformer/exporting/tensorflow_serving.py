@@ -17,10 +17,13 @@ from keras_transformer.tasks.text import take_max_length
 from keras_transformer.tokenizers.tensorflow_text import IdsToText
 
 _TEXTS = tf.TensorSpec([None], tf.string, name="texts")
+_OTHERS = tf.TensorSpec([None], tf.string, name="others")
 
 
 def serve_from(module: tf.Module, task: keras.Model, graphs: list[Graph], most: int) -> None:
     """Gives a module the function `serve`: of texts if a graph can read them, else of arrays.
+
+    That of a `TextClassifier` has `pairs` too, of two texts a row.
 
     Args:
         module: that of the graphs.
@@ -40,6 +43,10 @@ def serve_from(module: tf.Module, task: keras.Model, graphs: list[Graph], most: 
         return texts.outputs(run(*texts.arrays(strings)))
 
     module.serve = tf.function(serve, [_TEXTS], autograph=False)
+    if isinstance(task, TextClassifier):
+        read = _pair_reader(task, texts.tokenizer)
+        pairs = tf.function(lambda x, y: run(*read(x, y)), [_TEXTS, _OTHERS], autograph=False)
+        module.pairs = pairs
 
 
 class _Texts(NamedTuple):
@@ -144,5 +151,19 @@ def _reader(task: keras.Model, tokenizer: tf.Module) -> Callable:
         mask = tf.sequence_mask(lengths, tf.shape(ids)[1])
         ids = tf.where(mask, ids, tf.constant(pad, "int64"))
         return ids, tf.cast(mask, "int64"), *([tf.zeros_like(ids)] if segmented else [])
+
+    return read
+
+
+def _pair_reader(task: TextClassifier, tokenizer: tf.Module) -> Callable:
+    """A function of two texts a row to the arrays of the graph of a task, int64."""
+    longest, pad = take_max_length(task, {}), task.tokenizer.pad_id or 0
+    segmented = task.backbone.config.segment_vocabulary_size > 0
+
+    def read(texts, others):
+        rows, segments = tokenizer.pairs(texts, others, max_length=longest)
+        mask = tf.sequence_mask(rows.row_lengths(), dtype="int64")
+        ids, segments = tf.cast(rows.to_tensor(pad), "int64"), segments.to_tensor(0)
+        return ids, mask, *([tf.cast(segments, "int64")] if segmented else [])
 
     return read

@@ -73,6 +73,12 @@ def test_a_process_without_this_package(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
+    model = tf.saved_model.load(str(tmp_path / "labels"))
+    others = TEXTS[::-1]
+    pairs = model.signatures["pairs"](texts=tf.constant(TEXTS), others=tf.constant(others))
+    expected = tasks["labels"].classify((TEXTS, others), top_k=3)
+    shares = [[share for _, share in row] for row in expected]
+    np.testing.assert_allclose(pairs["probabilities"], shares, atol=1e-5)
     found = {name.rpartition("/")[2]: x for name, x in said.items()}
     expected = tasks["labels"].classify(TEXTS, top_k=3)
     assert found["labels"]["labels"] == [[name for name, _ in row] for row in expected]
