@@ -29,21 +29,19 @@ def continuations(task: keras.Model, graphs: list[Graph], most: int) -> Callable
         most = min(most, room)
 
     def write(ids, mask):
-        limit = tf.constant(most)
-        if reads.position == "learned":
-            length = tf.shape(ids)[1] + (len(graphs) == 1)
-            longest = reads.max_sequence_length
-            said = f"The model takes {longest} tokens, new ones included: shorten the text."
-            tf.debugging.assert_less_equal(length, longest, said)
-            if len(graphs) == 1:
-                limit = tf.minimum(limit, longest - tf.shape(ids)[1])
-        with tf.control_dependencies([limit]):
+        if reads.position != "learned":
+            return _loop(task, *begin(ids, mask), most)
+        longest, length, continues = reads.max_sequence_length, tf.shape(ids)[1], len(graphs) == 1
+        said = f"The model takes {longest} tokens, new ones included: shorten the text."
+        fits = tf.debugging.assert_less_equal(length + continues, longest, said)
+        with tf.control_dependencies([fits]):
+            limit = tf.minimum(most, longest - length) if continues else most
             return _loop(task, *begin(ids, mask), limit)
 
     return write
 
 
-def _loop(task: keras.Model, logits, state: list, step: Callable, limit) -> tuple:
+def _loop(task: keras.Model, logits, state: list, step: Callable, limit: int | tf.Tensor) -> tuple:
     """The likeliest token again and again, until all rows have ended or have `limit` tokens."""
     rows = tf.shape(logits)[0]
     ends, pad = tf.constant(list(task.end_ids), "int64"), tf.constant(task.pad_id, "int64")

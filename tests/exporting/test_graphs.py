@@ -10,6 +10,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.exporting import FORMATS
 from tests.exporting.runtimes import reference
+from tests.tasks import audio
 
 pytestmark = pytest.mark.one_backend("torch")
 
@@ -148,6 +149,21 @@ def test_a_translator_writes_the_same(format, loop, tmp_path):
     assert {"encoder_model", "decoder_model", "decoder_with_past_model"} <= names
     ours = translator.generate(SENTENCES, max_new_tokens=30, sampler="greedy")
     assert loop.Model(tmp_path / "mt").write(SENTENCES, 30) == ours
+
+
+def test_speech(loop, tmp_path):
+    """An encoder of frames: what it gives goes to the graphs of the decoder."""
+    keras.utils.set_random_seed(6)
+    backbone = kt.models.Seq2Seq(audio.transcripts(initializer_range=0.2))
+    kt.export(backbone, tmp_path / "speech")
+    run = loop.OnnxRuntime(tmp_path / "speech")
+    frames = np.random.default_rng(0).normal(size=(2, 26, 12)).astype("float32")
+    ids = np.array([[2, 7, 5], [2, 9, 30]])
+    states = run("encoder_model", {"frames": frames})["last_hidden_state"]
+    found = run("decoder_model", {"input_ids": ids, "encoder_hidden_states": states})
+    given = {"encoder_frames": frames, "decoder_token_ids": ids.astype("int32")}
+    ours = keras.ops.convert_to_numpy(backbone.logits(backbone(given)))
+    np.testing.assert_allclose(found["logits"], ours, atol=1e-4)
 
 
 def test_names_are_those_of_optimum(tmp_path):
