@@ -33,7 +33,7 @@ def continuations(task: keras.Model, graphs: list[Graph], most: int) -> Callable
             return _loop(task, *begin(ids, mask), most)
         longest, length, continues = reads.max_sequence_length, tf.shape(ids)[1], len(graphs) == 1
         said = f"The model takes {longest} tokens, new ones included: shorten the text."
-        fits = tf.debugging.assert_less_equal(length + continues, longest, said)
+        fits = tf.debugging.assert_less_equal(length + int(continues), longest, said)
         with tf.control_dependencies([fits]):
             limit = tf.minimum(most, longest - length) if continues else most
             return _loop(task, *begin(ids, mask), limit)

@@ -8,14 +8,14 @@ import warnings
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_text
 
 import keras_transformer as kt
 from tests.exporting.kinds import made
 from tests.tasks.common import ENGLISH, classifier, config, language_model, tokenizer, translator
 
 pytestmark = pytest.mark.one_backend("tensorflow")
+tf = pytest.importorskip("tensorflow")
+pytest.importorskip("tensorflow_text")  # which has the operations of tokenizers
 
 TEXTS = [
     "A man rides a bike .",
@@ -132,7 +132,9 @@ def test_a_text_that_is_too_long_or_empty(tmp_path):
     assert 0 < room < 12 and served(tmp_path / "lm", [prompt])["text"][0].decode() == ours
 
 
+@pytest.mark.each_backend
 def test_ids_where_a_graph_cannot_read_texts(tmp_path):
+    """Of which the process that converts tells too, where it is another one."""
     symbols = kt.Tokenizer.of_symbols("ACGT")
     backbone = kt.models.Decoder(config("decoder", symbols, position="rotary"))
     lm = kt.CausalLM(backbone, symbols)
@@ -172,4 +174,3 @@ def test_what_export_of_keras_is_given(tmp_path):
     with pytest.raises(ValueError, match="`max_new_tokens` must be"):
         language_model().export(tmp_path / "out", "tf_saved_model", max_new_tokens=0)
     assert not (tmp_path / "out").exists()
-    assert tensorflow_text  # which has the operations of tokenizers
