@@ -1,4 +1,4 @@
-"""Writes text with an exported model, by ONNX Runtime or OpenVINO alone.
+"""Writes text with an exported model, by ONNX Runtime, OpenVINO or LiteRT alone.
 
     keras-transformer export --preset gpt_tiny_shakespeare lm
     python examples/decode_exported.py lm "ROMEO:" --max_new_tokens 40
@@ -51,7 +51,24 @@ class OpenVino:
         return {output.any_name: np.array(array) for output, array in outputs.items()}
 
 
-RUNTIMES = {"onnx": OnnxRuntime, "openvino": OpenVino}
+class LiteRt:
+    """Likewise of a folder that was exported for LiteRT."""
+
+    def __init__(self, folder):
+        from ai_edge_litert.interpreter import Interpreter
+
+        self.interpreter = Interpreter(str(pathlib.Path(folder, "model.tflite")))
+        self.runners = {}
+
+    def __call__(self, graph, arrays):
+        if graph not in self.runners:
+            self.runners[graph] = self.interpreter.get_signature_runner(graph)
+        outputs = self.runners[graph](**arrays)
+        return {name: np.array(array) for name, array in outputs.items()}
+
+
+RUNTIMES = {"onnx": OnnxRuntime, "openvino": OpenVino, "litert": LiteRt}
+VERSION = 1  # of `export.json`, which this program reads
 
 
 class Model:
@@ -60,6 +77,7 @@ class Model:
     def __init__(self, folder):
         folder = pathlib.Path(folder)
         self.values = json.loads((folder / "export.json").read_text())
+        check_values(self.values)
         self.run = RUNTIMES[self.values["format"]](folder)
         self.pad_id = self.values["pad_id"] or 0
         self.end_ids = self.values["end_ids"]
@@ -140,7 +158,7 @@ class Model:
         states = self.run("encoder_model", sources)["last_hidden_state"]
         seen = {"encoder_attention_mask": mask}
         start = np.full((len(ids), 1), self.values["start_id"], "int64")
-        arrays = {"input_ids": start, "encoder_hidden_states": states, **seen}
+        arrays = {"input_ids": start, **seen, "encoder_hidden_states": states}
         outputs = self.run("decoder_model", arrays)
         past = as_past(outputs)
 
@@ -151,6 +169,20 @@ class Model:
             return outputs["logits"][:, -1]
 
         return outputs["logits"][:, -1], step
+
+
+def check_values(values):
+    """ValueError for a folder that this program cannot read."""
+    version, name = values.get("version"), values.get("format")
+    if version != VERSION:
+        raise ValueError(
+            f"The folder is of version {version} of exports, and this program reads {VERSION}: "
+            "export the model again, or take the program of that version."
+        )
+    if name not in RUNTIMES:
+        raise ValueError(f"The folder is of format {name!r}, and this program runs {[*RUNTIMES]}.")
+    if values["kind"] == "encoder":
+        raise ValueError("The model is an encoder, which writes no text.")
 
 
 def as_past(outputs):
@@ -166,7 +198,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", help="what kt.export wrote, as onnx or openvino")
+    parser.add_argument("folder", help="what kt.export wrote, as onnx, openvino or litert")
     parser.add_argument("texts", nargs="+", help="prompts, or texts to translate")
     parser.add_argument("--max_new_tokens", type=int, default=64)
     parser.add_argument("--padding", choices=["left", "right"], default="left")

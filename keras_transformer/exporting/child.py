@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,6 @@ def convert_in_child(
                 "PYTHONPATH": os.pathsep.join(paths),
             },
         )
-    if done.returncode == 0:
-        return
     try:
         said = json.loads(done.stdout.rpartition("\n")[2])
     except ValueError:
@@ -61,7 +60,10 @@ def convert_in_child(
             f"The process that converts to {chosen.name!r} on {chosen.backend} ended with status "
             f"{done.returncode}:\n{done.stderr[-2000:]}"
         ) from None
-    raise _ERRORS[said["error"]](said["message"])
+    if "error" in said:
+        raise _ERRORS[said["error"]](said["message"])
+    for message in said["warnings"]:
+        warnings.warn(message, stacklevel=3)
 
 
 def load_model(preset: str) -> keras.Model:
@@ -73,14 +75,17 @@ def load_model(preset: str) -> keras.Model:
 def _convert() -> int:
     """What the child does: reads what is asked, converts, and says what was wrong."""
     asked = json.load(sys.stdin)
+    said: dict[str, Any] = {}
     try:
-        task = load_model(asked["preset"])
-        FORMATS[asked["format"]].write(task, Path(asked["directory"]), **asked["options"])
+        task, chosen = load_model(asked["preset"]), FORMATS[asked["format"]]
+        with warnings.catch_warnings(record=True, action="always") as found:
+            chosen.write(task, Path(asked["directory"]), **asked["options"])
+        said = {"warnings": [str(w.message) for w in found if w.category is UserWarning]}
     except tuple(_ERRORS.values()) as error:
         kind = next(name for name, known in _ERRORS.items() if isinstance(error, known))
-        print("\n" + json.dumps({"error": kind, "message": str(error)}), end="")
-        return 1
-    return 0
+        said = {"error": kind, "message": str(error)}
+    print("\n" + json.dumps(said), end="")
+    return int("error" in said)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from typing import Any
 
 import keras
 
+# Of what `export.json` says: another one where a program that reads it must change.
+VERSION = 1
+
 
 def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `export.json`: what the model is, and what decoding or labelling needs.
@@ -17,6 +20,7 @@ def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) 
     backbone = getattr(task, "backbone", task)
     decoder = backbone.config.sides[-1]
     said: dict[str, Any] = {
+        "version": VERSION,
         "format": format,
         "options": dict(options),
         "kind": backbone.config.kind,

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 
 from keras_transformer.checking import shorten
@@ -23,6 +24,7 @@ class Format:
         packages: the packages that must be there, by the names that Python imports.
         kinds: the kinds of backbone that it takes.
         tasks: the names of the tasks that it takes, beside a backbone alone; None for all.
+        quantizers: the packages that `quantization` needs beside them.
         module: str, that of its function `write(task, directory, **options)`, which is imported
             when it is used. The options that it names are those of the format.
     """
@@ -34,15 +36,26 @@ class Format:
     kinds: tuple[str, ...]
     module: str
     tasks: tuple[str, ...] | None = None
+    quantizers: tuple[str, ...] = ()
 
     @property
     def write(self) -> Callable[..., None]:
         """Fills a folder: `write(task, directory, **options)`."""
         return importlib.import_module(self.module).write
 
-    def check_packages(self) -> None:
-        """ImportError that names the extra, where a package is missing."""
-        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(inspect.signature(self.write).parameters)[2:]
+
+    def check_packages(self, quantizes: bool = False) -> None:
+        """ImportError that names the extra, where a package is missing.
+
+        Args:
+            quantizes: bool, whether those that make fewer bits of weights are needed too.
+        """
+        needed = (*self.packages, *(self.quantizers if quantizes else ()))
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             extra = self.extra or self.backend
             raise ImportError(
@@ -52,15 +65,32 @@ class Format:
 
 
 _ALL = ("encoder", "decoder", "seq2seq")
+_TENSORFLOW = ("tensorflow", "tensorflow_text")
 
 FORMATS = {
     each.name: each
     for each in (
-        Format("onnx", "torch", "onnx", ("onnx", "onnxscript"), _ALL, f"{_HERE}.onnx"),
         Format(
-            "openvino", "torch", "openvino", ("openvino", "onnxscript"), _ALL, f"{_HERE}.openvino"
+            "onnx",
+            "torch",
+            "onnx",
+            ("onnx", "onnxscript"),
+            _ALL,
+            f"{_HERE}.onnx",
+            quantizers=("onnxruntime",),
+        ),
+        Format(
+            "openvino",
+            "torch",
+            "openvino",
+            ("openvino", "onnxscript"),
+            _ALL,
+            f"{_HERE}.openvino",
+            quantizers=("nncf",),
         ),
         Format("pt2", "torch", None, (), _ALL, f"{_HERE}.pt2"),
+        Format("saved_model", "tensorflow", None, _TENSORFLOW, _ALL, f"{_HERE}.saved_model"),
+        Format("litert", "tensorflow", None, _TENSORFLOW[:1], _ALL, f"{_HERE}.litert"),
         Format(
             "ctranslate2",
             None,

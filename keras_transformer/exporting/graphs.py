@@ -68,10 +68,10 @@ def _decoder(backbone: keras.Model) -> Graph:
     )
 
     def function(ids, mask, positions, *past):
-        before, mask = past[0].shape[2], ops.cast(mask, "bool")
+        before, mask = ops.shape(past[0])[2], ops.cast(mask, "bool")
         # Looked up, not sliced: so the sizes of both are known to be those of past and ids.
         seen = columns(mask, ops.arange(before, dtype="int32"))
-        own = columns(mask, before + ops.arange(ids.shape[1], dtype="int32"))
+        own = columns(mask, before + ops.arange(ops.shape(ids)[1], dtype="int32"))
         # Of each row: up to its last token, less those of this call.
         lengths = row_lengths(ops.cast(positions, "int32"), own)
         lengths = lengths - ops.sum(ops.cast(own, "int32"), axis=1)
@@ -114,19 +114,19 @@ def _decoders(backbone: keras.Model, masked: bool) -> list[Graph]:
         inputs = {"decoder_token_ids": ops.cast(ids, "int32"), "encoder_states": states}
         if mask:
             inputs["encoder_padding_mask"] = ops.cast(mask[0], "bool")
-        hidden, cache = backbone(inputs, cache=Cache.create(backbone, ids.shape[0], 0))
+        hidden, cache = backbone(inputs, cache=Cache.create(backbone, ops.shape(ids)[0], 0))
         cross = (x for pair in cache.cross for x in pair)
         return ops.cast(backbone.logits(hidden), "float32"), *_kept(cache), *cross
 
     def go_on(ids, *tensors):
         past, cross = tensors[len(mask) :][: len(own)], tensors[-len(of_source) :]
-        rows, before = past[0].shape[0], past[0].shape[2]
+        rows, _, before, _ = ops.shape(past[0])
         source = ops.cast(tensors[0], "bool") if mask else None
         seen = ops.ones((rows, before), "bool")
         cache = _cache(backbone, past, seen, ops.sum(ops.cast(seen, "int32"), axis=1))
         pairs = list(zip(cross[::2], cross[1::2], strict=True))
         if source is None:
-            source = ops.ones((rows, cross[0].shape[2]), "bool")
+            source = ops.ones((rows, ops.shape(cross[0])[2]), "bool")
         cache = cache._replace(cross=pairs, source=source)
         hidden, cache = backbone({"decoder_token_ids": ops.cast(ids, "int32")}, cache=cache)
         return ops.cast(backbone.logits(hidden), "float32"), *_kept(cache)
@@ -155,7 +155,10 @@ def _taken(arrays: tuple[Input, ...], config: TransformerConfig) -> list[Input]:
 
 def _array(array: Input, config: TransformerConfig) -> Array:
     dtype = "float32" if array.dtype == "float32" else "int64"
-    sizes = tuple("length" if size is None else size for size in array.shape)
+    length: int | str = "length"
+    if config.stem is not None and config.stem.kind == "series" and not config.stem.reads_observed:
+        length = config.stem.context_length  # The pieces are those of a whole context.
+    sizes = tuple(length if size is None else size for size in array.shape)
     if array.name == "images":
         side = config.stem.image_size
         sizes = (*((side, side) if isinstance(side, int) else side), *sizes[2:])
@@ -179,8 +182,8 @@ def _cache(backbone: keras.Model, past: tuple, seen, lengths) -> Cache:
     """The cache of keys and values that were seen, behind which the next ones are joined."""
     positions = ops.maximum(ops.cumsum(ops.cast(seen, "int32"), axis=1) - 1, 0)
     pairs = list(zip(past[::2], past[1::2], strict=True))
-    end = past[0].shape[2]
-    empty = Cache.create(backbone, seen.shape[0], 0)
+    rows, end = ops.shape(seen)
+    empty = Cache.create(backbone, rows, 0)
     spaces = {
         key: SlotSpace({i: pairs[i] for i in space.layers}, seen[:, None], positions, end, end)
         for key, space in empty.spaces.items()

@@ -6,13 +6,16 @@ from pathlib import Path
 import keras
 
 from keras_transformer.checking import check_choice
+from keras_transformer.checkpoints.untrusted import write_json
+from keras_transformer.exporting.genai import genai_config
 from keras_transformer.exporting.graph import Graph
 from keras_transformer.exporting.graphs import graphs_of
-from keras_transformer.exporting.torch_programs import programs_of, quietly
+from keras_transformer.exporting.quiet import quietly
+from keras_transformer.exporting.torch_programs import programs_of
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:
-    """Writes `model.onnx`, or the graphs of an encoder-decoder.
+    """Writes `model.onnx`, of a decoder `genai_config.json` too; or the graphs of a seq2seq.
 
     Args:
         task: a task or a backbone.
@@ -20,7 +23,12 @@ def write(task: keras.Model, directory: Path, quantization: str | None = None) -
         quantization: `"int8"` for matrices of 8 bits, and states that are quantized as they come.
     """
     check_choice("quantization", quantization, ("int8",), none=True)
-    for graph, program in programs_of(graphs_of(task)):
+    graphs = graphs_of(task)
+    if "logits" in graphs[0].outputs and "past" in graphs[0].inputs[-1].axes:
+        config = genai_config(task)
+        if config is not None:
+            write_json(directory / "genai_config.json", config)
+    for graph, program in programs_of(graphs):
         path = directory / f"{graph.name}.onnx"
         save_onnx(graph, program, path)
         if quantization is not None:

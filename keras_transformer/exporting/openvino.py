@@ -8,7 +8,8 @@ import keras
 from keras_transformer.checking import check_choice
 from keras_transformer.exporting.graphs import graphs_of
 from keras_transformer.exporting.onnx import save_onnx
-from keras_transformer.exporting.torch_programs import programs_of, quietly
+from keras_transformer.exporting.quiet import quietly
+from keras_transformer.exporting.torch_programs import programs_of
 
 
 def write(task: keras.Model, directory: Path, quantization: str | None = None) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import keras
 
 from keras_transformer.exporting.graphs import graphs_of
-from keras_transformer.exporting.torch_programs import programs_of, quietly
+from keras_transformer.exporting.quiet import quietly
+from keras_transformer.exporting.torch_programs import programs_of
 
 
 def write(task: keras.Model, directory: Path) -> None:

@@ -1,8 +1,7 @@
 """A model as a folder for a runtime that knows nothing of this package."""
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -11,8 +10,8 @@ from keras_transformer.checking import check_path, describe, nearest
 from keras_transformer.exporting.child import convert_in_child
 from keras_transformer.exporting.description import describe_export
 from keras_transformer.exporting.folder import check_place, exported_folder
-from keras_transformer.exporting.formats import Format, format_named
-from keras_transformer.models.backbone import Backbone, refuse_quantized
+from keras_transformer.exporting.formats import FORMATS, Format, format_named
+from keras_transformer.models.backbone import Backbone, is_quantized
 from keras_transformer.training import lora
 
 
@@ -54,8 +53,8 @@ def export(
     chosen = format_named(format)
     _check_model(task, chosen)
     write = chosen.write
-    _check_options(write, chosen, options)
-    chosen.check_packages()
+    _check_options(chosen, options)
+    chosen.check_packages(options.get("quantization") is not None)
     if chosen.name == "huggingface":  # A preset, which replaces presets.
         write(task, directory, **options)
         return
@@ -75,7 +74,7 @@ def _check_model(task: Any, chosen: Format) -> None:
     backbone = getattr(task, "backbone", task)
     if not isinstance(backbone, Backbone):
         raise ValueError(f"`task` must be a task or a backbone, received {describe(task)}.")
-    refuse_quantized(task)
+    _refuse_quantized(task)
     if lora.is_adapted(backbone):
         raise ValueError(
             "The model has adapters beside its weights. Call `merge_lora` before `export`, or "
@@ -94,8 +93,18 @@ def _check_model(task: Any, chosen: Format) -> None:
         )
 
 
-def _check_options(write: Callable, chosen: Format, options: Mapping[str, Any]) -> None:
-    known = list(inspect.signature(write).parameters)[2:]
+def _refuse_quantized(task: keras.Model) -> None:
+    if is_quantized(task):
+        able = [name for name, each in FORMATS.items() if "quantization" in each.options]
+        raise ValueError(
+            "The model is quantized, by `quantize`, for the backend that it runs on. Export it "
+            "before that: a format quantizes by its own tools, as export(..., "
+            f"quantization='int8') does for {', '.join(map(repr, able))}."
+        )
+
+
+def _check_options(chosen: Format, options: Mapping[str, Any]) -> None:
+    known = chosen.options
     for name in options:
         if name not in known:
             raise ValueError(

@@ -143,7 +143,7 @@ class Cache(NamedTuple):
             inputs: tensor, for its shape.
             mask: bool `(rows, length)`, the real tokens, or None if all are.
         """
-        rows, length = inputs.shape[:2]
+        rows, length = ops.shape(inputs)[:2]
         if self.branches > 1:
             own = ops.broadcast_to(ops.eye(length, dtype="bool"), (rows, length, length))
             positions = ops.broadcast_to(self.lengths[:, None], (rows, length))

@@ -55,7 +55,7 @@ class SlotSpace(NamedTuple):
             filled=put(self.filled, own, self.end, axis=2),
             positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
             start=self.end,
-            end=self.end + own.shape[2],
+            end=self.end + ops.shape(own)[2],
         )
 
     def with_layers(self, layers: dict[int, tuple], window: int | None, lengths) -> "SlotSpace":
@@ -77,7 +77,7 @@ class SlotSpace(NamedTuple):
         if branches == 1 and is_zero(self.start):  # as without a cache
             return Visibility(filled[:, 0], query_positions=positions, key_positions=keys)
         if branches == 1:
-            slots = ops.arange(filled.shape[2], dtype="int32")
+            slots = ops.arange(ops.shape(filled)[2], dtype="int32")
             own = (self.start + places)[None, :, None]
             filled = ops.logical_and(filled, slots[None, None] <= own)
         return Visibility(query_positions=positions, key_positions=keys, explicit=filled)

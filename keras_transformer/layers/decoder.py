@@ -122,7 +122,7 @@ class DecoderBlock(EncoderBlock):
         def attend_to_encoder(x):
             slots = None if cache is None else cache["cross"]
             if cache is not None and encoder_states is not None:
-                slots = cache["self"].like(encoder_states.shape[1])
+                slots = cache["self"].like(0)  # Behind which those of the source are joined.
             result = self.cross_attention(
                 x, value=encoder_states, visibility=cross_visibility, cache=slots, **options
             )

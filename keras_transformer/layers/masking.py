@@ -143,7 +143,7 @@ class Visibility(NamedTuple):
         """Bool, broadcastable to `(batch, heads, query_length, key_length)`, or None."""
         parts = []
         if self.padding is not None:
-            parts.append(ops.cast(self.padding, "bool")[:, None, None, :])
+            parts.append(_by_key(ops.cast(self.padding, "bool")))
         if self.causal or self.has_pattern:
             first = 0 if self.first_slot is None else self.first_slot
             query_slots = (first + ops.arange(query_length, dtype="int32"))[None]
@@ -196,7 +196,7 @@ class Visibility(NamedTuple):
             queries, keys = queries < self.global_tokens, keys < self.global_tokens
         else:
             return near
-        return near | queries[:, None, :, None] | keys[:, None, None, :]
+        return near | _by_query(queries) | _by_key(keys)
 
     def is_global(self, slots):
         """Bool `(batch or 1, length)` for slots `(1, length)`."""
@@ -278,5 +278,16 @@ def _on_device(x):
     return ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
 
 
+# Not `x[:, None, None]`, which LiteRT has no operation for.
+def _by_query(x):
+    """`(rows, length)` as `(rows, 1, length, 1)`."""
+    return ops.expand_dims(x, (1, 3))
+
+
+def _by_key(x):
+    """`(rows, length)` as `(rows, 1, 1, length)`."""
+    return ops.expand_dims(x, (1, 2))
+
+
 def _pairs(queries, keys, relation):
-    return relation(queries[:, None, :, None], keys[:, None, None, :])
+    return relation(_by_query(queries), _by_key(keys))

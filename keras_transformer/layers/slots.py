@@ -58,7 +58,7 @@ class Slots:
 
     def like(self, slots: int) -> "Slots":
         """Empty slots of the same kind, of another number."""
-        rows, heads, _, head_dim = self.keys.shape
+        rows, heads, _, head_dim = ops.shape(self.keys)
         dtype = keras.backend.standardize_dtype(self.keys.dtype)
         return self.make(rows, heads, slots, head_dim, dtype)
 
@@ -71,7 +71,7 @@ class Slots:
     def write(self, keys, values) -> "Slots":
         """With new keys and values `(rows, length, heads, head_dim)` in the next slots."""
         start = 0 if self.next is None else self.next
-        end = start + keys.shape[1]
+        end = start + ops.shape(keys)[1]
         new = [ops.transpose(x, (0, 2, 1, 3)) for x in (keys, values)]
         if self.kept is not None:
             new = [taken(x, self.kept) for x in new]
@@ -115,15 +115,16 @@ def columns(tensor, places):
 def put(tensor, values, index, axis: int):
     """`tensor` with `values` along `axis` from `index` on.
 
-    On PyTorch `tensor` itself is written, without a copy; unless `index` is behind its last place,
-    where there is no room: then they are joined, as a program that is exported does it.
+    On PyTorch `tensor` itself is written, without a copy. Where there is no room, `index` being
+    behind the last place or that axis of any size, they are joined: in graphs that are exported.
     """
+    size = tensor.shape[axis]
+    if size is None or (not ops.is_tensor(index) and index == size):
+        return ops.concatenate([tensor, ops.cast(values, tensor.dtype)], axis=axis)
     if keras.backend.backend() == "torch":
         import torch
 
         values = values.to(tensor.dtype)
-        if not isinstance(index, torch.Tensor) and index == tensor.shape[axis]:
-            return torch.cat([tensor, values], dim=axis)
         if isinstance(index, int):
             tensor.narrow(axis, index, values.shape[axis]).copy_(values)
             return tensor

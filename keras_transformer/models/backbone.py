@@ -384,9 +384,14 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         return backbone
 
 
+def is_quantized(model: keras.Model) -> bool:
+    """Whether layers were made to compute with fewer bits, by `quantize`."""
+    return any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers())
+
+
 def refuse_quantized(model: keras.Model) -> None:
     """ValueError for a model that would be made again as one that is not quantized."""
-    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
+    if is_quantized(model):
         what = "backbone" if isinstance(model, Backbone) else "task"
         raise ValueError(f"The {what} is quantized: save or copy it before `quantize`.")
 

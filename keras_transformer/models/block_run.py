@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keras import ops
+
 from keras_transformer.layers.arguments import with_further
 from keras_transformer.layers.masking import Visibility
 
@@ -63,7 +65,7 @@ class BlockRun:
             self.cache = cache.reserve(x, padding)
             self.visibilities = {
                 key: visibility._replace(query_pack=packs, prefix=inputs.get("prefix"))
-                for key, visibility in self.cache.visibilities(x.shape[1]).items()
+                for key, visibility in self.cache.visibilities(ops.shape(x)[1]).items()
             }
             self.visibility = next(iter(self.visibilities.values()))
 

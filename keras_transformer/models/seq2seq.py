@@ -151,14 +151,16 @@ class Seq2Seq(Backbone):
         return (ids if self.places is None else ops.minimum(ids, most)), mask
 
     def encode(
-        self, token_ids, padding_mask=None, training: bool = False, position_ids=None, pack_ids=None
-    ):
+        self, token_ids=None, padding_mask=None, training: bool = False, position_ids=None,
+        pack_ids=None, **arrays,
+    ):  # fmt: skip
         """What the decoder is given, float `(batch, source_length, width)`.
 
-        The encoder's states, with a `projector` as wide as the decoder's.
+        The encoder's states, with a `projector` as wide as the decoder's. `arrays` are those of an
+        encoder that reads no tokens, by their names.
         """
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
-        inputs |= {"position_ids": position_ids, "pack_ids": pack_ids}
+        inputs |= {"position_ids": position_ids, "pack_ids": pack_ids, **arrays}
         inputs = {name: value for name, value in inputs.items() if value is not None}
         if isinstance(token_ids, keras.KerasTensor):
             return self(inputs, part="encode", training=training)

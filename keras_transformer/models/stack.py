@@ -152,7 +152,7 @@ class Stack(keras.layers.Layer):
             options["cross_visibility"] = Visibility(encoder_padding_mask, packs, encoder_pack_ids)
             if run.cache is not None and encoder_padding_mask is None:
                 encoder_padding_mask = ops.ones(ops.shape(encoder_states)[:2], "bool")
-        elif run.cache is not None and run.cache.source.shape[1]:
+        elif run.cache is not None and run.cache.source.shape[1] != 0:
             options["cross_visibility"] = Visibility(run.cache.source)
         x = inputs
         biases, of_parts = self._biases(x, run)

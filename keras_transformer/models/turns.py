@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import keras
 
+from keras_transformer.registry import bound
+
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
 
@@ -158,15 +160,26 @@ class ThreadSafe:
         return super().save(filepath, *args, **kwargs)
 
     @reads
-    def export(
-        self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs
-    ):
-        arrays = getattr(getattr(self, "intake", self), "input_arrays", None)
-        if input_signature is None and arrays:  # Keras knows none of what is built without a call.
-            given = [a for a in arrays if a.required or a.name.endswith("padding_mask")]
-            specs = {a.name: keras.InputSpec(a.dtype, (None, *a.shape)) for a in given}
-            input_signature = [specs]
-        return super().export(filepath, format, verbose, input_signature, **kwargs)
+    def export(self, filepath, format="saved_model", verbose=None, input_signature=None, **options):
+        """As `keras_transformer.export`, by Keras's name; it says nothing, whatever `verbose`.
+
+        Args:
+            filepath: the folder.
+            format: as there; `"tf_saved_model"` too, Keras's name of `"saved_model"`.
+            verbose: as in `keras.Model.export`.
+            input_signature: None. What a graph takes is said in docs/export.md.
+            **options: those of the format.
+
+        Raises:
+            ValueError: as there, and for an `input_signature`.
+        """
+        if input_signature is not None:
+            raise ValueError(
+                "`input_signature` must be None: an exported graph takes any number of rows of "
+                "any length, by names that the docs of the format say."
+            )
+        format = "saved_model" if format == "tf_saved_model" else format
+        bound("export")(self, filepath, format, **options)
 
     @reads
     def save_weights(self, *args, **kwargs):

@@ -24,12 +24,12 @@ def pool(states, padding_mask, pooling: str, prompt_lengths=None):
         return states_at(states, last_of(mask))[:, 0]
     if pooling == "max":
         lowest = ops.cast(-1e9 if states.dtype != "float16" else -6e4, states.dtype)
-        return ops.max(ops.where(mask[..., None], states, lowest), axis=1)
+        return ops.max(ops.where(ops.expand_dims(mask, -1), states, lowest), axis=1)
     weights = ops.cast(mask, states.dtype)
     if pooling == "weighted_mean":
         weights = weights * ops.cast(positions + 1, states.dtype)
     number = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1)
-    total = ops.sum(states * weights[..., None], axis=1)
+    total = ops.sum(states * ops.expand_dims(weights, -1), axis=1)
     return total / (ops.sqrt(number) if pooling == "mean_sqrt_len" else number)
 
 
@@ -81,7 +81,7 @@ def pool_stem(states, pooling: str, tokens: int, mask=None):
 
 def last_of(mask):
     """The last place of each row that a bool mask has, int `(batch, 1)`; 0 where it has none."""
-    places = sequence_positions(mask[..., None])
+    places = sequence_positions(mask)
     return ops.max(ops.where(mask, places, 0), axis=1, keepdims=True)
 
 
@@ -91,7 +91,9 @@ def mask_of_ids(ids, padding_mask, wanted):
     Bool `(batch, length)`.
     """
     mask = as_mask(ids, padding_mask)
-    found = mask & ops.any(ops.equal(ids[..., None], ops.convert_to_tensor(wanted, ids.dtype)), -1)
+    found = mask & ops.any(
+        ops.equal(ops.expand_dims(ids, -1), ops.convert_to_tensor(wanted, ids.dtype)), -1
+    )
     return ops.where(ops.any(found, axis=1, keepdims=True), found, mask)
 
 

@@ -130,7 +130,7 @@ class TextEmbedder(Task):
         self.max_length = max_length
         self.prompts = _checked_prompts(prompts)
         self.default_prompt_name = default_prompt_name
-        self._prompt_named(default_prompt_name)
+        self.default_prompt = self._prompt_named(default_prompt_name)
         self.include_prompt = check_bool("include_prompt", include_prompt)
         check_pooler(backbone.config, self.pooling, self.include_prompt)
         first = self.pooling == "first" and self.include_prompt
@@ -208,7 +208,7 @@ class TextEmbedder(Task):
         tokenizer = tokenizer_of(self)
         max_length = take_max_length(self, options, default=self.max_length)
         prompt = options.pop("prompt", None)
-        prompt = self._prompt_named(self.default_prompt_name) if prompt is None else prompt
+        prompt = self.default_prompt if prompt is None else prompt
         several = is_tuple(x)
         parts = tuple_rows(x) if several else [text_rows(x)]
         ids = [

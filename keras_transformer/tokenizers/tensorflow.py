@@ -69,7 +69,9 @@ class TensorFlowTokenizer(keras.layers.Layer):
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
 
-        prefix, suffix = _template(tokenizers.Tokenizer.from_str(tokenizer_json))
+        backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+        prefix, suffix = _around(backend.encode("a"))
+        pair = backend.encode("a", "a")
         if sequence_length is not None:
             added = len(prefix) + len(suffix)
             if pad_id is None:
@@ -85,7 +87,8 @@ class TensorFlowTokenizer(keras.layers.Layer):
         self.tokenizer_json = tokenizer_json
         self.pad_id = pad_id
         self.sequence_length = sequence_length
-        self.graph = TextToIds(json.loads(tokenizer_json), prefix, suffix)
+        template = [prefix, suffix], _around(pair)
+        self.graph = TextToIds(json.loads(tokenizer_json), template, _segments(pair))
         self.built = True
 
     def call(self, texts):
@@ -108,10 +111,26 @@ class TensorFlowTokenizer(keras.layers.Layer):
         return config
 
 
-def _template(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the backend adds before and after one text."""
-    encoding = backend.encode("a")
-    inside = [index for index, text in enumerate(encoding.sequence_ids) if text is not None]
-    if not inside:
+def _around(encoding: tokenizers.Encoding) -> list[list[int]]:
+    """The ids that the template adds: before the text or the first of two, between them, after."""
+    return [ids for number, ids in _parts(encoding, encoding.ids) if number is None]
+
+
+def _segments(encoding: tokenizers.Encoding) -> list[list[int]]:
+    """The segments of what is before a pair, of its first text, between, of its second, after."""
+    return [segments for _, segments in _parts(encoding, encoding.type_ids)]
+
+
+def _parts(encoding: tokenizers.Encoding, values: list[int]) -> list[tuple[int | None, list[int]]]:
+    """The values of each part: None, 0, None of a text; None, 0, None, 1, None of a pair."""
+    numbers = encoding.sequence_ids
+    texts = [number for number in (0, 1) if number in numbers]
+    if not texts:
         raise ValueError("This tokenizer has no token for the text 'a'.")
-    return encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
+    parts, end = [], 0
+    for text in texts:
+        begin = numbers.index(text)
+        parts += [(None, values[end:begin])]
+        end = len(numbers) - numbers[::-1].index(text)
+        parts += [(text, values[begin:end])]
+    return [*parts, (None, values[end:])]

@@ -29,9 +29,17 @@ _NEVER = np.iinfo(np.int32).max
 
 
 class TextToIds(tf.Module):
-    """Strings to ragged ids, as one `tokenizer.json` says."""
+    """Strings to ragged ids, as one `tokenizer.json` says.
 
-    def __init__(self, description: dict, prefix: list[int], suffix: list[int]):
+    Args:
+        description: the values of the `tokenizer.json`.
+        template: the ids before and after one text; and of a pair those before, between and after.
+        segments: the segments of a pair: of what is before it, of its first text, and so on.
+    """
+
+    def __init__(
+        self, description: dict, template: tuple[list[list[int]], ...], segments: list[list[int]]
+    ):
         super().__init__()
         model = description["model"]
         if model["type"] not in _MODELS:
@@ -40,7 +48,8 @@ class TextToIds(tf.Module):
         splitter = description["pre_tokenizer"] or {"type": None}
         if splitter["type"] != needed:
             raise _unsupported(f"the pre-tokenizer {splitter['type']!r} with {model['type']}")
-        self._prefix, self._suffix = prefix, suffix
+        (self._prefix, self._suffix), self._around_pair = template
+        self._segments = segments
         self._special = _SpecialTokens(description["added_tokens"], description["normalizer"])
         self._normalize = _normalizer(description["normalizer"])
         self._split = _SPLITTERS[needed](splitter)
@@ -48,6 +57,36 @@ class TextToIds(tf.Module):
 
     def __call__(self, texts, max_length: int | None = None) -> tf.RaggedTensor:
         """Maps strings `(batch,)` to int32 ids `(batch, None)`, of at most `max_length`."""
+        ids = self._ids(texts)
+        if max_length is not None:
+            ids = ids[:, : max_length - len(self._prefix) - len(self._suffix)]
+        rows = tf.cast(ids.nrows(), "int32")
+        parts = [_constant_rows(self._prefix, rows), ids, _constant_rows(self._suffix, rows)]
+        return tf.concat([part for part in parts if part is not None], axis=1)
+
+    def pairs(self, texts, others, max_length: int) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Maps pairs of strings `(batch,)` to int32 ids `(batch, None)`, and to their segments."""
+        first, second = self._ids(texts), self._ids(others)
+        room = max_length - sum(map(len, self._around_pair))
+        first, second = (
+            _beginning(ids, count)
+            for ids, count in zip((first, second), _longest_first(first, second, room), strict=True)
+        )
+        rows = tf.cast(first.nrows(), "int32")
+        before, between, after = (_constant_rows(ids, rows) for ids in self._around_pair)
+        own = [self._segments[i] for i in (0, 2, 4)]
+        of = [self._segments[i][0] if self._segments[i] else 0 for i in (1, 3)]
+        given = [_constant_rows(each, rows) for each in own]
+        parts = [before, first, between, second, after]
+        segments = [given[0], _like(first, of[0]), given[1], _like(second, of[1]), given[2]]
+        ids, segments = (
+            tf.concat([part for part in all_parts if part is not None], axis=1)
+            for all_parts in (parts, segments)
+        )
+        return ids, segments
+
+    def _ids(self, texts) -> tf.RaggedTensor:
+        """The ids of strings, without a template."""
         texts = tf.convert_to_tensor(texts)
         if texts.dtype != tf.string or texts.shape.rank != 1:
             raise ValueError(
@@ -58,12 +97,7 @@ class TextToIds(tf.Module):
         special_ids, bodies = self._special.lookup(segments.flat_values)
         words = self._split(self._normalize(bodies))
         ids = words.with_flat_values(self._model(words.flat_values)).merge_dims(1, 2)
-        ids = segments.with_flat_values(tf.concat([special_ids, ids], axis=1)).merge_dims(1, 2)
-        if max_length is not None:
-            ids = ids[:, : max_length - len(self._prefix) - len(self._suffix)]
-        rows = tf.shape(texts)[0]
-        parts = [_constant_rows(self._prefix, rows), ids, _constant_rows(self._suffix, rows)]
-        return tf.concat([part for part in parts if part is not None], axis=1)
+        return segments.with_flat_values(tf.concat([special_ids, ids], axis=1)).merge_dims(1, 2)
 
 
 def _unsupported(part: str) -> ValueError:
@@ -71,6 +105,30 @@ def _unsupported(part: str) -> ValueError:
         f"to_tensorflow() does not support {part}. It supports WordPiece with BERT's "
         "normalizer, byte-level BPE and byte-level unigram; use encode_batch otherwise."
     )
+
+
+def _longest_first(first, second, room: int) -> tuple:
+    """How many ids of each of a pair are kept, as `tokenizers` cuts the longer one first."""
+    counts = [tf.cast(ids.row_lengths(), "int32") for ids in (first, second)]
+    least = tf.minimum(*counts)
+    cut = tf.where(least > room, least, tf.maximum(least, room - least))
+    both = least + cut > room
+    least = tf.where(both, room // 2, least)
+    cut = tf.where(both, room // 2 + room % 2, cut)
+    fits, swapped = tf.add(*counts) <= room, counts[0] > counts[1]
+    kept = (tf.where(swapped, cut, least), tf.where(swapped, least, cut))
+    return tuple(tf.where(fits, n, k) for n, k in zip(counts, kept, strict=True))
+
+
+def _beginning(ids: tf.RaggedTensor, counts) -> tf.RaggedTensor:
+    """Of each row the first `counts`, int `(batch,)`."""
+    places = tf.ragged.range(tf.cast(ids.row_lengths(), "int32")).flat_values
+    kept = places < tf.gather(counts, ids.value_rowids())
+    return tf.ragged.boolean_mask(ids, ids.with_flat_values(kept))
+
+
+def _like(ids: tf.RaggedTensor, value: int) -> tf.RaggedTensor:
+    return ids.with_flat_values(tf.fill(tf.shape(ids.flat_values), value))
 
 
 def _constant_rows(ids: list[int], rows) -> tf.RaggedTensor | None:

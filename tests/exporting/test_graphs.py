@@ -1,7 +1,6 @@
 """Graphs of a model, run by ONNX Runtime, OpenVINO and PyTorch without this package."""
 
-import ast
-import importlib.util
+import dataclasses
 import json
 
 import keras
@@ -9,7 +8,9 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from tests.environments import ROOT
+from keras_transformer.exporting import FORMATS
+from tests.exporting.runtimes import reference
+from tests.tasks import audio
 
 pytestmark = pytest.mark.one_backend("torch")
 
@@ -32,20 +33,9 @@ DECODERS = {
     "window": {"position": "rotary", "window": 4},
     "alibi": {"position": "alibi"},
 }
+# Of the inputs of a graph.
+ORDER = ("input_ids", "attention_mask", "token_type_ids")
 PROMPTS = [[5, 9, 2, 17], [3], [8, 8, 30, 4, 11, 25, 6]]
-
-
-def reference():
-    """`examples/decode_exported.py`, which imports nothing of this package."""
-    path = ROOT / "examples" / "decode_exported.py"
-    imports = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Import)]
-    assert {alias.name for node in imports for alias in node.names} == {
-        "argparse", "json", "numpy", "onnxruntime", "openvino", "pathlib", "tokenizers",
-    }  # fmt: skip
-    spec = importlib.util.spec_from_file_location("decode_exported", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +69,9 @@ def test_a_classifier_of_any_number_and_length(format, classifier, loop, tmp_pat
     for texts in (SENTENCES, SENTENCES[:1], ["a"], [" ".join(["word"] * 600)]):
         arrays, inputs = arrays_of(classifier, texts)
         ours = keras.ops.convert_to_numpy(classifier(inputs))
-        if format == "pt2":
-            import torch
-
-            program = torch.export.load(tmp_path / "out" / "model.pt2")
-            program = program.module(check_guards=False)
-            given = [torch.tensor(arrays[name]) for name in given_order(arrays)]
-            (found,) = (x.detach().numpy() for x in program(*given))
-        else:
-            found = loop.RUNTIMES[format](tmp_path / "out")("model", arrays)["logits"]
+        arrays = {name: arrays[name] for name in ORDER}
+        found = loop.RUNTIMES[format](tmp_path / "out")("model", arrays)["logits"]
         np.testing.assert_allclose(found, ours, atol=1e-4)
-
-
-def given_order(arrays):
-    """The order of a graph's inputs."""
-    return [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in arrays]
 
 
 ONE_PASS = {
@@ -173,6 +151,21 @@ def test_a_translator_writes_the_same(format, loop, tmp_path):
     assert loop.Model(tmp_path / "mt").write(SENTENCES, 30) == ours
 
 
+def test_speech(loop, tmp_path):
+    """An encoder of frames: what it gives goes to the graphs of the decoder."""
+    keras.utils.set_random_seed(6)
+    backbone = kt.models.Seq2Seq(audio.transcripts(initializer_range=0.2))
+    kt.export(backbone, tmp_path / "speech")
+    run = loop.OnnxRuntime(tmp_path / "speech")
+    frames = np.random.default_rng(0).normal(size=(2, 26, 12)).astype("float32")
+    ids = np.array([[2, 7, 5], [2, 9, 30]])
+    states = run("encoder_model", {"frames": frames})["last_hidden_state"]
+    found = run("decoder_model", {"input_ids": ids, "encoder_hidden_states": states})
+    given = {"encoder_frames": frames, "decoder_token_ids": ids.astype("int32")}
+    ours = keras.ops.convert_to_numpy(backbone.logits(backbone(given)))
+    np.testing.assert_allclose(found["logits"], ours, atol=1e-4)
+
+
 def test_names_are_those_of_optimum(tmp_path):
     import onnx
 
@@ -204,13 +197,34 @@ def test_eight_bits(format, classifier, loop, tmp_path):
     assert 0 < np.abs(found - ours).max() < 0.05
 
 
+def test_onnxruntime_genai(tmp_path):
+    import onnxruntime_genai
+
+    keras.utils.set_random_seed(5)
+    values = SMALL | DECODERS["grouped"] | {"initializer_range": 0.2}
+    lm = kt.CausalLM(kt.models.Decoder(kt.TransformerConfig(kind="decoder", **values)), end_ids=[3])
+    kt.export(lm, tmp_path / "lm", format="onnx")
+    ours = lm.generate(PROMPTS, max_new_tokens=12, sampler="greedy")
+    model = onnxruntime_genai.Model(str(tmp_path / "lm"))
+    for prompt, expected in zip(PROMPTS, ours, strict=True):
+        options = onnxruntime_genai.GeneratorParams(model)
+        options.set_search_options(max_length=len(prompt) + 12)
+        generator = onnxruntime_genai.Generator(model, options)
+        generator.append_tokens(prompt)
+        while not generator.is_done():
+            generator.generate_next_token()
+        found = [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+        assert [token for token in found if token != 3] == list(expected)
+
+
+@pytest.mark.parametrize("format", ["onnx", "litert"])
 @pytest.mark.each_backend
-def test_from_each_backend(loop, tmp_path):
+def test_from_each_backend(format, loop, tmp_path):
     """On a backend that does not convert a child process does."""
     keras.utils.set_random_seed(7)
     config = kt.TransformerConfig(kind="decoder", position="rotary", **SMALL)
     lm = kt.CausalLM(kt.models.Decoder(config))
-    kt.export(lm, tmp_path / "lm", format="onnx")
+    kt.export(lm, tmp_path / "lm", format=format)
     ours = lm.generate(PROMPTS, max_new_tokens=8, sampler="greedy")
     assert loop.Model(tmp_path / "lm").greedy(PROMPTS, 8) == [list(row) for row in ours]
 
@@ -238,4 +252,33 @@ def test_what_cannot_be_exported_says_why(tmp_path):
     refused("Call `merge_lora` before `export`", model=classifier)
     other = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
     other.quantize("int8")
-    refused("quantize", model=other)
+    able = "'onnx', 'openvino', 'litert', 'ctranslate2'"
+    refused(f"The model is quantized, by `quantize`.*does for {able}", model=other)
+
+
+def test_a_package_that_is_missing_names_the_extra():
+    for name, extra in (("onnx", "onnx"), ("openvino", "openvino"), ("litert", "tensorflow")):
+        without = dataclasses.replace(FORMATS[name], packages=(), quantizers=("not_there",))
+        without.check_packages()
+        with pytest.raises(ImportError, match=rf"needs not_there, .*keras_transformer\[{extra}\]"):
+            without.check_packages(quantizes=True)
+
+
+def test_a_folder_that_the_loop_cannot_read(loop, tmp_path):
+    config = kt.TransformerConfig(kind="decoder", position="learned", **SMALL)
+    kt.export(kt.CausalLM(kt.models.Decoder(config)), tmp_path / "lm", format="onnx")
+    model = loop.Model(tmp_path / "lm")
+    with pytest.raises(ValueError, match="takes 64 tokens, and 60 of a prompt and 5 new ones"):
+        model.greedy([[5] * 60], 5)
+    said = json.loads((tmp_path / "lm" / "export.json").read_text())
+
+    def refused(match, **values):
+        (tmp_path / "lm" / "export.json").write_text(json.dumps(said | values))
+        with pytest.raises(ValueError, match=match):
+            loop.Model(tmp_path / "lm")
+
+    assert said["version"] == 1
+    refused("is of version 2 of exports, and this program reads 1: export the model", version=2)
+    refused("is of version None of exports", version=None)
+    refused("is of format 'tarball', and this program runs", format="tarball")
+    refused("is an encoder, which writes no text", kind="encoder")

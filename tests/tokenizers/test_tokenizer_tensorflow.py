@@ -110,6 +110,20 @@ def test_equal_without_merges(tf):
     check(tf, Tokenizer.train(["a"], vocabulary_size=260), NASTY)
 
 
+@pytest.mark.parametrize(
+    "options", [{"kind": "wordpiece"}, {"template": "start_end"}, {"kind": "unigram"}]
+)
+def test_pairs(tf, options):
+    """The longer text of a pair is cut first, as the library does it."""
+    tokenizer = Tokenizer.train(SMALL, **{"vocabulary_size": 350, **options})
+    pairs = [(a, b) for a in (*SMALL[:4], NASTY[5], NASTY[15], "x " * 30) for b in NASTY[:9]]
+    texts, others = (list(side) for side in zip(*pairs, strict=True))
+    for length in (5, 6, 11, 24, 500):
+        expected = tokenizer.encode_batch_with_segments(texts, others, max_length=length)
+        found = tokenizer.to_tensorflow().graph.pairs(texts, others, max_length=length)
+        assert tuple(rows.to_list() for rows in found) == expected
+
+
 def test_published_byte_level_options(tf, tmp_path):
     # RoBERTa's: its mask takes the space before it, its template doubles </s> in pairs.
     tokenizer = Tokenizer.train(

@@ -9,6 +9,7 @@ from keras_transformer.layers.feed_forward import ResidualFeedForward
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import one_piece
+from keras_transformer.layers.slots import columns
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
 
@@ -108,7 +109,8 @@ class SeriesStem(PositionedStem):
         first -= stem.stride * (count - 1)
         starts = first + stem.stride * np.arange(count)
         places = (starts[:, None] + np.arange(stem.patch_length)).astype("int32")
-        return ops.reshape(ops.take(x, places.ravel(), axis=1), (-1, *places.shape))
+        taken = columns(x, ops.convert_to_tensor(places.ravel()))
+        return ops.reshape(taken, (-1, *places.shape))
 
     def _with_tokens(self, states, mask):
         """States with those of the tokens around them, and the mask of all."""

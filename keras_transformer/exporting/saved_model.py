@@ -1,0 +1,26 @@
+"""A SavedModel of TensorFlow: texts in, labels, vectors or text out."""
+
+from pathlib import Path
+
+import keras
+
+from keras_transformer.checking import MOST_TOKENS, check_int
+from keras_transformer.exporting.graphs import graphs_of
+
+
+def write(task: keras.Model, directory: Path, max_new_tokens: int = 64) -> None:
+    """Writes a SavedModel with a function for each graph, and `serve`, which takes texts.
+
+    Args:
+        task: a task or a backbone.
+        directory: the folder.
+        max_new_tokens: int, the most tokens that a model which generates writes.
+    """
+    from keras_transformer.exporting.tensorflow_functions import module_of, save
+    from keras_transformer.exporting.tensorflow_serving import serve_from
+
+    most = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+    graphs = graphs_of(task)
+    module = module_of(graphs)
+    serve_from(module, task, graphs, most)
+    save(module, directory)

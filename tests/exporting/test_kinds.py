@@ -1,0 +1,57 @@
+"""Each format takes each kind of model, or says why not: what docs/export.md has as a table."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.exporting import FORMATS
+from tests.exporting.kinds import GRAPHS, KINDS, REFUSED, WRITERS, arrays_of, made
+from tests.exporting.runtimes import reference
+
+PROMPTS = [[5, 9, 2, 17], [3], [8, 8, 30, 4, 11, 25, 6]]
+
+
+def on_its_backend(name):
+    backend = FORMATS[name].backend or "torch"
+    return pytest.param(name, marks=pytest.mark.one_backend(backend))
+
+
+@pytest.fixture(scope="module")
+def loop():
+    return reference()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("format", [*map(on_its_backend, GRAPHS)])
+def test_graphs(format, kind, loop, tmp_path):
+    """Numbers as here, or token for token, of numbers of rows and lengths that were not traced."""
+    task, folder = made(kind), tmp_path / "out"
+    kt.export(task, folder, format=format)
+    if kind in WRITERS:
+        ours = task.generate(PROMPTS, max_new_tokens=9, sampler="greedy")
+        assert loop.Model(folder).greedy(PROMPTS, 9) == [list(row) for row in ours]
+        return
+    run = loop.RUNTIMES[format](folder)
+    for batch, length in ((1, 1), (3, 11)):
+        given, own = arrays_of(task, batch, length)
+        ours = keras.ops.convert_to_numpy(task(own))
+        (found,) = run("model", given).values()
+        real = own["padding_mask"] if kind == "encoder" else slice(None)
+        np.testing.assert_allclose(found[real], ours[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.one_backend
+def test_ctranslate2(kind, tmp_path):
+    """What it gives is compared in test_ctranslate2.py."""
+    import ctranslate2
+
+    task = made(kind)
+    if refused := REFUSED.get(("ctranslate2", kind)):
+        with pytest.raises(ValueError, match=refused):
+            kt.export(task, tmp_path / "out", format="ctranslate2")
+        return
+    kt.export(task, tmp_path / "out", format="ctranslate2")
+    engine = {"decoder": ctranslate2.Generator, "seq2seq": ctranslate2.Translator}
+    engine.get(kind, ctranslate2.Encoder)(str(tmp_path / "out"))
