@@ -12,7 +12,8 @@ from keras_transformer.exporting.child import convert_in_child
 from keras_transformer.exporting.description import describe_export
 from keras_transformer.exporting.folder import check_place, exported_folder
 from keras_transformer.exporting.formats import Format, format_named
-from keras_transformer.models.backbone import Backbone, refuse_quantized
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.training import lora
 
 
@@ -75,7 +76,7 @@ def _check_model(task: Any, chosen: Format) -> None:
     backbone = getattr(task, "backbone", task)
     if not isinstance(backbone, Backbone):
         raise ValueError(f"`task` must be a task or a backbone, received {describe(task)}.")
-    refuse_quantized(task)
+    refuse_quantized(task, "export it before `quantize`, with the format's own `quantization`")
     if lora.is_adapted(backbone):
         raise ValueError(
             "The model has adapters beside its weights. Call `merge_lora` before `export`, or "
