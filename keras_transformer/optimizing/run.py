@@ -75,7 +75,7 @@ def optimize(
     ```python
     import keras_transformer as kt
 
-    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2, num_layers=1)
+    classifier = kt.TextClassifier.from_preset("minilm_l6_en", num_classes=2)
     result = kt.optimize(
         classifier, batch_size=2, length=8, modes=["bfloat16"], rounds=1, verbose=False
     )
