@@ -74,3 +74,11 @@ def test_layers_that_are_left_out_are_quantized_later(recwarn):
     modes = {getattr(x, "quantization_mode", None) for x in task._flatten_layers()}
     assert modes == {None, "int8", "int4"}
     assert not [each for each in recwarn if "quantize" in str(each.message)]
+
+
+def test_a_model_that_was_never_called():
+    sizes = {"hidden_dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
+    options = {"vocabulary_size": 20, "position": "rotary", **sizes}
+    lm = kt.CausalLM(kt.models.Decoder(kt.TransformerConfig(kind="decoder", **options)))
+    lm.quantize("int8")
+    assert len(lm.generate([[3, 4, 5]], max_new_tokens=2)) == 1
