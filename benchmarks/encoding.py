@@ -12,14 +12,17 @@ def texts() -> list[str]:
     return sst2("train")[0][:2000]
 
 
-def ours(dtype: str = "float32") -> list:
+def ours(mode: str = "float32") -> list:
     import keras
 
     import keras_transformer as kt
 
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
+    dtype = "float32" if mode == "int8" else mode
     embedder = kt.TextEmbedder.from_preset("minilm_l6_en", dtype=dtype)
+    if mode == "int8":
+        embedder.quantize(mode)
     rows = texts()
     seconds = median_seconds(lambda: embedder.predict(rows, verbose=0))
     return [("texts", len(rows) / seconds)]
@@ -33,6 +36,53 @@ def sentence_transformers(dtype: str) -> list:
     model = SentenceTransformer(minilm_folder()).to(getattr(torch, dtype))
     rows = texts()
     seconds = median_seconds(lambda: model.encode(rows, batch_size=32, show_progress_bar=False))
+    return [("texts", len(rows) / seconds)]
+
+
+def openvino_int8() -> list:
+    """Our export to OpenVINO, quantized by NNCF, in batches by length as sentence-transformers.
+
+    It stands in for sentence-transformers' own OpenVINO backend, which needs optimum-intel: the
+    same model, runtime and quantizer, without that library around it.
+    """
+    import tempfile
+
+    import numpy as np
+    import openvino
+    import tokenizers
+
+    import keras_transformer as kt
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"{folder}/exported"
+        embedder = kt.TextEmbedder.from_preset("minilm_l6_en")
+        kt.export(embedder, place, format="openvino", quantization="int8")
+        del embedder
+        tokenizer = tokenizers.Tokenizer.from_file(f"{place}/tokenizer.json")
+        model = openvino.Core().compile_model(f"{place}/model.xml", "CPU")
+    tokenizer.enable_padding()
+    tokenizer.enable_truncation(256)
+    names = {each for port in model.inputs for each in port.names}
+    rows = texts()
+
+    def encode() -> np.ndarray:
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        vectors: list = [None] * len(rows)
+        for start in range(0, len(rows), 32):
+            chosen = order[start : start + 32]
+            found = tokenizer.encode_batch([rows[i] for i in chosen])
+            ids = np.array([each.ids for each in found], "int64")
+            arrays = {
+                "input_ids": ids,
+                "attention_mask": np.array([each.attention_mask for each in found], "int64"),
+                "token_type_ids": np.zeros_like(ids),
+            }
+            given = {name: arrays[name] for name in names}
+            for i, vector in zip(chosen, model(given)[0], strict=True):
+                vectors[i] = vector
+        return np.stack(vectors)
+
+    seconds = median_seconds(encode)
     return [("texts", len(rows) / seconds)]
 
 
@@ -51,6 +101,8 @@ CONTENDERS = {
         f"keras_transformer-bfloat16-{backend}": functools.partial(ours, "bfloat16")
         for backend in BACKENDS
     },
+    **{f"keras_transformer-int8-{b}": functools.partial(ours, "int8") for b in BACKENDS},
+    "openvino-int8": openvino_int8,
     "sentence-transformers": functools.partial(sentence_transformers, "float32"),
     "sentence-transformers-bfloat16": functools.partial(sentence_transformers, "bfloat16"),
     **{f"keras_hub-{backend}": keras_hub for backend in BACKENDS},

@@ -5,7 +5,6 @@ A name is the library, a precision unless that is float32, and a backend if it h
 """
 
 import dataclasses
-import gc
 import os
 import pathlib
 import sys
@@ -101,9 +100,7 @@ def ours(setting: Setting) -> Contender:
     dtype = "bfloat16" if setting.precision == "bfloat16" else "float32"
     backbone = kt.Backbone.from_preset(setting.folder, dtype=dtype)
     if setting.precision == "int8":
-        gc.freeze()  # Keras collects garbage after each layer: what is old is left out of it
         backbone.quantize("int8")
-        gc.unfreeze()
     # No end ids: a row goes on to its last token.
     if setting.model == "gpt2":
         lm = kt.CausalLM(backbone, end_ids=[])

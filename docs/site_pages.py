@@ -35,6 +35,7 @@ PARTS = {
     "planning": ("Plans", ("planning",)),
     "explanations": ("Explanations", ("explanations",)),
     "exporting": ("Exports", ("exporting",)),
+    "optimizing": ("Faster here", ("optimizing",)),
     "serving": ("A page", ("serving",)),
     "distribution": ("Many devices", ("distribution",)),
     "process": ("The process", ("process",)),

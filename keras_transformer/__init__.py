@@ -36,6 +36,7 @@ What there is:
     data, training      files larger than memory; schedules, losses, metrics, resuming
     generation          samplers, rules, constraints
     explanations        what a model saw of an input: attention by head, and what each token adds
+    optimize            a task in the dtype that is fastest here, as it measures
     planning            what a model takes before it is built
     distribution        many devices
     tune_process        whether steps on a CPU may keep the memory of the process
@@ -75,6 +76,7 @@ from keras_transformer.config import TransformerConfig  # noqa: E402
 from keras_transformer.exporting import export  # noqa: E402
 from keras_transformer.kerashub_names import offer  # noqa: E402
 from keras_transformer.models import Backbone  # noqa: E402
+from keras_transformer.optimizing import optimize  # noqa: E402
 from keras_transformer.process import tune_process  # noqa: E402
 from keras_transformer.processors import AudioProcessor, ImageProcessor, SeriesProcessor  # noqa: E402
 from keras_transformer.tasks import (  # noqa: E402
@@ -155,6 +157,7 @@ __all__ = [
     "layers",
     "list_presets",
     "models",
+    "optimize",
     "planning",
     "processors",
     "to_keras_hub",

@@ -20,6 +20,7 @@ from keras_transformer.checkpoints.saving import refuse_own_blocks
 from keras_transformer.checkpoints.untrusted import read_json, write_json
 from keras_transformer.checkpoints.weights import export
 from keras_transformer.config import TransformerConfig
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.tokenizers.folder import CONFIG_FILE as TOKENIZER_CONFIG
 
@@ -63,6 +64,7 @@ def export_to_huggingface(
     backbone = getattr(model, "backbone", model)
     if not hasattr(backbone, "config"):
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
+    refuse_quantized(model, "export it before `quantize`")
     refuse_own_blocks(backbone)
     if not isinstance(family, str | None):
         raise ValueError(f"`family` must be a str or None, received {describe(family)}.")

@@ -26,6 +26,7 @@ from keras_transformer.checkpoints.safetensors_io import to_numpy
 from keras_transformer.checkpoints.untrusted import read_json, write_json
 from keras_transformer.checkpoints.weights import expand, export
 from keras_transformer.config import TransformerConfig
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.structure import variable_shapes
 from keras_transformer.tokenizers import Tokenizer
 
@@ -116,6 +117,7 @@ def to_keras_hub(model: Any) -> Any:
     backbone = getattr(model, "backbone", model)
     if not isinstance(getattr(backbone, "config", None), TransformerConfig):
         raise ValueError(f"`model` must be a backbone or a task, received {describe(model)}.")
+    refuse_quantized(model, "convert it before `quantize`")
     task = None if backbone is model else {"name": type(model).__name__, **model.task_values()}
     tokenizer = getattr(model, "tokenizer", None)
     kind, known = backbone.config.kind, getattr(backbone, "family", None)
@@ -207,7 +209,7 @@ def _arrays(backbone: Any, config: TransformerConfig) -> dict[str, np.ndarray]:
     if further:
         raise ValueError(
             f"The backbone has weights that its config does not name: {sorted(further)[:4]}. Call "
-            "`merge_lora` first; a quantized model is not converted."
+            "`merge_lora` first."
         )
     # A pooler that the model lacks gives zeros there.
     return {

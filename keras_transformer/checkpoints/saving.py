@@ -19,6 +19,7 @@ from keras_transformer.checkpoints.safetensors_io import WEIGHTS_FILE, save_tens
 from keras_transformer.checkpoints.untrusted import write_json
 from keras_transformer.files import write_text
 from keras_transformer.layers.stems import STEMS, TokenStem
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.notebook import KINDS, as_text, model_rows
 from keras_transformer.structure import variable_shapes
 
@@ -94,6 +95,8 @@ def _check_values(backbone, tokenizer, of_task: Any, dtype: Any, card: Any, meta
         raise ValueError("There is nothing to save: give `backbone`, `tokenizer` or both.")
     if backbone is None and of_task:
         raise ValueError("A task is saved with its backbone. Received: backbone=None.")
+    if backbone is not None:
+        refuse_quantized(backbone)
 
 
 def _write_model(folder: Path, backbone, task, head_variables, dtype, metadata) -> dict[str, Any]:
@@ -135,8 +138,8 @@ def _named_variables(
         raise ValueError(
             "The model has variables that its config knows nothing of, so that it could not be "
             f"loaded again: {', '.join(further[:3])} and so on, {len(further)} in all. They come "
-            "from `enable_lora` or `quantize`. Call the task's `merge_lora` first, or save what "
-            "was learned by `save_adapter`; a quantized model is saved before it is quantized."
+            "from `enable_lora`. Call the task's `merge_lora` first, or save what was learned by "
+            "`save_adapter`."
         )
     backbone_part = {BACKBONE_PREFIX + k: v for k, v in backbone_variables(backbone).items()}
     return backbone_part | {HEAD_PREFIX + k: v for k, v in (head_variables or {}).items()}

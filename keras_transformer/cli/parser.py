@@ -10,6 +10,7 @@ from keras_transformer.cli import (
     exporting,
     forecasting,
     generating,
+    optimizing,
     plan,
     presets,
     serving,
@@ -17,7 +18,10 @@ from keras_transformer.cli import (
 )
 from keras_transformer.cli.command import AS_WRITTEN
 
-_PARTS = (presets, plan, asking, generating, sources, forecasting, explaining, exporting, serving)
+_PARTS = (
+    presets, plan, asking, generating, sources, forecasting, explaining, optimizing, exporting,
+    serving,
+)  # fmt: skip
 COMMANDS = tuple(command for part in _PARTS for command in part.COMMANDS)
 
 _DESCRIPTION = """\

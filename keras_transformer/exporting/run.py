@@ -11,7 +11,8 @@ from keras_transformer.exporting.child import convert_in_child
 from keras_transformer.exporting.description import describe_export
 from keras_transformer.exporting.folder import check_place, exported_folder
 from keras_transformer.exporting.formats import FORMATS, Format, format_named
-from keras_transformer.models.backbone import Backbone, is_quantized
+from keras_transformer.models.backbone import Backbone
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.training import lora
 
 
@@ -74,7 +75,12 @@ def _check_model(task: Any, chosen: Format) -> None:
     backbone = getattr(task, "backbone", task)
     if not isinstance(backbone, Backbone):
         raise ValueError(f"`task` must be a task or a backbone, received {describe(task)}.")
-    _refuse_quantized(task)
+    able = [name for name, each in FORMATS.items() if "quantization" in each.options]
+    refuse_quantized(
+        task,
+        "export it before `quantize`: a format quantizes by its own tools, as export(..., "
+        f"quantization='int8') does for {', '.join(map(repr, able))}",
+    )
     if lora.is_adapted(backbone):
         raise ValueError(
             "The model has adapters beside its weights. Call `merge_lora` before `export`, or "
@@ -90,16 +96,6 @@ def _check_model(task: Any, chosen: Format) -> None:
         raise ValueError(
             f"The format {chosen.name!r} takes {', '.join(chosen.tasks)}, received a {name}. "
             "Export its backbone alone: task.backbone."
-        )
-
-
-def _refuse_quantized(task: keras.Model) -> None:
-    if is_quantized(task):
-        able = [name for name, each in FORMATS.items() if "quantization" in each.options]
-        raise ValueError(
-            "The model is quantized, by `quantize`, for the backend that it runs on. Export it "
-            "before that: a format quantizes by its own tools, as export(..., "
-            f"quantization='int8') does for {', '.join(map(repr, able))}."
         )
 
 

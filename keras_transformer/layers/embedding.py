@@ -11,7 +11,12 @@ from keras import ops
 
 from keras_transformer.checking import check_range, check_seed, shorten
 from keras_transformer.layers.arguments import SavesArguments
-from keras_transformer.layers.products import int8_product, takes_int8
+from keras_transformer.layers.products import (
+    bfloat16_product,
+    int8_product,
+    takes_bfloat16,
+    takes_int8,
+)
 from keras_transformer.layers.remat import Rematerializable
 from keras_transformer.layers.word_vectors import read_vectors, words_by_id
 
@@ -207,14 +212,20 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
             # With the transposed matrix XLA computes a norm before it anew for each number.
             logits = ops.matmul(self.embeddings, ops.reshape(inputs, (-1, 1)))
             return ops.reshape(logits, (*inputs.shape[:-1], self.input_dim))
+        if reverse and self._plain() and takes_bfloat16(inputs, self.embeddings):
+            return bfloat16_product(inputs, self.embeddings, axis=1)
         outputs = super().call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 
+    def _plain(self) -> bool:
+        """Whether logits are a product with the embeddings, and nothing more."""
+        return self.tie_weights and self.reverse_dtype is None and self.logit_soft_cap is None
+
     def _takes_one_state(self, inputs) -> bool:
-        """Whether the logits are of one state, by the embeddings, and nothing more."""
-        plain = self.tie_weights and self.reverse_dtype is None and self.logit_soft_cap is None
+        """Whether plain logits are of one state, in float32."""
         one = all(size == 1 for size in inputs.shape[:-1])
-        return plain and one and keras.backend.backend() != "torch"
+        others = keras.backend.backend() == "torch" or takes_bfloat16(inputs, self.embeddings)
+        return one and self._plain() and not others
 
     def compute_mask(self, inputs, mask=None):
         # Keras sets the mask in its own `call`, where scaling and quantization lose it again.
@@ -230,7 +241,7 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         if reverse and self.logit_soft_cap is None and takes_int8(self, inputs):
             if not self.tie_weights:
                 return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
-            return int8_product(inputs, ops.transpose(self._embeddings), self.embeddings_scale)
+            return int8_product(inputs, self._embeddings, self.embeddings_scale, axis=1)
         outputs = super().quantized_call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
 

@@ -285,6 +285,7 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         self.long_factors = long_factors
         # Whether the angles of all tokens depend on how many there are.
         self.by_length = scaling in ("dynamic", "longrope")
+        self.built = True  # There is nothing to build, and `quantize` wants all built.
 
     def call(self, inputs, positions=None, lengths=None):
         width = inputs.shape[-1]

@@ -47,6 +47,10 @@ class Dense(keras.layers.Dense):
     """Keras's, by rows. On PyTorch the product adds the bias: no tensor more for the sum."""
 
     def call(self, inputs, training=None):
+        if takes_bfloat16(inputs, self.kernel):
+            outputs = bfloat16_product(inputs, self.kernel)
+            outputs = outputs if self.bias is None else keras.ops.add(outputs, self.bias)
+            return outputs if self.activation is None else self.activation(outputs)
         if keras.backend.backend() != "torch" or self.bias is None:
             return by_rows(super().call, inputs)
         from torch.nn.functional import linear
@@ -76,21 +80,37 @@ class Dense(keras.layers.Dense):
         return outputs if self.activation is None else self.activation(outputs)
 
 
+def takes_bfloat16(inputs, kernel) -> bool:
+    """Whether `bfloat16_product` computes what `keras.ops.matmul` does, and faster."""
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (inputs, kernel)}
+    return dtypes == {"bfloat16"} and keras.backend.backend() == "jax" and on_cpu()
+
+
+def bfloat16_product(inputs, kernel, axis: int = 0):
+    """Bfloat16 `(..., in)` by a matrix whose `axis` is the inputs, on JAX and a CPU."""
+    from keras_transformer.layers import jax_products
+
+    return jax_products.product(inputs, keras.ops.convert_to_tensor(kernel), axis)
+
+
 def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
     """Whether `int8_product` computes what a quantized layer of Keras does, of these inputs.
 
-    It is for PyTorch on a CPU, without gradients: Keras's own product has those of the inputs. On
-    the other backends XLA makes one program of Keras's steps.
+    It is for a CPU: for PyTorch without gradients, where Keras's own product has those of the
+    inputs, and for JAX.
     """
-    if keras.backend.backend() != "torch" or layer.quantization_mode != "int8":
+    if layer.quantization_mode != "int8" or layer.inputs_quantizer is None or layer.lora_enabled:
+        return False
+    if keras.backend.backend() == "jax":
+        return on_cpu()
+    if keras.backend.backend() != "torch":
         return False
     from keras_transformer.layers.torch_products import suits_int8
 
-    whole = layer.inputs_quantizer is not None and not layer.lora_enabled
-    return whole and suits_int8(inputs)
+    return suits_int8(inputs)
 
 
-def int8_product(inputs, kernel, scale, bias=None):
+def int8_product(inputs, kernel, scale, bias=None, axis: int = 0):
     """`inputs @ (kernel / scale) + bias` in int8, each row of the inputs by a scale of its own.
 
     A row gives the same whatever rows are beside it. The sums are int32, so nothing is lost there.
@@ -100,13 +120,21 @@ def int8_product(inputs, kernel, scale, bias=None):
         kernel: int8 `(in, out)`, as Keras quantizes it.
         scale: float `(out,)`, by which the kernel is divided.
         bias: float `(out,)`, or None.
+        axis: int, that of the inputs in the kernel: 1 for `(out, in)`.
 
     Returns:
         `(..., out)` of the dtype of the inputs.
     """
+    given = [x if x is None else keras.ops.convert_to_tensor(x) for x in (kernel, scale, bias)]
+    if keras.backend.backend() == "jax":
+        from keras_transformer.layers import jax_products
+
+        outputs = jax_products.int8_product(inputs, *given[:2], axis)
+        return outputs if bias is None else keras.ops.add(outputs, bias)
     from keras_transformer.layers import torch_products
 
-    given = [x if x is None else keras.ops.convert_to_tensor(x) for x in (kernel, scale, bias)]
+    if axis == 1:
+        given[0] = given[0].t()
     return torch_products.int8_product(inputs, *given)
 
 

@@ -19,6 +19,7 @@ from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.before_logits import output_transform, state_projection
 from keras_transformer.models.block_run import COLLECTED, OpaqueCache
 from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
 from keras_transformer.models.turns import ThreadSafe, Turns, reads
@@ -382,18 +383,6 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
         for name, known in origin.items():
             setattr(backbone, name, known)
         return backbone
-
-
-def is_quantized(model: keras.Model) -> bool:
-    """Whether layers were made to compute with fewer bits, by `quantize`."""
-    return any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers())
-
-
-def refuse_quantized(model: keras.Model) -> None:
-    """ValueError for a model that would be made again as one that is not quantized."""
-    if is_quantized(model):
-        what = "backbone" if isinstance(model, Backbone) else "task"
-        raise ValueError(f"The {what} is quantized: save or copy it before `quantize`.")
 
 
 def as_mask(ids, padding_mask):

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import keras
 
 from keras_transformer.registry import bound
+from keras_transformer.models.quantized import quickly, refuse_quantized, refuse_training
 
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)
@@ -103,11 +104,13 @@ class ThreadSafe:
 
     @changes
     def fit(self, *args, **kwargs):
+        refuse_training(self)
         with self.turns.trainer:
             return super().fit(*args, **kwargs)
 
     @changes
     def train_on_batch(self, *args, **kwargs):
+        refuse_training(self)
         with self.turns.trainer:
             return super().train_on_batch(*args, **kwargs)
 
@@ -140,13 +143,21 @@ class ThreadSafe:
         return super().load_weights(*args, **kwargs)
 
     @changes
-    def quantize(self, *args, **kwargs):
+    def quantize(self, mode=None, config=None, filters=None, **kwargs):
+        if filters is None:  # which may have left some layers out
+            refuse_quantized(self, "load it again for another mode")
+        if any(getattr(layer, "lora_enabled", False) for layer in self._flatten_layers()):
+            raise ValueError(
+                "The model has adapters beside its weights. Call the task's `merge_lora` before "
+                "`quantize`, or `save_adapter` to keep them apart."
+            )
         if any(getattr(layer, "has_experts", False) for layer in self._flatten_layers()):
             raise ValueError(
                 "A model with experts is not quantized: theirs are most of its weights, and would "
                 "stay as they are. Load it with dtype='bfloat16' for half of the memory."
             )
-        return super().quantize(*args, **kwargs)
+        with quickly():
+            return super().quantize(mode, config, filters, **kwargs)
 
     @reads
     def save(self, filepath, *args, **kwargs):

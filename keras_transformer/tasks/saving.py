@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile
-from keras_transformer.models.backbone import refuse_quantized
+from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.training import lora
 
 # Of the values that the task has in a file, beside those of its layers.

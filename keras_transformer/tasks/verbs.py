@@ -9,6 +9,7 @@ from keras_transformer.checking import check_seed
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.distribution import DatasetShard
+from keras_transformer.models.quantized import refuse_training
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.tasks.explaining import Explains
 from keras_transformer.tasks.inputs import (
@@ -64,6 +65,7 @@ class Verbs(Explains):
             processing: options of the task's processor: for texts `max_length`, the tokens that
                 longer ones are cut to, and `pack_length`, as in `data.BucketedDataset`.
         """
+        refuse_training(self)  # before texts are made arrays
         options = checked_options(
             {
                 "epochs": epochs, "verbose": verbose, "callbacks": callbacks,

@@ -55,7 +55,10 @@ def enable_lora(
             f"{', '.join(sorted(names))}; received {shorten(targets)}."
         )
     if any(layer.quantization_mode is not None for layer in layers):
-        raise ValueError("The model is quantized, and would not keep what it learns.")
+        raise ValueError(
+            "The model is quantized, and would not keep what it learns. Adapt and train it before "
+            "`quantize`, and call `merge_lora` in between."
+        )
     model.trainable_before_lora = frozenset(v.path for v in model.trainable_variables)
     for variable in model.variables:
         variable.trainable = False

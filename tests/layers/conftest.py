@@ -1,7 +1,5 @@
 """What the tests of layers share."""
 
-import gc
-
 import keras
 import numpy as np
 import pytest
@@ -54,15 +52,6 @@ def randomize(layer, seed=0):
 def copy_weights(source, target):
     for mine, theirs in zip(target.weights, source.weights, strict=True):
         mine.assign(ops.convert_to_numpy(theirs))  # a copy: JAX gives arrays away in training
-
-
-def to_int8(model):
-    """Quantizes a model. Keras collects garbage after each layer: what is old is left out of it."""
-    gc.freeze()
-    try:
-        model.quantize("int8")
-    finally:
-        gc.unfreeze()
 
 
 def from_config(layer):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import layers
+from keras_transformer.models.quantized import quickly
 from tests.generation.common import on_one
 from tests.layers.conftest import (
     assert_close,
@@ -13,7 +14,6 @@ from tests.layers.conftest import (
     from_config,
     random,
     randomize,
-    to_int8,
 )
 
 X, SOURCE = random(2, 5, 8), random(2, 7, 8, seed=1)
@@ -226,11 +226,11 @@ def test_lora_trains_the_factors_and_freezes_the_kernels(name):
 
 
 @trained
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize")
 def test_int8_is_close(name):
     layer, inputs, outputs = made(name)
     model, arrays = functional(layer, inputs)
-    to_int8(model)
+    with quickly():
+        model.quantize("int8")
     dtypes = {keras.backend.standardize_dtype(w.dtype) for w in layer.weights}
     assert "int8" in dtypes
     for mine, theirs in zip(flat(model(arrays)), outputs, strict=True):

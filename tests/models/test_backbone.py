@@ -9,7 +9,7 @@ from keras_transformer.checkpoints.assignment import backbone_variables
 from keras_transformer.models import Decoder, Encoder, Seq2Seq, build_backbone
 from keras_transformer.structure import variable_shapes
 from tests.generation.common import on_one
-from tests.layers.conftest import assert_close, copy_weights, differs, numpy, to_int8
+from tests.layers.conftest import assert_close, copy_weights, differs, numpy
 from tests.models.conftest import IDS, PADDING, small_backbone, small_config, small_inputs
 
 KINDS = ("encoder", "decoder", "seq2seq")
@@ -227,12 +227,11 @@ def test_dropout_is_on_the_sum_of_the_embeddings(kind):
 
 
 @kinds
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize")
 def test_int8_is_close(kind):
     backbone = small_backbone(kind, position="learned", num_layers=1)
     inputs = small_inputs(kind)
     before = numpy(backbone(inputs))
-    to_int8(backbone)
+    backbone.quantize("int8")
     assert keras.backend.standardize_dtype(backbone.token_embedding._embeddings.dtype) == "int8"
     error = np.abs(numpy(backbone(inputs)) - before)[PADDING].max()
     assert 0 < error < 0.1 * np.abs(before).max()

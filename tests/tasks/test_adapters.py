@@ -9,7 +9,6 @@ import keras_transformer as kt
 from keras_transformer.files import write_safetensors
 from keras_transformer.scratch import PathLock
 from keras_transformer.training import lora
-from tests.layers.conftest import to_int8
 
 pytestmark = pytest.mark.one_backend
 
@@ -267,10 +266,14 @@ def test_functions_over_any_keras_model():
 
 def test_a_quantized_backbone_is_not_saved(tokenizer, tmp_path):
     task = make(tokenizer)
-    to_int8(task.backbone)
+    task.backbone.quantize("int8")
     for model, name in ((task.backbone, "backbone"), (task, "task")):
-        with pytest.raises(ValueError, match=f"The {name} is quantized: save or copy it before"):
+        with pytest.raises(
+            ValueError, match=f"The {name} is quantized to int8: save or copy it before"
+        ):
             model.save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match="a quantized model is saved before it is quantized"):
+    with pytest.raises(
+        ValueError, match="The backbone is quantized to int8: save or copy it before"
+    ):
         task.backbone.save_to_preset(tmp_path / "preset")
     assert not (tmp_path / "model.keras").exists()

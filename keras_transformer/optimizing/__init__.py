@@ -1,0 +1,11 @@
+"""The dtype that is fastest here: `optimize` measures those that there are."""
+
+from keras_transformer.optimizing.modes import MODES
+from keras_transformer.optimizing.result import Measured, Optimized
+from keras_transformer.optimizing.run import optimize
+
+__all__ = ["MODES", "Measured", "Optimized", "optimize"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,68 @@
+"""The ways in which a task may be held: its dtype, and the order of its weights in memory."""
+
+import warnings
+
+import keras
+
+from keras_transformer.tasks import Task
+
+PACKED = "-packed"
+_DTYPES = ("float32", "bfloat16", "int8", "int4")
+# A mode that comes later here takes more memory for the same numbers, or moves outputs further.
+MODES = (*_DTYPES, *(dtype + PACKED for dtype in _DTYPES if dtype != "int4"))
+
+
+def modes_of(task: Task) -> tuple[str, ...]:
+    """The modes that a task may have: packed ones are for those that generate."""
+    return tuple(mode for mode in MODES if task.generates or not mode.endswith(PACKED))
+
+
+def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
+    """The task in a mode, with weights of its own, or those that another of `made` has.
+
+    Raises:
+        ValueError: for a mode that the task, or the backend, does not have.
+    """
+    dtype = mode.removesuffix(PACKED)
+    if mode == dtype:
+        return task if dtype == "float32" else _copy(task, dtype)
+    if not task.generates:
+        raise ValueError("packed weights are for tasks that generate")
+    if not _packs(task):
+        raise ValueError("packed weights are for PyTorch on a CPU")
+    plain = made.get(dtype) or make(task, dtype, made)
+    packed = _again(task, plain.backbone)
+    packed.compile(pack_weights=True)
+    return packed
+
+
+def _packs(task: Task) -> bool:
+    on_torch = keras.backend.backend() == "torch"
+    return on_torch and task.weights[0].value.device.type == "cpu"
+
+
+def _copy(task: Task, dtype: str) -> Task:
+    """A copy that computes in `dtype`, or whose weights are quantized to it."""
+    quantized = dtype.startswith("int")
+    config = keras.saving.serialize_keras_object(task.backbone)
+    if not quantized:
+        config["config"]["dtype"] = dtype
+    copy = _again(task, keras.saving.deserialize_keras_object(config))
+    for mine, given in zip(copy.weights, task.weights, strict=True):
+        mine.assign(keras.ops.convert_to_numpy(given))  # a copy: JAX gives arrays away in training
+    if quantized:
+        copy.quantize(dtype)
+    return copy
+
+
+def _again(task: Task, backbone) -> Task:
+    """The task of another backbone."""
+    with warnings.catch_warnings():
+        # Its head is fresh here, and is filled.
+        warnings.simplefilter("ignore")
+        argument = None if task.processor is None else task.processor.argument
+        again = type(task)(backbone, argument, **task.task_values(), name=task.name)
+    values = task.compile_values()
+    if values:
+        again.compile(**values)
+    return again
