@@ -141,8 +141,8 @@ class Engine:
 
         Each of `rows` prompts has `len(limits) // rows` rows of the batch, one after the other. The
         cache has room for `steps` steps, or `most_steps` where so many can come, and for `slots` at
-        least; `prefix`, of `read_prefix`, stands before every prompt. For `limits`, `draw`, `owners` and `choices` see
-        `Batch`.
+        least; `prefix`, of `read_prefix`, stands before every prompt. For `limits`, `draw`,
+        `owners` and `choices` see `Batch`.
         """
         sampler = settings.sampler
         tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}

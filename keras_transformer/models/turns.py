@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import keras
 
-from keras_transformer.registry import bound
 from keras_transformer.models.quantized import quickly, refuse_quantized, refuse_training
+from keras_transformer.registry import bound
 
 # With its type, a decorated method keeps its signature for type checkers.
 Method = TypeVar("Method", bound=Callable)

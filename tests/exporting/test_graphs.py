@@ -253,7 +253,7 @@ def test_what_cannot_be_exported_says_why(tmp_path):
     other = kt.TextClassifier(kt.models.Encoder(config), num_classes=2)
     other.quantize("int8")
     able = "'onnx', 'openvino', 'litert', 'ctranslate2'"
-    refused(f"The model is quantized, by `quantize`.*does for {able}", model=other)
+    refused(f"is quantized to int8: export it before.*does for {able}", model=other)
 
 
 def test_a_package_that_is_missing_names_the_extra():
