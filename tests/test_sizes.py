@@ -12,8 +12,8 @@ pytestmark = pytest.mark.backend_independent
 
 def test_few_steps():
     steps = {round_size(size) for size in range(1, 4097)}
-    assert len(steps) <= 21 and max(steps) == 4096
-    for size in range(65, 20_000, 7):
+    assert len(steps) <= 23 and max(steps) == 4096
+    for size in range(17, 20_000, 7):
         assert size <= round_size(size) <= 1.5 * size
 
 
