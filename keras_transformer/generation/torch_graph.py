@@ -120,7 +120,10 @@ class TracedFunction:
         rows, matrix = node.args
         (sums,) = node.users  # as float32
         (scaled,) = sums.users
-        weight, scale = _constant(graph, matrix), _constant(graph, scaled.args[1])
+        scale = scaled.args[1]
+        if scale.target is _aten._to_copy.default:  # to float32, from what the layer has it in
+            scale = scale.args[0]
+        weight, scale = _constant(graph, matrix), _constant(graph, scale)
         if weight is None or scale is None:
             return
         size, name = weight.shape[1], f"onednn_{node.name}"
