@@ -3,11 +3,13 @@
 It has what tests/exporting/test_kinds.py runs, each cell of it.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from written import write_or_check
 
 from keras_transformer.exporting import FORMATS
 from tests.exporting.kinds import IN_TABLE, KINDS, REFUSED
@@ -38,18 +40,8 @@ def page() -> str:
 
 
 def main() -> int:
-    """Writes the page, or with `--check` says whether it is what the tests run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare; exit code 1 if not")
-    options = parser.parse_args()
-    text = page()
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"wrote {PAGE}")
-        return 0
-    current = PAGE.read_text(encoding="utf-8") == text
-    print(f"{PAGE} is {'current' if current else 'not current: run python docs/make_exports.py'}")
-    return 0 if current else 1
+    """Writes the page, or with `--check` says whether it is current."""
+    return write_or_check(__doc__, PAGE, page(), "make_exports.py")
 
 
 if __name__ == "__main__":

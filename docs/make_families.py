@@ -1,6 +1,5 @@
 """Writes docs/families.md from the code: `python docs/make_families.py`, `--check` to compare."""
 
-import argparse
 import dataclasses
 import json
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from family_words import names_of, normalization, paper, positions, special
+from written import write_or_check
 
 from keras_transformer import list_presets
 from keras_transformer.checkpoints import load_config
@@ -297,19 +297,8 @@ def presets_by_family() -> dict[str, list[str]]:
 
 
 def main() -> int:
-    """Writes the page, or with `--check` says whether it is what the code makes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare; exit code 1 if not")
-    options = parser.parse_args()
-    text = page()
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"wrote {PAGE}")
-        return 0
-    current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-    state = "current" if current else "not what the code makes: run python docs/make_families.py"
-    print(f"{PAGE} is {state}")
-    return 0 if current else 1
+    """Writes the page, or with `--check` says whether it is current."""
+    return write_or_check(__doc__, PAGE, page(), "make_families.py")
 
 
 if __name__ == "__main__":
