@@ -15,7 +15,7 @@ from keras_transformer.checking import (
     check_float,
     check_int,
 )
-from keras_transformer.generation.logits import top_k
+from keras_transformer.generation.logits import lines_at, top_k
 from keras_transformer.generation.samplers import (
     Limits,
     Outputs,
@@ -155,7 +155,7 @@ class BeamSearch(Sampler):
         scores, places = top_k(totals, count)
         parents = places // own
         chosen = ops.take_along_axis(ops.reshape(tokens, (rows, beams * own)), places, axis=1)
-        tokens = put_at(_pick(state.tokens, parents), state.count, chosen)
+        tokens = put_at(lines_at(state.tokens, parents), state.count, chosen)
         length = state.count + 1
         full = length >= limits.max_new_tokens
         at_end = is_end(chosen, limits)
@@ -186,9 +186,9 @@ class BeamSearch(Sampler):
             enough = ops.logical_and(enough, better)
         finished = ops.logical_or(state.finished, ops.logical_or(enough, full))
         new = BeamState(
-            _pick(tokens, open_),
+            lines_at(tokens, open_),
             scores,
-            _pick(ended_tokens, kept),
+            lines_at(ended_tokens, kept),
             ended_counts,
             ended_scores,
             ops.where(state.finished, state.count, length),
@@ -218,18 +218,13 @@ class BeamSearch(Sampler):
         scores, order = top_k(scores, self.num_beams)
         counts = ops.concatenate([group.ended_counts for group in state], axis=1)
         tokens = ops.concatenate([group.ended_tokens for group in state], axis=1)
-        return Outputs(_pick(tokens, order), ops.take_along_axis(counts, order, axis=1), scores)
+        return Outputs(lines_at(tokens, order), ops.take_along_axis(counts, order, axis=1), scores)
 
 
 def _check_early_stopping(name: str, value: Any) -> bool | str:
     if not isinstance(value, (bool, np.bool_)) and str(value) != "never":
         raise ValueError(f'`{name}` must be True, False or "never", received {value!r}.')
     return value if value == "never" else bool(value)
-
-
-def _pick(hypotheses, indices):
-    """Of `(rows, beams, size)` the beams `indices`, `(rows, count)`."""
-    return ops.take_along_axis(hypotheses, indices[..., None], axis=1)
 
 
 def _last(state: BeamState):

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import keras
 from keras import ops
@@ -17,7 +18,7 @@ from keras_transformer.checking import (
 )
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache
 from keras_transformer.generation.logits import broken, log_sum
-from keras_transformer.generation.program import Program, compile_loop
+from keras_transformer.generation.program import Program, compile_loop, compile_pass
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
 from keras_transformer.generation.slot_space import placed
 from keras_transformer.programs import compile_function
@@ -109,12 +110,11 @@ class Decoding:
     def compiled(self) -> SimpleNamespace:
         """The functions compiled, and their sizes. They do not keep this object by a circle."""
         models = self.program.models
+        packed = WeakValueDictionary() if self.settings.pack_weights else None
         return SimpleNamespace(
-            prefill=compile_function(self.prefill, *models),
+            prefill=compile_pass(self.prefill, *models, packed=packed),
             read_prefix=compile_function(self.read_prefix, *models),
-            extend=compile_loop(
-                self.goes_on, self.step, self.report, *models, pack=self.settings.pack_weights
-            ),
+            extend=compile_loop(self.goes_on, self.step, self.report, *models, packed=packed),
             grow=compile_function(self.grow, moves=True),
             compact=compile_function(self.compact, donate=(0,), moves=True),
             take_rows=compile_function(self.take_rows, moves=True),

@@ -1,8 +1,8 @@
 """What is found in scores and logits: the largest, sums, a token that is drawn, what is cut off.
 
-XLA's own argmax and top-k compare one number after the other. A maximum over chunks is one pass of
-vector instructions, and what is looked for lies in the chunks with the largest maxima. PyTorch's
-own are quick; of equal numbers its top-k takes any, its argmax the first.
+The argmax and top-k of XLA and of PyTorch compare one number after the other. A maximum over
+chunks is one pass of vector instructions, and what is looked for lies in the chunks with the
+largest maxima.
 
 A compiler fuses an expression into each place that uses it, and may round it otherwise there. So a
 number that was found among others, a maximum or a threshold, need not equal the one that it was,
@@ -16,6 +16,8 @@ import keras
 from keras import ops
 
 _CHUNK = 128
+# Of fewer numbers PyTorch's own is quicker than the calls of several operations.
+_FEW = 400_000
 # What a token scores that is left out. Rules ban with the same value.
 NEVER = -1e30
 # Below this temperature the rounding of float32 logits would decide, and above the other nothing
@@ -27,34 +29,49 @@ _TINY = 2e-38  # the least mass that float32 tells from none
 
 def argmax(scores):
     """The place of the largest score, int32 `(...)` of `(..., size)`; the first of equal ones."""
-    if keras.backend.backend() == "torch":
-        return ops.cast(ops.argmax(scores, axis=-1), "int32")
     return top_k(scores, 1)[1][..., 0]
 
 
 def top_k(scores, k: int):
     """The `k` largest scores `(..., k)`, best first, and their places, int32, of `(..., size)`."""
     shape, size = scores.shape, scores.shape[-1]
-    count = -(-size // _CHUNK)
-    if count < 4 * k or keras.backend.backend() == "torch":
-        values, places = ops.top_k(scores, k)
-        return values, ops.cast(places, "int32")
-    rows = math.prod(shape[:-1])
-    chunks = ops.reshape(scores, (rows, size))
-    if count * _CHUNK > size:
-        chunks = ops.pad(
-            chunks, ((0, 0), (0, count * _CHUNK - size)), constant_values=-float("inf")
-        )
-    chunks = ops.reshape(chunks, (rows, count, _CHUNK))
+    count = size // _CHUNK
+    rows, end = math.prod(shape[:-1]), count * _CHUNK
+    few = keras.backend.backend() == "torch" and rows * size < _FEW
+    if few or count < 4 * k:
+        return _top_k(scores, k)
+    scores = ops.reshape(scores, (rows, size))
+    chunks = ops.reshape(scores[:, :end], (rows, count, _CHUNK))
     # In the order of their places, so that of equal scores the first is taken.
-    chosen = ops.sort(ops.top_k(ops.max(chunks, axis=-1), k)[1], axis=-1)
-    chosen = ops.cast(chosen, "int32")
-    candidates = ops.take_along_axis(chunks, chosen[..., None], axis=1)
-    values, places = ops.top_k(ops.reshape(candidates, (rows, k * _CHUNK)), k)
-    places = ops.cast(places, "int32")
-    chunk = ops.take_along_axis(chosen, places // _CHUNK, axis=1)
-    places = chunk * _CHUNK + places % _CHUNK
+    chosen = _top_k(ops.max(chunks, axis=-1), k)[1]
+    if k > 1:
+        chosen = ops.sort(chosen, axis=1)
+    candidates = ops.reshape(lines_at(chunks, chosen), (rows, k * _CHUNK))
+    places = chosen[..., None] * _CHUNK + ops.arange(_CHUNK, dtype="int32")
+    places = ops.reshape(places, (rows, k * _CHUNK))
+    if end < size:  # what is behind the last whole chunk
+        behind = ops.broadcast_to(ops.arange(end, size, dtype="int32"), (rows, size - end))
+        candidates = ops.concatenate([candidates, scores[:, end:]], axis=1)
+        places = ops.concatenate([places, behind], axis=1)
+    values, among = _top_k(candidates, k)
+    places = ops.take_along_axis(places, among, axis=1)
     return ops.reshape(values, (*shape[:-1], k)), ops.reshape(places, (*shape[:-1], k))
+
+
+def lines_at(lines, places):
+    """Of `(rows, count, size)` the lines at places `(rows, k)`: `(rows, k, size)`."""
+    if keras.backend.backend() == "torch":  # Keras's own looks at a place for each number
+        return lines[ops.arange(lines.shape[0])[:, None], places]
+    return ops.take_along_axis(lines, places[..., None], axis=1)
+
+
+def _top_k(scores, k: int):
+    """As `top_k`, by what the backend has, which is quick for a few hundred numbers."""
+    if k == 1:  # PyTorch's top-k takes any of equal ones
+        place = ops.cast(ops.argmax(scores, axis=-1, keepdims=True), "int32")
+        return ops.take_along_axis(scores, place, axis=-1), place
+    values, places = ops.top_k(scores, k)
+    return values, ops.cast(places, "int32")
 
 
 def broken(logits):

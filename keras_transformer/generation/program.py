@@ -1,6 +1,7 @@
 """A model that generates as two plain functions, and loops of plain functions compiled."""
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 
 import keras
@@ -8,6 +9,9 @@ from keras import ops
 
 from keras_transformer.generation.cache import Cache, spaces_of
 from keras_transformer.programs import compile_function
+
+# Weights in another order in memory, for as long as something that is compiled has them; or none.
+Packed = weakref.WeakValueDictionary | None
 
 
 class Program:
@@ -79,21 +83,35 @@ class Program:
         return cache.part(0, self._own_layers).join(drafts)
 
 
+def compile_pass(function: Callable, *models: keras.Model, packed: Packed = None) -> Callable:
+    """`compile_function`. On PyTorch it runs as it is, or traced if there are packed weights."""
+    if packed is None or keras.backend.backend() != "torch":
+        return compile_function(function, *models)
+    import torch
+
+    from keras_transformer.generation.torch_graph import TracedFunction
+
+    traced = TracedFunction(function, *models, packed=packed)
+    return torch.inference_mode()(
+        lambda *args, **static: traced(traced.weights_key(), *args, **static)
+    )
+
+
 def compile_loop(
-    condition: Callable, body: Callable, then: Callable, *models: keras.Model, pack: bool = False
+    condition: Callable, body: Callable, then: Callable, *models: keras.Model, packed: Packed = None
 ) -> Callable:
     """`while condition(state, *args): state = body(state, *args)`, compiled; then `then(...)`.
 
     The state given is not to be used again. On JAX and TensorFlow the loop is one program. On
     PyTorch the body is traced once for each shape into a flat list of operations, and Python runs
-    the loop. `pack` is that of `Settings`.
+    the loop. `packed` is where it keeps a copy of the weights in the order in which they are read.
     """
     if keras.backend.backend() == "torch":
         import torch
 
         from keras_transformer.generation.torch_graph import TracedFunction
 
-        step = TracedFunction(body, *models, pack=pack)
+        step = TracedFunction(body, *models, packed=packed)
 
         @torch.inference_mode()
         def run(state, *args):

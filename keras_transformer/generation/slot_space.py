@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masking import Visibility, is_zero
-from keras_transformer.layers.slots import columns, put, put_rows, taken
+from keras_transformer.layers.slots import columns, put_rows, taken, write
 
 
 class SlotSpace(NamedTuple):
@@ -52,8 +52,8 @@ class SlotSpace(NamedTuple):
             space = self._replace(filled=own, positions=positions, start=0, end=own.shape[2])
             return space._replace(kept=_used_first(space.in_use(window, lengths), self.slots))
         return self._replace(
-            filled=put(self.filled, own, self.end, axis=2),
-            positions=put(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
+            filled=write(self.filled, own, self.end, axis=2),
+            positions=write(self.positions, ops.cast(positions, "int32"), self.end, axis=1),
             start=self.end,
             end=self.end + ops.shape(own)[2],
         )

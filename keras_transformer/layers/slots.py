@@ -80,7 +80,7 @@ class Slots:
             new = [keys, values, key_scales, value_scales]
         return Slots(
             *(
-                put(kept, ops.cast(x, kept.dtype), start, axis=2)
+                write(kept, ops.cast(x, kept.dtype), start, axis=2)
                 for kept, x in zip(self.tensors, new, strict=True)
             ),
             next=end,
@@ -112,15 +112,23 @@ def columns(tensor, places):
     return ops.take(tensor, places, axis=1)
 
 
-def put(tensor, values, index, axis: int):
-    """`tensor` with `values` along `axis` from `index` on.
+def write(tensor, values, index, axis: int):
+    """`tensor` with `values` along the slots `axis` from `index` on.
 
-    On PyTorch `tensor` itself is written, without a copy. Where there is no room, `index` being
-    behind the last place or that axis of any size, they are joined: in graphs that are exported.
+    Where there is no room, `index` being behind the last slot or there being any number of slots,
+    they are joined: in graphs that are exported.
     """
     size = tensor.shape[axis]
     if size is None or (not ops.is_tensor(index) and index == size):
         return ops.concatenate([tensor, ops.cast(values, tensor.dtype)], axis=axis)
+    return put(tensor, values, index, axis)
+
+
+def put(tensor, values, index, axis: int):
+    """`tensor` with `values` along `axis` from `index` on, where there is room.
+
+    On PyTorch `tensor` itself is written, without a copy.
+    """
     if keras.backend.backend() == "torch":
         import torch
 

@@ -14,7 +14,6 @@ from keras import ops
 from keras_transformer import programs
 from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
 from keras_transformer.generation.cache import CACHE_DTYPES
-from keras_transformer.programs import PROGRAMS
 from keras_transformer.sizes import round_size, round_up
 from tests.generation.common import (
     END,
@@ -164,33 +163,6 @@ def test_similar_prompts_share_the_compiled_functions(decoder, monkeypatch):
     assert [round_up(size) for size in (1, 3, 8, 9, 17, 33, 65, 1025)] == [
         1, 4, 8, 16, 24, 48, 96, 1536,
     ]  # fmt: skip
-
-
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch alone is traced by make_fx")
-def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
-    """`make_fx` looks for one, and else makes it with a stack of Python each time."""
-    from torch._subclasses import FakeTensorMode
-
-    made, plain = [], FakeTensorMode.__init__
-    monkeypatch.setattr(
-        FakeTensorMode, "__init__", lambda self, **options: made.append(1) or plain(self, **options)
-    )
-    traced = PROGRAMS.made
-    generate(Engine(make_backbone("decoder")), make_prompts([4]), end_ids=())
-    assert 0 < len(made) <= PROGRAMS.made - traced
-
-
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch asks oneDNN for products")
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_products_with_weights_are_onednns_in_each_step(use_bias):
-    import torch
-
-    engine, prompts = Engine(make_backbone("decoder", use_bias=use_bias)), make_prompts([4])
-    generate(engine, prompts, end_ids=())
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        generate(engine, prompts, end_ids=())
-    found = {event.key for event in profile.key_averages()}
-    assert "mkldnn::_linear_pointwise" in found and not found & {"aten::mm", "aten::addmm"}
 
 
 def test_new_weights_count_at_once():

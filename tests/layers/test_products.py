@@ -183,27 +183,3 @@ def test_int8_logits_are_those_of_keras(tie_weights):
     with torch.no_grad():
         wanted = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
         assert torch.allclose(embedding(states, reverse=True), wanted, atol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_int8_products_in_a_traced_step(rows, pack, dtype):
-    import torch
-
-    from keras_transformer.generation.torch_graph import TracedFunction
-
-    model = keras.Sequential([keras.Input((16,), dtype=dtype), Dense(7, dtype=dtype)])
-    model.layers[-1].quantize("int8")
-    traced = TracedFunction(model, model, pack=pack)
-    with torch.no_grad():
-        states = operands(rows, 16)[0].detach().to(getattr(torch, dtype))
-        traced(traced.weights_key(), states)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            found = traced(traced.weights_key(), states)
-        ran = {event.key for event in profile.key_averages()}
-        products = ran & {"aten::_int_mm", "onednn::qlinear_pointwise"}
-        assert products == {"onednn::qlinear_pointwise" if pack else "aten::_int_mm"}
-        # One place of bfloat16 at most.
-        tolerance = {"atol": 1e-6} if dtype == "float32" else {"atol": 1e-6, "rtol": 2**-7}
-        assert torch.allclose(found, model(states), **tolerance)

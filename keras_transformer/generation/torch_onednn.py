@@ -1,0 +1,189 @@
+"""Products with weights in a flat list of tensor operations, by oneDNN."""
+
+import operator
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from keras_transformer.generation.torch_simplify import VIEWS
+
+_aten = torch.ops.aten
+_SAME_NUMBERS = (
+    _aten.t.default,
+    _aten.detach.default,
+    _aten.permute.default,
+    _aten.transpose.int,
+)
+
+
+class _Product(NamedTuple):
+    """A product of rows with a weight."""
+
+    node: fx.Node  # that multiplies
+    weight: torch.Tensor  # (in, out)
+    replaced: fx.Node  # whose place the new product takes
+    bias: torch.Tensor | None = None
+    sum: fx.Node | None = None  # that adds the bias to a view of what is replaced
+    scale: torch.Tensor | None = None  # int8: (out,), what the product is divided by
+
+
+class OneDNN:
+    """Gives the products in a graph to oneDNN, with the bias that is added.
+
+    With `packed` it has copies of the weights in its own order, kept there for as long as a graph
+    has them; those of the same rows, as for queries, keys and values, are one. Products of int8
+    are replaced with these alone.
+    """
+
+    def __init__(self, graph: fx.GraphModule, packed: MutableMapping | None, key: tuple):
+        self.graph = graph
+        self.packed = packed
+        self.key = key  # of the weights, beside where they are
+
+    def use(self) -> None:
+        """Replaces the products."""
+        groups: dict[tuple, list[_Product]] = {}
+        for node in self.graph.graph.nodes:
+            product = self._product(node)
+            if product is not None:
+                alone = node if self.packed is None else None
+                kind = (node.target, product.bias is None, product.weight.dtype)
+                groups.setdefault((node.args[-2], *kind, alone), []).append(product)
+        for (rows, *_), products in groups.items():
+            self._replace(rows, products)
+        self.graph.graph.eliminate_dead_code()
+
+    def _product(self, node: fx.Node) -> _Product | None:
+        """The product that a node is, if oneDNN takes it."""
+        if node.target is _aten._int_mm.default and self.packed is not None:
+            # As `layers.torch_products.int8_product` has it: of a number that is as float32.
+            (sums,) = node.users
+            (scaled,) = sums.users
+            scale = scaled.args[1]
+            if scale.target is _aten._to_copy.default:  # from what the layer has it in
+                scale = scale.args[0]
+            weight, scale = self._constant(node.args[1]), self._constant(scale)
+            known = weight is not None and scale is not None
+            return _Product(node, weight, scaled, scale=scale) if known else None
+        if node.target not in (_aten.mm.default, _aten.addmm.default) or node.kwargs:
+            return None
+        *bias, _, matrix = node.args
+        weight, vectors = self._constant(matrix), [self._vector(x) for x in bias]
+        if weight is None or not _suits(weight) or any(x is None for x in vectors):
+            return None
+        vector, sum_ = (vectors[0], None) if bias else self._bias_added(node)
+        return _Product(node, weight, node, vector, sum_)
+
+    def _replace(self, rows: fx.Node, products: list[_Product]) -> None:
+        """One product in place of several of the same rows."""
+        graph, first = self.graph.graph, products[0]
+        with graph.inserting_before(first.node):
+            name = f"onednn_{first.node.name}"
+            weight = self._attribute(name, self._as_onednn_has_it(products))
+            multiply = self._multiply if first.scale is None else self._multiply_int8
+            outputs = multiply(name, rows, weight, products)
+            parts = [outputs]
+            if len(products) > 1:
+                ends = torch.tensor([x.weight.shape[1] for x in products]).cumsum(0).tolist()
+                places = zip([0, *ends], ends, strict=False)
+                parts = [
+                    graph.call_function(_aten.slice.Tensor, (outputs, 1, *place))
+                    for place in places
+                ]
+        for product, part in zip(products, parts, strict=True):
+            product.replaced.replace_all_uses_with(part)
+            graph.erase_node(product.replaced)  # in place: it would not go by itself
+            if product.sum is not None:
+                product.sum.replace_all_uses_with(product.sum.args[0])
+
+    def _multiply(self, name: str, rows: fx.Node, weight: fx.Node, products: list) -> fx.Node:
+        bias = None
+        if products[0].bias is not None:
+            vectors = [product.bias for product in products]
+            bias = self._attribute(f"{name}_bias", _joined(vectors))
+        return self.graph.graph.call_function(
+            torch.ops.mkldnn._linear_pointwise.default, (rows, weight, bias, "none", [], "")
+        )
+
+    def _multiply_int8(self, name: str, rows: fx.Node, weight: fx.Node, products: list) -> fx.Node:
+        """Its rows are uint8: 128 more, which it takes off again."""
+        scale = 1 / _joined([product.scale.detach().float() for product in products])
+        factor = self._attribute(f"{name}_scale", scale)
+        zero = self._attribute(f"{name}_zero", torch.zeros(len(scale), dtype=torch.int32))
+        call = self.graph.graph.call_function
+        unsigned = call(_aten.view.dtype, (rows, torch.uint8))
+        unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
+        inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
+        return call(
+            torch.ops.onednn.qlinear_pointwise.default, (*inputs, weight, factor, zero, *outputs)
+        )
+
+    def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
+        """The weights as one `(out, in)`, in any order in memory; or in oneDNN's own.
+
+        Of one in plain order it makes that order in each call, which for a few rows takes longer
+        than the product.
+        """
+        weights = [product.weight.detach().t() for product in products]
+        if self.packed is None:
+            return weights[0]
+        key = (self.key, *((weight.data_ptr(), weight.shape) for weight in weights))
+        packed = self.packed.get(key)
+        if packed is None:
+            weight = _joined(weights)
+            if weight.dtype == torch.int8:
+                reorder = torch.ops.onednn.qlinear_prepack
+            else:
+                reorder = torch.ops.mkldnn._reorder_linear_weight
+            packed = self.packed[key] = reorder(weight.contiguous(), None)
+        return packed
+
+    def _attribute(self, name: str, tensor: torch.Tensor) -> fx.Node:
+        self.graph.register_buffer(name, tensor, persistent=False)
+        return self.graph.graph.get_attr(name)
+
+    def _constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The weight that `node` is: an attribute of the graph, or one seen transposed."""
+        if node.op == "get_attr":
+            return operator.attrgetter(node.target)(self.graph)
+        if node.target in _SAME_NUMBERS:
+            weight = self._constant(node.args[0])
+            return None if weight is None else node.target(weight, *node.args[1:])
+        return None
+
+    def _vector(self, node) -> torch.Tensor | None:
+        """The weight of one axis that a node is."""
+        if not isinstance(node, fx.Node) or node.op != "get_attr":
+            return None
+        value = operator.attrgetter(node.target)(self.graph)
+        return value if value.ndim == 1 else None
+
+    def _bias_added(self, product: fx.Node) -> tuple[torch.Tensor | None, fx.Node | None]:
+        """The vector that is added to a product, and the sum; or None twice."""
+        node = product
+        while len(node.users) == 1:
+            user = next(iter(node.users))
+            if user.target in VIEWS:
+                node = user
+            elif user.target is _aten.add.Tensor and user.args[0] is node and not user.kwargs:
+                bias = self._vector(user.args[1])
+                return (None, None) if bias is None else (bias, user)
+            else:
+                break
+        return None, None
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One tensor of several; of one itself, so that it follows when its numbers change."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([x.detach() for x in tensors])
+
+
+def _suits(weight: torch.Tensor) -> bool:
+    """Whether oneDNN takes a matrix."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and torch.backends.mkldnn.is_available()
+    )
