@@ -3,6 +3,12 @@
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# More scores of bfloat16 than these, 64 MB as float32, are for the kernel that keeps none.
+_MOST_SCORES = 2**24
+# By the matrix: what they are made of, and an int8 matrix as oneDNN has it, with what goes with it.
+_PACKED = WeakTensorKeyDictionary()
 
 
 def linear(x, weight, bias=None):
@@ -58,15 +64,40 @@ def suits_int8(x) -> bool:
 def int8_product(inputs, kernel, scale, bias=None):
     """As `products.int8_product`, by oneDNN's product of int8 matrices.
 
-    `generation.torch_graph` knows these steps, and takes a packed product for those in the middle.
+    `generation.torch_onednn` knows these steps where they are traced, and packs the weights there.
     """
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
     step = rows.abs().amax(-1, keepdim=True) / 127
     # In place, where a tensor is new. Rows of zeros: whatever the product, times a step of zero.
     quantized = (rows / step).round_().to(torch.int8)
-    outputs = torch._int_mm(quantized, kernel).float().div_(scale.float())
+    if computes_now():
+        outputs = _packed_product(quantized, kernel, scale)
+    else:
+        outputs = torch._int_mm(quantized, kernel).float().div_(scale.float())
     outputs = outputs.mul_(step) if bias is None else torch.addcmul(bias.float(), outputs, step)
     return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1])
+
+
+def _packed_product(rows, kernel, scale):
+    """The product of int8 rows with a matrix in oneDNN's own order, divided by its scale: float32.
+
+    Of a matrix in plain order oneDNN makes that order in each call.
+    """
+    key = kernel if kernel._base is None else kernel._base
+    of = (kernel._version, scale._version, kernel.shape)
+    kept, packed = _PACKED.get(key, (None, None))
+    if kept != of:
+        weight = torch.ops.onednn.qlinear_prepack(kernel.detach().t().contiguous(), None)
+        zeros = torch.zeros(kernel.shape[1], dtype=torch.int32)
+        packed = (weight, 1 / scale.detach().float(), zeros)
+        _PACKED[key] = (of, packed)
+    return torch.ops.onednn.qlinear_pointwise.default(*_arguments(rows, *packed))
+
+
+def _arguments(rows, weight, factor, zeros) -> tuple:
+    """What oneDNN's product takes for int8 rows: as uint8, 128 more, which it takes off again."""
+    unsigned = rows.view(torch.uint8).bitwise_xor(128)
+    return unsigned, 1.0, 128, weight, factor, zeros, None, 1.0, 0, torch.float32, "none", [], ""
 
 
 def by_columns(kernel: torch.Tensor) -> None:
@@ -87,10 +118,32 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
         # Finite, so that a query that sees no key gives a number.
         lowest = torch.finfo(queries.dtype).min / 2
         bias = torch.where(mask, 0.0, lowest).to(queries.dtype)
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=bias, is_causal=is_causal, scale=scale
-    )
+    by_products = not is_causal and _suits_products(queries, keys, values)
+    if by_products and (bias is None or not bias.requires_grad):
+        scale = queries.shape[-1] ** -0.5 if scale is None else scale
+        scores = torch.matmul(queries * scale, keys.transpose(2, 3)).float()
+        scores = scores if bias is None else scores.add_(bias)
+        attended = torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
+    else:
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=bias, is_causal=is_causal, scale=scale
+        )
     return attended.transpose(1, 2)
+
+
+def _suits_products(queries, keys, values) -> bool:
+    """Whether two products of bfloat16, which go to oneDNN, are quicker than the fused kernel.
+
+    On a CPU they are, up to twice and a half, while the scores are not a matter of memory.
+    """
+    needs_gradient = any(x.requires_grad for x in (queries, keys, values))
+    return (
+        queries.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and not (needs_gradient and torch.is_grad_enabled())
+        and queries.numel() // queries.shape[-1] * keys.shape[2] <= _MOST_SCORES
+        and not torch.compiler.is_compiling()
+    )
 
 
 class ProductsByOneDNN(TorchFunctionMode):

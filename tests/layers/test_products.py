@@ -183,3 +183,51 @@ def test_int8_logits_are_those_of_keras(tie_weights):
     with torch.no_grad():
         wanted = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
         assert torch.allclose(embedding(states, reverse=True), wanted, atol=1e-6)
+
+
+def test_int8_products_follow_new_numbers():
+    import torch
+
+    layer = Dense(7)
+    states = operands(3, 16)[0].detach()
+    layer.build(states.shape)
+    layer.quantize("int8")
+    with torch.no_grad():
+        before = layer(states)
+        layer._kernel.assign(-keras.ops.convert_to_numpy(layer._kernel))
+        assert torch.equal(layer(states), -before)
+        layer.kernel_scale.assign(layer.kernel_scale * 2)
+        assert torch.allclose(layer(states), -before / 2)
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("seen", ["all", "mask", "bias", "none"])
+def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
+    import torch
+
+    from keras_transformer.layers import torch_products
+
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(2, 5, n, 8) for n in (4, heads, heads))
+    options = {}
+    if seen in ("mask", "none"):
+        mask = torch.rand(2, 1, 5, 5) > 0.4
+        mask[0, 0, 2] = seen == "mask"
+        options = {"mask": mask}
+    elif seen == "bias":
+        options = {"bias": torch.randn(1, 4, 5, 5)}
+    expected = torch_products.attention(queries, keys, values, **options)
+
+    def found():
+        half = {k: x if k == "mask" else x.bfloat16() for k, x in options.items()}
+        given = (x.bfloat16() for x in (queries, keys, values))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            attended = torch_products.attention(*given, **half)
+        fused = "aten::scaled_dot_product_attention" in {x.key for x in profile.key_averages()}
+        assert attended.dtype == torch.bfloat16 and attended.isfinite().all()
+        assert torch.allclose(attended.float(), expected, atol=0.03)
+        return fused
+
+    assert not found()
+    monkeypatch.setattr(torch_products, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
+    assert found()
