@@ -51,8 +51,8 @@ class OneDNN:
                 alone = node if self.packed is None else None
                 kind = (node.target, product.bias is None, product.weight.dtype)
                 groups.setdefault((node.args[-2], *kind, alone), []).append(product)
-        for (rows, *_), products in groups.items():
-            self._replace(rows, products)
+        for products in groups.values():
+            self._replace(products)
         self.graph.graph.eliminate_dead_code()
 
     def _product(self, node: fx.Node) -> _Product | None:
@@ -76,9 +76,10 @@ class OneDNN:
         vector, sum_ = (vectors[0], None) if bias else self._bias_added(node)
         return _Product(node, weight, node, vector, sum_)
 
-    def _replace(self, rows: fx.Node, products: list[_Product]) -> None:
+    def _replace(self, products: list[_Product]) -> None:
         """One product in place of several of the same rows."""
         graph, first = self.graph.graph, products[0]
+        rows = first.node.args[-2]  # which may be a product that was replaced
         with graph.inserting_before(first.node):
             name = f"onednn_{first.node.name}"
             weight = self._attribute(name, self._as_onednn_has_it(products))

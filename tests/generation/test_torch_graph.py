@@ -133,6 +133,15 @@ def test_products_of_the_same_rows_are_one(use_bias, dtype):
                 check(one, other, **tolerance)
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_product_of_a_product(pack):
+    inputs = keras.Input((16,))
+    model = keras.Model(inputs, Dense(3, use_bias=False)(Dense(5, use_bias=False)(inputs)))
+    run = traced(model, model, pack=pack)
+    check(run(tensor(2, 16)), model(tensor(2, 16)), atol=1e-6)
+    assert operations(lambda: run(tensor(2, 16)))["mkldnn::_linear_pointwise"] == 2
+
+
 def check(found, wanted, **tolerance):
     found, wanted = (keras.ops.convert_to_numpy(x).astype("float32") for x in (found, wanted))
     np.testing.assert_allclose(found, wanted, **{"rtol": 0, **tolerance})
