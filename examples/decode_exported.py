@@ -9,6 +9,7 @@ sources on the right: what is padding is 0 in the attention mask, and positions 
 """
 
 import argparse
+import functools
 import json
 import pathlib
 
@@ -33,16 +34,22 @@ class OnnxRuntime:
         return dict(zip(names, session.run(names, arrays), strict=True))
 
 
+@functools.cache
+def openvino_core():
+    """One for this process: of several, the first to go takes the stack of signal handlers along."""
+    import openvino
+
+    return openvino.Core()
+
+
 class OpenVino:
     """Likewise of a folder that was exported for OpenVINO."""
 
     def __init__(self, folder):
-        import openvino
-
         # Without the hint a processor may compute in bfloat16.
         hint = {"INFERENCE_PRECISION_HINT": "f32"}
         self.models = {
-            path.stem: openvino.compile_model(str(path), "CPU", hint)
+            path.stem: openvino_core().compile_model(str(path), "CPU", hint)
             for path in pathlib.Path(folder).glob("*.xml")
         }
 

@@ -14,8 +14,8 @@ def reference():
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert names == {
-        "ai_edge_litert.interpreter", "argparse", "json", "numpy", "onnxruntime", "openvino",
-        "pathlib", "tokenizers",
+        "ai_edge_litert.interpreter", "argparse", "functools", "json", "numpy", "onnxruntime",
+        "openvino", "pathlib", "tokenizers",
     }  # fmt: skip
     spec = importlib.util.spec_from_file_location("decode_exported", path)
     module = importlib.util.module_from_spec(spec)

@@ -75,8 +75,6 @@ def test_a_classifier_of_any_number_and_length(format, classifier, loop, tmp_pat
 
 
 ONE_PASS = {
-    "an encoder alone": lambda encoder: encoder,
-    "vectors": kt.TextEmbedder,
     "labels of tokens": lambda encoder: kt.TokenClassifier(encoder, num_classes=3),
     "answers": kt.QuestionAnswerer,
     "masks": kt.MaskedLM,
@@ -104,15 +102,6 @@ def test_tasks_of_one_pass(name, loop, tmp_path):
     (found,) = found.values()
     real = mask.astype(bool) if ours.ndim == 3 else slice(None)
     np.testing.assert_allclose(found[real], ours[real], atol=1e-4)
-
-
-def test_an_image(loop, tmp_path):
-    classifier = kt.ImageClassifier.from_preset("vit_tiny_cifar10")
-    images = np.random.default_rng(0).random((3, 32, 32, 3), "float32")
-    kt.export(classifier, tmp_path / "out")
-    found = loop.OnnxRuntime(tmp_path / "out")("model", {"images": images})["logits"]
-    ours = keras.ops.convert_to_numpy(classifier({"images": images}))
-    np.testing.assert_allclose(found, ours, atol=1e-4)
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
