@@ -36,7 +36,7 @@ class OnnxRuntime:
 
 @functools.cache
 def openvino_core():
-    """One for this process: of several, the first to go takes the stack of signal handlers along."""
+    """One for this process: of several, the first to go takes the stack of signals along."""
     import openvino
 
     return openvino.Core()
