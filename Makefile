@@ -9,9 +9,9 @@ TESTS ?=
 STARTS_tensorflow := "tests/generation tests/tasks" "tests/models tests/layers tests/training" \
 	"tests --ignore=tests/generation --ignore=tests/tasks --ignore=tests/models \
 	--ignore=tests/layers --ignore=tests/training"
-# Files in two processes: most of the time goes into compiling, which takes one core. A test that
-# ends its process is tried again in another one, and would be without end.
-PYTEST_ARGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+# Files in two processes: most of the time goes into compiling, which takes one core. If a test ends
+# its process the other goes on alone: with a third one in its place both may wait without end.
+PYTEST_ARGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # What a thorough run draws its examples from; the same seed repeats it.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 # For how many seconds a run of what a change touches takes up tests, over all backends.
