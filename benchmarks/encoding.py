@@ -19,10 +19,13 @@ def ours(mode: str = "float32") -> list:
 
     if keras.backend.backend() == "torch":
         use_threads_of_torch()
+    mode, packed = mode.removesuffix("-packed"), mode.endswith("-packed")
     dtype = "float32" if mode == "int8" else mode
     embedder = kt.TextEmbedder.from_preset("minilm_l6_en", dtype=dtype)
     if mode == "int8":
         embedder.quantize(mode)
+    if packed:
+        embedder.compile(pack_weights=True)
     rows = texts()
     seconds = median_seconds(lambda: embedder.predict(rows, verbose=0))
     return [("texts", len(rows) / seconds)]
@@ -102,6 +105,10 @@ CONTENDERS = {
         for backend in BACKENDS
     },
     **{f"keras_transformer-int8-{b}": functools.partial(ours, "int8") for b in BACKENDS},
+    **{
+        f"keras_transformer-packed-{mode}-torch": functools.partial(ours, f"{mode}-packed")
+        for mode in ("float32", "bfloat16", "int8")
+    },
     "openvino-int8": openvino_int8,
     "sentence-transformers": functools.partial(sentence_transformers, "float32"),
     "sentence-transformers-bfloat16": functools.partial(sentence_transformers, "bfloat16"),

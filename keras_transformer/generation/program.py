@@ -89,7 +89,7 @@ def compile_pass(function: Callable, *models: keras.Model, packed: Packed = None
         return compile_function(function, *models)
     import torch
 
-    from keras_transformer.generation.torch_graph import TracedFunction
+    from keras_transformer.torch_tracing.traced import TracedFunction
 
     traced = TracedFunction(function, *models, packed=packed)
     return torch.inference_mode()(
@@ -109,7 +109,7 @@ def compile_loop(
     if keras.backend.backend() == "torch":
         import torch
 
-        from keras_transformer.generation.torch_graph import TracedFunction
+        from keras_transformer.torch_tracing.traced import TracedFunction
 
         step = TracedFunction(body, *models, packed=packed)
 

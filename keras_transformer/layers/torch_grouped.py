@@ -1,6 +1,6 @@
 """Grouped products on PyTorch: operations of their own, whose inside knows how large groups are.
 
-Traced (`generation.torch_graph`) and compiled they are one operation. See `grouped`.
+Traced (`torch_tracing`) and compiled they are one operation. See `grouped`.
 """
 
 import torch

@@ -64,7 +64,7 @@ def suits_int8(x) -> bool:
 def int8_product(inputs, kernel, scale, bias=None):
     """As `products.int8_product`, by oneDNN's product of int8 matrices.
 
-    `generation.torch_onednn` knows these steps where they are traced, and packs the weights there.
+    `torch_tracing.onednn` knows these steps where they are traced, and packs the weights there.
     """
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
     step = rows.abs().amax(-1, keepdim=True) / 127

@@ -4,6 +4,7 @@ import warnings
 
 import keras
 
+from keras_transformer.models.packed import packs
 from keras_transformer.tasks import Task
 
 PACKED = "-packed"
@@ -12,13 +13,8 @@ _DTYPES = ("float32", "bfloat16", "int8", "int4")
 MODES = (*_DTYPES, *(dtype + PACKED for dtype in _DTYPES if dtype != "int4"))
 
 
-def modes_of(task: Task) -> tuple[str, ...]:
-    """The modes that a task may have: packed ones are for those that generate."""
-    return tuple(mode for mode in MODES if task.generates or not mode.endswith(PACKED))
-
-
 def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
-    """The task in a mode, with weights of its own, or those that another of `made` has.
+    """The task in a mode, with weights of its own, or the backbone that another of `made` has.
 
     Raises:
         ValueError: for a mode that the task, or the backend, does not have.
@@ -26,19 +22,14 @@ def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
     dtype = mode.removesuffix(PACKED)
     if mode == dtype:
         return task if dtype == "float32" else _copy(task, dtype)
-    if not task.generates:
-        raise ValueError("packed weights are for tasks that generate")
-    if not _packs(task):
+    if not packs(task):
         raise ValueError("packed weights are for PyTorch on a CPU")
-    plain = made.get(dtype) or make(task, dtype, made)
-    packed = _again(task, plain.backbone)
+    if task.generates:  # it has no weights beside the backbone's
+        packed = _again(task, (made.get(dtype) or make(task, dtype, made)).backbone)
+    else:
+        packed = _copy(task, dtype)
     packed.compile(pack_weights=True)
     return packed
-
-
-def _packs(task: Task) -> bool:
-    on_torch = keras.backend.backend() == "torch"
-    return on_torch and task.weights[0].value.device.type == "cpu"
 
 
 def _copy(task: Task, dtype: str) -> Task:

@@ -17,7 +17,7 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.models.quantized import refuse_quantized
-from keras_transformer.optimizing.modes import MODES, PACKED, make, modes_of
+from keras_transformer.optimizing.modes import MODES, PACKED, make
 from keras_transformer.optimizing.result import Measured, Optimized
 from keras_transformer.optimizing.work import Work, work_of
 from keras_transformer.tasks import Task
@@ -122,7 +122,7 @@ def check_task(task: Any) -> None:
 
 def _checked_modes(task: Task, modes: Sequence[str] | None) -> tuple[str, ...]:
     if modes is None:
-        return modes_of(task)
+        return MODES
     if isinstance(modes, str) or not isinstance(modes, Sequence):
         raise ValueError(f"`modes` must be a list of names, received {shorten(modes)}.")
     for place, mode in enumerate(modes):

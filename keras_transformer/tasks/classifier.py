@@ -86,7 +86,7 @@ class Classifier(OptionalHidden, Task):
         self.adversarial_norm = adversarial_norm
 
     def compile_values(self) -> dict:
-        return {"adversarial_norm": self.adversarial_norm}
+        return {**super().compile_values(), "adversarial_norm": self.adversarial_norm}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss_of = super().compute_loss

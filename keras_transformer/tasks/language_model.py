@@ -51,7 +51,6 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
     most_new_tokens: int = 64  # where neither the caller nor the checkpoint says it
     _sampler: Sampler | None = None  # of `compile`
-    pack_weights: bool = False
 
     def __init__(
         self,
@@ -78,26 +77,21 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
             weighted_metrics=[Perplexity(), TokenAccuracy()],
         )
 
-    def compile(self, *args, sampler=None, pack_weights: bool | None = None, **kwargs):
+    def compile(self, *args, sampler=None, **kwargs):
         """As `keras.Model.compile`, and how `generate` works. What is not given does not change.
 
         Args:
             *args: as in `keras.Model.compile`.
             sampler: name or object, the default of `generate`. At first it is what the checkpoint
                 says, `backbone.generation_config`, and else `"greedy"`.
-            pack_weights: bool, at first False: on PyTorch and a CPU, keep a second copy of the
-                weights, in the order in which they are read. Faster, for twice the memory.
             **kwargs: as in `keras.Model.compile`.
         """
         sampler = self._sampler if sampler is None else samplers.get(sampler)
-        if pack_weights is None:
-            pack_weights = self.pack_weights
-        pack_weights = check_flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)
-        self.sampler, self.pack_weights = sampler, pack_weights
+        self.sampler = sampler
 
     def compile_values(self) -> dict:
-        return {"sampler": self._sampler, "pack_weights": self.pack_weights}
+        return {**super().compile_values(), "sampler": self._sampler}
 
     @answers_theirs
     @reads

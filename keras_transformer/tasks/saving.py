@@ -27,7 +27,7 @@ class Serializable:
 
     def compile_values(self) -> dict[str, Any]:
         """What `compile` was told beside Keras's arguments."""
-        return {}
+        return {"pack_weights": self.pack_weights}
 
     def get_config(self) -> dict[str, Any]:
         refuse_quantized(self)

@@ -9,6 +9,7 @@ from keras_transformer.checking import check_seed
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.distribution import DatasetShard
+from keras_transformer.models.packed import PacksWeights
 from keras_transformer.models.quantized import refuse_training
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.tasks.explaining import Explains
@@ -25,7 +26,7 @@ from keras_transformer.tasks.streams import TextBatches
 _WHOLE = {"batch_size": 2**31 - 1, "max_buckets": 1}  # all rows in one batch
 
 
-class Verbs(Explains):
+class Verbs(Explains, PacksWeights):
     """Mixin of a task: Keras's verbs, which make data sets of strings, and `explain`."""
 
     @changes

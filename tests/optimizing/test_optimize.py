@@ -42,8 +42,8 @@ def test_a_classifier(capsys):
     task = classifier()
     before = [keras.ops.convert_to_numpy(weight) for weight in task.weights]
     result = kt.optimize(task, **{**QUICK, "verbose": True, "rounds": 2})
-    assert modes(result) == ["float32", "bfloat16", "int8", "int4"]
-    whole, *others = result.table
+    assert modes(result) == list(kt.optimizing.MODES)
+    whole, *others = result.table[:4]
     assert (whole.difference, whole.agreement) == (0, 1)
     size = 4 * task.count_params()
     assert whole.memory == size
@@ -55,6 +55,9 @@ def test_a_classifier(capsys):
         assert 0 < row.difference < moved
         assert 0 <= row.agreement <= 1
         assert row.memory <= share * size
+    for row in result.table[4:]:
+        reason = "" if BACKEND == "torch" else "packed weights are for PyTorch on a CPU"
+        assert row.reason == reason and (row.difference is None or row.difference < 0.05)
     # The task that was given is as it was.
     for weight, value in zip(task.weights, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), value)

@@ -20,7 +20,7 @@ def traced(function, *models, pack=False):
     """What calls a function traced."""
     import torch
 
-    from keras_transformer.generation.torch_graph import TracedFunction
+    from keras_transformer.torch_tracing.traced import TracedFunction
 
     made = TracedFunction(function, *models, packed=WeakValueDictionary() if pack else None)
     return torch.inference_mode()(lambda *args, **sizes: made(made.weights_key(), *args, **sizes))

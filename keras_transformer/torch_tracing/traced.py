@@ -16,9 +16,9 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from keras_transformer.generation.torch_onednn import OneDNN
-from keras_transformer.generation.torch_simplify import quickly_called, simplified, without_twins
 from keras_transformer.programs import PROGRAMS, TRACING, Compiled
+from keras_transformer.torch_tracing.onednn import OneDNN
+from keras_transformer.torch_tracing.simplify import quickly_called, simplified, without_twins
 
 
 class TracedFunction:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.generation.torch_simplify import VIEWS
+from keras_transformer.torch_tracing.simplify import VIEWS
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (
