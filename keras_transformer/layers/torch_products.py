@@ -5,6 +5,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from keras_transformer.torch_tracing import onednn
+
 # More scores of bfloat16 than these, 64 MB as float32, are for the kernel that keeps none.
 _MOST_SCORES = 2**24
 # By the matrix: what they are made of, and an int8 matrix as oneDNN has it, with what goes with it.
@@ -79,25 +81,14 @@ def int8_product(inputs, kernel, scale, bias=None):
 
 
 def _packed_product(rows, kernel, scale):
-    """The product of int8 rows with a matrix in oneDNN's own order, divided by its scale: float32.
-
-    Of a matrix in plain order oneDNN makes that order in each call.
-    """
+    """The product of int8 rows with a matrix, divided by its scale: float32. It packs once."""
     key = kernel if kernel._base is None else kernel._base
     of = (kernel._version, scale._version, kernel.shape)
     kept, packed = _PACKED.get(key, (None, None))
     if kept != of:
-        weight = torch.ops.onednn.qlinear_prepack(kernel.detach().t().contiguous(), None)
-        zeros = torch.zeros(kernel.shape[1], dtype=torch.int32)
-        packed = (weight, 1 / scale.detach().float(), zeros)
+        packed = (onednn.pack(kernel.detach().t()), *onednn.factors_int8(scale))
         _PACKED[key] = (of, packed)
-    return torch.ops.onednn.qlinear_pointwise.default(*_arguments(rows, *packed))
-
-
-def _arguments(rows, weight, factor, zeros) -> tuple:
-    """What oneDNN's product takes for int8 rows: as uint8, 128 more, which it takes off again."""
-    unsigned = rows.view(torch.uint8).bitwise_xor(128)
-    return unsigned, 1.0, 128, weight, factor, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    return onednn.multiply_int8(lambda operation, given: operation(*given), rows, *packed)
 
 
 def by_columns(kernel: torch.Tensor) -> None:

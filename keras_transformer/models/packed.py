@@ -19,7 +19,19 @@ class PacksWeights:
     _traced = None
 
     def compile(self, *args, pack_weights: bool | None = None, **kwargs):
-        """As `keras.Model.compile`; `pack_weights` that is not given does not change."""
+        """As `keras.Model.compile`, and whether the weights are packed.
+
+        Args:
+            *args: as in `keras.Model.compile`.
+            pack_weights: bool, at first False: on PyTorch and a CPU, keep a second copy of the
+                weights, in the order in which they are read. `predict` and `generate` are faster,
+                for twice the memory and a second or so at the first batch of each size. What is
+                not given does not change.
+            **kwargs: as in `keras.Model.compile`.
+
+        Raises:
+            ValueError: for a `pack_weights` that is neither True nor False.
+        """
         if pack_weights is not None:
             check_flag("pack_weights", pack_weights)
         super().compile(*args, **kwargs)

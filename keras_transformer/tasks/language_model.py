@@ -84,7 +84,7 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
             *args: as in `keras.Model.compile`.
             sampler: name or object, the default of `generate`. At first it is what the checkpoint
                 says, `backbone.generation_config`, and else `"greedy"`.
-            **kwargs: as in `keras.Model.compile`.
+            **kwargs: as in `keras.Model.compile`, and `pack_weights`, see docs/faster.md.
         """
         sampler = self._sampler if sampler is None else samplers.get(sampler)
         super().compile(*args, **kwargs)

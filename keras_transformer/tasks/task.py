@@ -271,7 +271,7 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         weighted_metrics=None,
         **kwargs,
     ):
-        """As `keras.Model.compile`. What is not given, or is `"auto"`, does not change."""
+        """As `keras.Model.compile`, with `pack_weights`. What is not given, or is "auto", stays."""
         if _is_auto(optimizer):
             optimizer = getattr(self, "optimizer", None) or "rmsprop"
         # None is what Keras keeps: a loss with its weights, and all metrics.

@@ -1,7 +1,7 @@
 """Products with weights in a flat list of tensor operations, by oneDNN."""
 
 import operator
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import NamedTuple
 
 import torch
@@ -109,23 +109,16 @@ class OneDNN:
         )
 
     def _multiply_int8(self, name: str, rows: fx.Node, weight: fx.Node, products: list) -> fx.Node:
-        """Its rows are uint8: 128 more, which it takes off again."""
-        scale = 1 / _joined([product.scale.detach().float() for product in products])
-        factor = self._attribute(f"{name}_scale", scale)
-        zero = self._attribute(f"{name}_zero", torch.zeros(len(scale), dtype=torch.int32))
-        call = self.graph.graph.call_function
-        unsigned = call(_aten.view.dtype, (rows, torch.uint8))
-        unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
-        inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
-        return call(
-            torch.ops.onednn.qlinear_pointwise.default, (*inputs, weight, factor, zero, *outputs)
-        )
+        factor, zeros = factors_int8(_joined([product.scale for product in products]))
+        factor = self._attribute(f"{name}_scale", factor)
+        zeros = self._attribute(f"{name}_zero", zeros)
+        return multiply_int8(self.graph.graph.call_function, rows, weight, factor, zeros)
 
     def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
         """The weights as one `(out, in)`, in any order in memory; or in oneDNN's own.
 
-        Of one in plain order it makes that order in each call, which for a few rows takes longer
-        than the product.
+        Of one in plain order oneDNN makes that order in each call, which for a few rows takes
+        longer than the product.
         """
         weights = [product.weight.detach().t() for product in products]
         if self.packed is None:
@@ -133,12 +126,7 @@ class OneDNN:
         key = (self.key, *((weight.data_ptr(), weight.shape) for weight in weights))
         packed = self.packed.get(key)
         if packed is None:
-            weight = _joined(weights)
-            if weight.dtype == torch.int8:
-                reorder = torch.ops.onednn.qlinear_prepack
-            else:
-                reorder = torch.ops.mkldnn._reorder_linear_weight
-            packed = self.packed[key] = reorder(weight.contiguous(), None)
+            packed = self.packed[key] = pack(_joined(weights))
         return packed
 
     def _attribute(self, name: str, tensor: torch.Tensor) -> fx.Node:
@@ -174,6 +162,31 @@ class OneDNN:
             else:
                 break
         return None, None
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix `(out, in)` in oneDNN's own order."""
+    int8 = weight.dtype == torch.int8
+    reorder = torch.ops.onednn.qlinear_prepack if int8 else torch.ops.mkldnn._reorder_linear_weight
+    return reorder(weight.contiguous(), None)
+
+
+def factors_int8(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a product with a packed int8 matrix is multiplied by, of what divides it, and zeros."""
+    return 1 / scale.detach().float(), torch.zeros(len(scale), dtype=torch.int32)
+
+
+def multiply_int8(call: Callable, rows, weight, factor, zeros):
+    """The product of int8 rows with a packed matrix, float32, `call` being given its operations.
+
+    Its rows are uint8: 128 more, which it takes off again.
+    """
+    unsigned = call(_aten.view.dtype, (rows, torch.uint8))
+    unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
+    inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
+    return call(
+        torch.ops.onednn.qlinear_pointwise.default, (*inputs, weight, factor, zeros, *outputs)
+    )
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:

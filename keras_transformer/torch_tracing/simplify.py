@@ -59,14 +59,18 @@ def quickly_called(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _put_nothing_in_place(graph: fx.GraphModule) -> None:
-    """What is done in place of a number that is new gives another one: so it may have twins."""
+    """What is done in place of a number that is new gives another one: so it may have twins.
+
+    Of one dtype alone: in place the first one's stays, and else the larger one is taken.
+    """
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue
         source, name = node.args[0], node.target.overloadpacket.__name__
         packet = getattr(_aten, name.removesuffix("_"), None)
         new = _is_pure(source) and not _is_view(source) and set(source.users) == {node}
-        if new and name.endswith("_") and packet is not None:
+        alike = len({_dtype(x) for x in node.all_input_nodes}) == 1
+        if new and alike and name.endswith("_") and packet is not None:
             node.target = getattr(packet, node.target._overloadname)
 
 
@@ -126,6 +130,13 @@ def _is_view(node: fx.Node) -> bool:
 def _shape(node: fx.Node):
     meta = node.meta.get("tensor_meta")
     return None if meta is None else tuple(meta.shape)
+
+
+def _dtype(node: fx.Node):
+    if node.op == "get_attr":
+        return getattr(node.graph.owning_module, node.target).dtype
+    meta = node.meta.get("tensor_meta")
+    return None if meta is None else meta.dtype
 
 
 def _in_order(node: fx.Node) -> bool:

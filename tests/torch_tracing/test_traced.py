@@ -178,6 +178,18 @@ def test_what_is_written_to_or_returned_is_made_in_each_call():
             ones.mul_(5)
 
 
+def test_what_is_done_in_place_keeps_its_dtype():
+    import torch
+
+    def halved(x, y):
+        return torch.neg(x.bfloat16()).mul_(y), (x + 1).mul_(y)
+
+    given = (tensor(4), tensor(4, seed=1))
+    for one, other in zip(traced(halved)(*given), halved(*given), strict=True):
+        assert one.dtype == other.dtype
+        check(one, other)
+
+
 def test_drawn_numbers_are_drawn_in_each_call():
     import torch
 
