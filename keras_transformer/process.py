@@ -17,8 +17,15 @@ from keras_transformer.checking import check_bool
 # From malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
+_TUNED = {_M_ARENA_MAX: 1, _M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
 # What a user can say of the same. Then that holds.
-_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+_SETTINGS = (
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
 
 _forbidden = False
 _tuned: bool | None = None  # None before it was tried.
@@ -32,18 +39,14 @@ def tune_process(enabled: bool = True) -> bool:
     programs that have layers alone, or an optimizer of Keras before the model. The most memory
     that the process ever had is then what it has until its end.
 
-    On JAX programs then run in the thread that calls them, since of large blocks only those of the
-    main thread are kept. JAX decides that when it makes its first array on a CPU: what comes later
-    has no effect there. (A program that gets arrays of over 100 kB as NumPy arrays waits for them
-    in another thread, and so is not served.)
-
-    Args:
-        enabled: bool, False to change nothing in this process.
+    All threads then share that memory, but for those that took memory of their own before, and on
+    JAX programs run in the thread that calls them. JAX decides that, and threads what they take
+    memory from, with the first array on a CPU: what comes later has less effect.
 
     Returns:
-        Whether the process is tuned: not on TensorFlow, which keeps memory by itself, not where
-        the C library is another one than glibc, and not where the environment says how it should
-        be (`GLIBC_TUNABLES`, `MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`).
+        Whether the process is tuned: not where the C library is another one than glibc, and not
+        where the environment says how it should be (`GLIBC_TUNABLES`, `MALLOC_ARENA_MAX`,
+        `MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`).
 
     Raises:
         ValueError: for False once the process is tuned, which cannot be taken back.
@@ -74,18 +77,16 @@ def tune_once() -> bool:
 
 
 def _tune() -> bool:
-    backend = keras.backend.backend()
-    if backend == "tensorflow" or platform.libc_ver()[0] != "glibc":
-        return False
-    if any(name in os.environ for name in _SETTINGS):
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)
-    if not (libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)):
+    if not all(libc.mallopt(setting, value) for setting, value in _TUNED.items()):
         return False
     how = ""
-    if backend == "jax":
+    if keras.backend.backend() == "jax":
         import jax
 
+        # Threads made by imports may have memory of their own, which others then share by turns.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         how = ", and JAX runs programs on a CPU in the thread that calls them"
     logging.getLogger("keras_transformer").info(

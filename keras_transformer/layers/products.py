@@ -1,9 +1,9 @@
 """Products of matrices, and attention, by the library that is fastest.
 
-PyTorch on a CPU takes products with a matrix by oneDNN, forward and backward.
+PyTorch on a CPU with AVX-512 takes products with a matrix by oneDNN, forward and backward.
 
-The library that `torch.matmul` calls for float32 was made by Intel for its own processors; on
-others it reaches half of what oneDNN, which PyTorch carries too, makes of them.
+The library that `torch.matmul` calls for float32 was made by Intel and takes AVX-512 on its own
+processors alone; on others it reaches half of what oneDNN, which PyTorch carries too, makes of them.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from keras_transformer.layers import xla_attention
 
 
 def quick_products(x) -> contextlib.AbstractContextManager:
-    """The scope of products with weights: by oneDNN if `x` is a tensor of PyTorch on a CPU.
+    """The scope of products of `x` with weights: what is quickest on PyTorch and a CPU.
 
     Not where operations are looked at in place of run (traced, exported, counted), and not within
     autocast: there `torch.matmul` is what is expected.
     """
     if keras.backend.backend() != "torch":
         return contextlib.nullcontext()
-    from keras_transformer.layers.torch_products import ProductsByOneDNN, suits
+    from keras_transformer.layers.torch_products import QuickProducts, needs_float32, suits
 
-    return ProductsByOneDNN() if suits(x) else contextlib.nullcontext()
+    return QuickProducts() if suits(x) or needs_float32(x) else contextlib.nullcontext()
 
 
 def by_rows(product: Callable, inputs):
@@ -64,13 +64,6 @@ class Dense(keras.layers.Dense):
     def quantize(self, mode=None, type_check: bool = True, config=None):
         # Keras refuses subclasses, which may compute otherwise. This one computes the same.
         super().quantize(mode, type_check=False, config=config)
-
-    def quantized_build(self, kernel_shape, mode, config=None):
-        super().quantized_build(kernel_shape, mode, config)
-        if mode == "int8" and keras.backend.backend() == "torch":
-            from keras_transformer.layers.torch_products import by_columns
-
-            by_columns(self._kernel.value)
 
     def quantized_call(self, inputs, training=None):
         # Keras calls this one instead of `call` once the layer is quantized.

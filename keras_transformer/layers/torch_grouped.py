@@ -5,7 +5,7 @@ Traced (`torch_tracing`) and compiled they are one operation. See `grouped`.
 
 import torch
 
-from keras_transformer.layers.torch_products import by_onednn, suits
+from keras_transformer.layers.torch_products import by_onednn, suits, suits_matrix
 
 
 @torch.library.custom_op("keras_transformer::grouped_product", mutates_args=())
@@ -41,7 +41,7 @@ def _places(sizes: torch.Tensor) -> list[tuple[int, int, int]]:
 
 
 def _times(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return by_onednn(left, right) if suits(left) and suits(right) else left @ right
+    return by_onednn(left, right) if suits(left) and suits_matrix(right) else left @ right
 
 
 @product.register_fake

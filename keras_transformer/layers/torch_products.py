@@ -3,14 +3,13 @@
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from keras_transformer.torch_tracing import onednn
 
 # More scores of bfloat16 than these, 64 MB as float32, are for the kernel that keeps none.
 _MOST_SCORES = 2**24
-# By the matrix: what they are made of, and an int8 matrix as oneDNN has it, with what goes with it.
-_PACKED = WeakTensorKeyDictionary()
+# So many rows oneDNN multiplies with a matrix sooner than `torch.matmul` on any processor.
+_FEW_ROWS = 32
 
 
 def linear(x, weight, bias=None):
@@ -27,7 +26,19 @@ def by_onednn(left, right, bias=None):
 
 
 def suits(x) -> bool:
-    """Whether products of a tensor are to go to oneDNN."""
+    """Whether products of the rows of a tensor are to go to oneDNN.
+
+    The library behind `torch.matmul` takes AVX-512 on Intel's processors alone: where there is none
+    it is no slower, once there are many rows.
+    """
+    return suits_matrix(x) and (
+        x.numel() <= _FEW_ROWS * x.shape[-1]
+        or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    )
+
+
+def suits_matrix(x) -> bool:
+    """Whether oneDNN takes products with a matrix."""
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"
@@ -38,6 +49,22 @@ def suits(x) -> bool:
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
         and computes_now()
+    )
+
+
+def needs_float32(x) -> bool:
+    """Whether a product of bfloat16 is to be one of float32: no instruction there is for it.
+
+    `torch.matmul` then goes number by number, which takes fifty times as long.
+    """
+    return (
+        isinstance(x, torch.Tensor)
+        and x.device.type == "cpu"
+        and x.dtype == torch.bfloat16
+        and not onednn.takes_bfloat16()
+        # What leaves is for other processors too.
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
     )
 
 
@@ -66,37 +93,19 @@ def suits_int8(x) -> bool:
 def int8_product(inputs, kernel, scale, bias=None):
     """As `products.int8_product`, by oneDNN's product of int8 matrices.
 
-    `torch_tracing.onednn` knows these steps where they are traced, and packs the weights there.
+    `torch_tracing.onednn` knows these steps where they are traced, and has its product there too.
     """
     rows = inputs.reshape(-1, inputs.shape[-1]).float()
-    step = rows.abs().amax(-1, keepdim=True) / 127
+    step = rows.abs().amax(-1, keepdim=True) / onednn.LEVELS
     # In place, where a tensor is new. Rows of zeros: whatever the product, times a step of zero.
     quantized = (rows / step).round_().to(torch.int8)
     if computes_now():
-        outputs = _packed_product(quantized, kernel, scale)
+        packed = onednn.packed_int8(kernel, scale)
+        outputs = onednn.multiply_int8(lambda of, given: of(*given), quantized, *packed)
     else:
         outputs = torch._int_mm(quantized, kernel).float().div_(scale.float())
     outputs = outputs.mul_(step) if bias is None else torch.addcmul(bias.float(), outputs, step)
     return outputs.to(inputs.dtype).reshape(*inputs.shape[:-1], kernel.shape[1])
-
-
-def _packed_product(rows, kernel, scale):
-    """The product of int8 rows with a matrix, divided by its scale: float32. It packs once."""
-    key = kernel if kernel._base is None else kernel._base
-    of = (kernel._version, scale._version, kernel.shape)
-    kept, packed = _PACKED.get(key, (None, None))
-    if kept != of:
-        packed = (onednn.pack(kernel.detach().t()), *onednn.factors_int8(scale))
-        _PACKED[key] = (of, packed)
-    return onednn.multiply_int8(lambda operation, given: operation(*given), rows, *packed)
-
-
-def by_columns(kernel: torch.Tensor) -> None:
-    """Lays a matrix `(in, out)` out in memory with each column in one piece.
-
-    oneDNN multiplies a single row with it in a third of the time, and more rows in the same.
-    """
-    kernel.data = kernel.data.t().contiguous().t()
 
 
 def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
@@ -131,23 +140,27 @@ def _suits_products(queries, keys, values) -> bool:
     return (
         queries.dtype == torch.bfloat16
         and queries.device.type == "cpu"
+        and onednn.takes_bfloat16()
         and not (needs_gradient and torch.is_grad_enabled())
         and queries.numel() // queries.shape[-1] * keys.shape[2] <= _MOST_SCORES
         and not torch.compiler.is_compiling()
     )
 
 
-class ProductsByOneDNN(TorchFunctionMode):
-    """Within, `torch.matmul` of a tensor and a matrix is oneDNN's, and so is `linear`."""
+class QuickProducts(TorchFunctionMode):
+    """Within, `torch.matmul` of a tensor and a matrix, and `linear`, are what is quickest."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.matmul, torch.nn.functional.linear) and needs_float32(args[0]):
+            outputs = function(*(x if x is None else x.float() for x in args), **(kwargs or {}))
+            return outputs.bfloat16()
         if function is torch.matmul and not kwargs and len(args) == 2:
             left, right = args
-            if left.ndim > 1 and right.ndim == 2 and suits(left) and suits(right):
+            if left.ndim > 1 and right.ndim == 2 and suits(left) and suits_matrix(right):
                 return _Product.apply(left, right, None)
         if function is torch.nn.functional.linear and not kwargs and len(args) == 3:
             left, right, bias = args
-            if left.ndim > 1 and suits(left) and suits(right):
+            if left.ndim > 1 and suits(left) and suits_matrix(right):
                 return _Product.apply(left, right.t(), bias)
         return function(*args, **(kwargs or {}))
 

@@ -6,10 +6,16 @@ from typing import NamedTuple
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from keras_transformer.torch_tracing.simplify import VIEWS
 
 _aten = torch.ops.aten
+# The largest of an int8 row. Without instructions for it (VNNI) a processor adds products of bytes
+# in pairs, in 16 bits: two of 2 x 63 + 1 and 127 fit, and two of 255 and 127 would be cut.
+LEVELS = 127 if torch.cpu._is_vnni_supported() else 63
+# By the matrix: what they are made of, and an int8 matrix as oneDNN has it, with what goes with it.
+_PACKED = WeakTensorKeyDictionary()
 _SAME_NUMBERS = (
     _aten.t.default,
     _aten.detach.default,
@@ -33,8 +39,8 @@ class OneDNN:
     """Gives the products in a graph to oneDNN, with the bias that is added.
 
     With `packed` it has copies of the weights in its own order, kept there for as long as a graph
-    has them; those of the same rows, as for queries, keys and values, are one. Products of int8
-    are replaced with these alone.
+    has them; those of the same rows, as for queries, keys and values, are one. Matrices of int8
+    are always packed.
     """
 
     def __init__(self, graph: fx.GraphModule, packed: MutableMapping | None, key: tuple):
@@ -57,7 +63,7 @@ class OneDNN:
 
     def _product(self, node: fx.Node) -> _Product | None:
         """The product that a node is, if oneDNN takes it."""
-        if node.target is _aten._int_mm.default and self.packed is not None:
+        if node.target is _aten._int_mm.default:
             # As `layers.torch_products.int8_product` has it: of a number that is as float32.
             (sums,) = node.users
             (scaled,) = sums.users
@@ -122,7 +128,9 @@ class OneDNN:
         """
         weights = [product.weight.detach().t() for product in products]
         if self.packed is None:
-            return weights[0]
+            (product,) = products
+            int8 = product.scale is not None
+            return packed_int8(product.weight, product.scale)[0] if int8 else weights[0]
         key = (self.key, *((weight.data_ptr(), weight.shape) for weight in weights))
         packed = self.packed.get(key)
         if packed is None:
@@ -171,6 +179,17 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return reorder(weight.contiguous(), None)
 
 
+def packed_int8(weight: torch.Tensor, scale: torch.Tensor) -> tuple:
+    """What `multiply_int8` takes of a matrix `(in, out)` and what divides it; packed once."""
+    key = weight if weight._base is None else weight._base
+    of = (weight._version, scale._version, weight.shape)
+    kept, packed = _PACKED.get(key, (None, None))
+    if kept != of:
+        packed = (pack(weight.detach().t()), *factors_int8(scale))
+        _PACKED[key] = (of, packed)
+    return packed
+
+
 def factors_int8(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What a product with a packed int8 matrix is multiplied by, of what divides it, and zeros."""
     return 1 / scale.detach().float(), torch.zeros(len(scale), dtype=torch.int32)
@@ -179,11 +198,12 @@ def factors_int8(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def multiply_int8(call: Callable, rows, weight, factor, zeros):
     """The product of int8 rows with a packed matrix, float32, `call` being given its operations.
 
-    Its rows are uint8: 128 more, which it takes off again.
+    It has rows of uint8, to which zero is `LEVELS` + 1.
     """
+    zero = LEVELS + 1
     unsigned = call(_aten.view.dtype, (rows, torch.uint8))
-    unsigned = call(_aten.bitwise_xor.Scalar, (unsigned, 128))
-    inputs, outputs = (unsigned, 1.0, 128), (None, 1.0, 0, torch.float32, "none", [], "")
+    unsigned = call(_aten.add.Tensor, (unsigned, zero))  # modulo 256
+    inputs, outputs = (unsigned, 1.0, zero), (None, 1.0, 0, torch.float32, "none", [], "")
     return call(
         torch.ops.onednn.qlinear_pointwise.default, (*inputs, weight, factor, zeros, *outputs)
     )
@@ -194,10 +214,15 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat([x.detach() for x in tensors])
 
 
+def takes_bfloat16() -> bool:
+    """Whether oneDNN has products of bfloat16 for this processor."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def _suits(weight: torch.Tensor) -> bool:
     """Whether oneDNN takes a matrix."""
     return (
         weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()
+        and (weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and takes_bfloat16()))
     )

@@ -43,7 +43,8 @@ class TracedFunction:
     def weights_key(self) -> tuple:
         """What changes when the models' weights are others, and packed ones when their values."""
         weights = [weight for model in self.models for weight in model.weights]
-        versions = () if self._packed is None else tuple(w.value._version for w in weights)
+        packed = self._packed is not None or any(w.dtype == "int8" for w in weights)
+        versions = tuple(w.value._version for w in weights) if packed else ()
         return (*map(id, weights), *versions)
 
     def __call__(self, weights_key: tuple, *args, **static):
