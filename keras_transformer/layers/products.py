@@ -2,8 +2,8 @@
 
 PyTorch on a CPU with AVX-512 takes products with a matrix by oneDNN, forward and backward.
 
-The library that `torch.matmul` calls for float32 was made by Intel and takes AVX-512 on its own
-processors alone; on others it reaches half of what oneDNN, which PyTorch carries too, makes of them.
+The library that `torch.matmul` calls for float32 was made by Intel and takes AVX-512 on Intel's own
+processors alone; of others oneDNN, which PyTorch carries too, makes twice as much.
 """
 
 import contextlib
