@@ -18,7 +18,7 @@ from keras_transformer.checking import check_bool
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _M_ARENA_MAX = -8
-_TUNED = {_M_ARENA_MAX: 1, _M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
+_TUNED = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
 # What a user can say of the same. Then that holds.
 _SETTINGS = (
     "GLIBC_TUNABLES",
@@ -39,9 +39,15 @@ def tune_process(enabled: bool = True) -> bool:
     programs that have layers alone, or an optimizer of Keras before the model. The most memory
     that the process ever had is then what it has until its end.
 
-    All threads then share that memory, but for those that took memory of their own before, and on
-    JAX programs run in the thread that calls them. JAX decides that, and threads what they take
-    memory from, with the first array on a CPU: what comes later has less effect.
+    Of large blocks only those of the main thread are kept. So on JAX programs then run in the
+    thread that calls them, and on TensorFlow all threads share one memory, for which other ones,
+    such as those that tokenize, wait for each other. JAX decides how programs run, and a thread
+    where it takes memory from, with the first array on a CPU: what comes later has less effect. (A
+    program of JAX that gets arrays of over 100 kB as NumPy arrays waits for them in another
+    thread, and so is not served.)
+
+    Args:
+        enabled: bool, False to change nothing in this process.
 
     Returns:
         Whether the process is tuned: not where the C library is another one than glibc, and not
@@ -80,13 +86,14 @@ def _tune() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)
-    if not all(libc.mallopt(setting, value) for setting, value in _TUNED.items()):
+    backend = keras.backend.backend()
+    settings = _TUNED | ({_M_ARENA_MAX: 1} if backend == "tensorflow" else {})
+    if not all(libc.mallopt(setting, value) for setting, value in settings.items()):
         return False
     how = ""
-    if keras.backend.backend() == "jax":
+    if backend == "jax":
         import jax
 
-        # Threads made by imports may have memory of their own, which others then share by turns.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         how = ", and JAX runs programs on a CPU in the thread that calls them"
     logging.getLogger("keras_transformer").info(

@@ -12,7 +12,7 @@ import pytest
 import keras_transformer as kt
 
 ROOT = Path(__file__).parents[1]
-# Threads keep to what they began with, so what is asked for comes before the first array.
+# On JAX the first array decides how programs run, so what is asked for comes first.
 STEPS = """
 import logging, resource
 logging.basicConfig(level=logging.INFO, format="LOG %(name)s %(message)s")
@@ -22,6 +22,12 @@ import keras, numpy as np
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
+def dispatch():
+    if keras.backend.backend() != "jax":
+        return None
+    import jax
+    return jax.config.read("jax_cpu_enable_async_dispatch")
+
 def make():
     config = kt.TransformerConfig(
         kind="decoder", vocabulary_size=8, hidden_dim=4, num_layers=1, num_heads=1,
@@ -29,7 +35,9 @@ def make():
     )
     return kt.models.Decoder(config)
 
+imported = dispatch()
 {before}
+print("RESULT", imported, dispatch())
 inputs = keras.Input((128,), dtype="int32")
 # Products of a narrow side: a step takes much memory and little time.
 hidden = keras.layers.Dense(1024, activation="relu")(keras.layers.Embedding(50, 8)(inputs))
@@ -50,7 +58,7 @@ kept = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="What is kep
 
 
 def run(before, forks=None, first=2, more=1, **environment):
-    """Faults of a step behind `before`, and lines of the log.
+    """JAX's dispatch after the import and after `before`, faults of a step, lines of the log.
 
     A step needs over 100 MB: 25,000 page faults if they are new pages each time. What reads no
     variable as a process starts is a fork.
@@ -69,13 +77,14 @@ def run(before, forks=None, first=2, more=1, **environment):
             text=True,
         )
     assert done.returncode == 0, done.stderr
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
     logged = [line for line in done.stderr.splitlines() if "LOG keras_transformer" in line]
-    return float(done.stdout.split("RESULT")[1]), logged
+    return *lines[0], float(lines[1][0]), logged
 
 
 @kept
 def test_the_first_model_tunes_the_process_and_says_so_once(forks):
-    faults, logged = run(
+    imported, dispatch, faults, logged = run(
         "make(); make(); assert kt.tune_process()\n"
         "try:\n    kt.tune_process(False)\n"
         "except ValueError as error:\n    assert 'tuned already' in str(error)\n"
@@ -84,7 +93,9 @@ def test_the_first_model_tunes_the_process_and_says_so_once(forks):
         first=10,
         more=4,
     )
-    # Some threads of XLA and TensorFlow may have memory of their own since the imports.
+    jax = keras.backend.backend() == "jax"
+    assert (imported, dispatch) == (("True", "False") if jax else ("None", "None"))
+    # Threads of XLA and TensorFlow may have memory of their own since the imports.
     assert faults < (2_500 if keras.backend.backend() == "torch" else 10_000)
     assert len(logged) == 1 and "tune_process(False)" in logged[0]
 
@@ -99,8 +110,9 @@ def test_the_first_model_tunes_the_process_and_says_so_once(forks):
     ids=["import", "told", "environment"],
 )
 def test_nothing_is_changed(before, environment, forks):
-    faults, logged = run(before, None if environment else forks, **environment)
-    assert faults > 10_000 and not logged
+    imported, dispatch, faults, logged = run(before, None if environment else forks, **environment)
+    assert imported == dispatch in ("True", "None") and not logged
+    assert faults > 10_000
 
 
 def test_bad_arguments():

@@ -1,6 +1,7 @@
 """Products of matrices, and attention, by the library that is fastest.
 
-PyTorch on a CPU with AVX-512 takes products with a matrix by oneDNN, forward and backward.
+PyTorch on a CPU takes products with a matrix by oneDNN, forward and backward, all of them where
+there is AVX-512, and else those of few rows.
 
 The library that `torch.matmul` calls for float32 was made by Intel and takes AVX-512 on Intel's own
 processors alone; of others oneDNN, which PyTorch carries too, makes twice as much.
@@ -23,9 +24,9 @@ def quick_products(x) -> contextlib.AbstractContextManager:
     """
     if keras.backend.backend() != "torch":
         return contextlib.nullcontext()
-    from keras_transformer.layers.torch_products import QuickProducts, needs_float32, suits
+    from keras_transformer.layers.torch_products import QuickProducts, needs_float32, suits_matrix
 
-    return QuickProducts() if suits(x) or needs_float32(x) else contextlib.nullcontext()
+    return QuickProducts() if suits_matrix(x) or needs_float32(x) else contextlib.nullcontext()
 
 
 def by_rows(product: Callable, inputs):

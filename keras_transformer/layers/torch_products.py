@@ -62,6 +62,7 @@ def needs_float32(x) -> bool:
         and x.device.type == "cpu"
         and x.dtype == torch.bfloat16
         and not onednn.takes_bfloat16()
+        and not torch.is_autocast_enabled("cpu")
         # What leaves is for other processors too.
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
@@ -151,18 +152,19 @@ class QuickProducts(TorchFunctionMode):
     """Within, `torch.matmul` of a tensor and a matrix, and `linear`, are what is quickest."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in (torch.matmul, torch.nn.functional.linear) and needs_float32(args[0]):
-            outputs = function(*(x if x is None else x.float() for x in args), **(kwargs or {}))
-            return outputs.bfloat16()
-        if function is torch.matmul and not kwargs and len(args) == 2:
+        if kwargs or function not in (torch.matmul, torch.nn.functional.linear):
+            return function(*args, **(kwargs or {}))
+        if needs_float32(args[0]):
+            return function(*(x if x is None else x.float() for x in args)).bfloat16()
+        if function is torch.matmul and len(args) == 2:
             left, right = args
             if left.ndim > 1 and right.ndim == 2 and suits(left) and suits_matrix(right):
                 return _Product.apply(left, right, None)
-        if function is torch.nn.functional.linear and not kwargs and len(args) == 3:
+        if function is torch.nn.functional.linear and len(args) == 3:
             left, right, bias = args
             if left.ndim > 1 and suits(left) and suits_matrix(right):
                 return _Product.apply(left, right.t(), bias)
-        return function(*args, **(kwargs or {}))
+        return function(*args)
 
 
 class _Product(torch.autograd.Function):

@@ -164,6 +164,13 @@ def by_levels(states, kernel, scale):
     return rounded.double() @ kernel.double() / scale.double() * step
 
 
+def seven_bits():
+    """Whether the processor has no instructions for int8, and rows fewer levels than Keras's."""
+    from keras_transformer.torch_tracing.onednn import LEVELS
+
+    return LEVELS < 127
+
+
 def largest_error(found, wanted):
     return float((found - wanted).abs().max())
 
@@ -182,7 +189,8 @@ def test_int8_products_are_those_of_keras(use_bias):
         wanted = by_levels(states, layer._kernel.value, layer.kernel_scale.value)
         wanted = torch.tanh(wanted if layer.bias is None else wanted + layer.bias.value)
         assert largest_error(found, wanted) < 1e-6
-        assert largest_error(found, keras.layers.Dense.quantized_call(layer, states)) < 0.03
+        of_keras = keras.layers.Dense.quantized_call(layer, states)
+        assert largest_error(found, of_keras) < (0.03 if seven_bits() else 1e-6)
         # A row gives what it gives alone, however large its neighbours are.
         larger = states.clone()
         larger[1] *= 1000
@@ -217,7 +225,7 @@ def test_int8_logits_are_those_of_keras(tie_weights):
             scale = embedding.reverse_embeddings_scale.value
         assert largest_error(found, by_levels(states, kernel, scale)) < 1e-6
         wanted = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
-        assert largest_error(found, wanted) < 0.02
+        assert largest_error(found, wanted) < (0.02 if seven_bits() else 1e-6)
 
 
 def test_sums_of_int8_products_are_never_cut():
