@@ -137,13 +137,16 @@ def attention_kernel(dtype) -> Callable:
 
     On PyTorch its fused kernel, without the copies of queries, keys and values that Keras makes for
     it: of a window on a CPU they took a quarter of the time. On a CPU the other backends have none,
-    and what Keras calls takes up to twice as long as `xla_attention`.
+    and what Keras calls takes up to twice as long as `xla_attention`. Of bfloat16 TensorFlow there
+    adds up in bfloat16, depending on the number of threads and the processor: 512 equal weights
+    give a half, not one.
     """
     if keras.backend.backend() == "torch":
         from keras_transformer.layers.torch_products import attention
 
         return attention
-    if keras.backend.standardize_dtype(dtype) == "float32" and on_cpu():
+    in_float32 = keras.backend.standardize_dtype(dtype) == "float32"
+    if on_cpu() and (in_float32 or keras.backend.backend() == "tensorflow"):
         return xla_attention.attention
     return keras.ops.dot_product_attention
 

@@ -6,7 +6,7 @@ _LOWEST = -1e30
 
 
 def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal=False):
-    """As `keras.ops.dot_product_attention`, float32: all `(batch, length, heads, head_dim)`.
+    """As `keras.ops.dot_product_attention`, in float32: all `(batch, length, heads, head_dim)`.
 
     Of the backends' own it differs in what the matrices of all pairs go through, which is most of
     the time: heads come first, so that none is transposed; the queries are scaled, and not the
@@ -14,6 +14,8 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     """
     if scale is None:
         scale = queries.shape[-1] ** -0.5
+    dtype = queries.dtype
+    queries, keys, values = (ops.cast(x, "float32") for x in (queries, keys, values))
     queries, keys, values = (
         ops.transpose(x, (0, 2, 1, 3)) for x in (queries * scale, keys, values)
     )
@@ -24,7 +26,7 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     scores = ops.matmul(queries, ops.transpose(keys, (0, 1, 3, 2)))
     scores = ops.reshape(scores, (batch, heads, length, slots))
     if bias is not None:
-        scores = scores + ops.cast(bias, scores.dtype)
+        scores = scores + ops.cast(bias, "float32")
     if is_causal:
         places = ops.arange(slots)
         seen = ops.arange(length)[:, None] >= places
@@ -37,4 +39,4 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     total = ops.sum(weights, axis=-1, keepdims=True)
     weights = ops.reshape(weights, (batch, groups, -1, slots))
     attended = ops.reshape(ops.matmul(weights, values), (batch, heads, length, head_dim))
-    return ops.transpose(attended / total, (0, 2, 1, 3))
+    return ops.cast(ops.transpose(attended / total, (0, 2, 1, 3)), dtype)

@@ -49,7 +49,6 @@ def test_large_scores_and_a_query_that_sees_nothing():
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="PyTorch has a kernel on a CPU")
 def test_what_is_called_for_which_dtype():
-    assert attention_kernel("bfloat16") is ops.dot_product_attention
     if keras.backend.backend() == "jax":
         import jax
 
@@ -59,3 +58,17 @@ def test_what_is_called_for_which_dtype():
 
         on_cpu = not tf.config.list_physical_devices("GPU")
     assert (attention_kernel("float32") is attention) == on_cpu
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    assert (attention_kernel("bfloat16") is attention) == (on_cpu and on_tensorflow)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_a_backend_calls_for_few_bits_adds_up_in_float32(dtype):
+    given = [states(2, 600, 3, 8, seed=n) for n in range(3)]
+    halves = [ops.cast(x, dtype) for x in given]
+    found = attention_kernel(dtype)(*halves)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    expected = attention(*(ops.cast(x, "float32") for x in halves))
+    found, expected = (ops.convert_to_numpy(ops.cast(x, "float32")) for x in (found, expected))
+    # Half a step of the outputs, which stay below one half, and weights rounded before the sum.
+    assert np.abs(found - expected).max() < (4e-3 if dtype == "bfloat16" else 5e-4)
