@@ -6,6 +6,7 @@ that size from the system and gives them back each time, and the system clears e
 """
 
 import ctypes
+import functools
 import logging
 import os
 import platform
@@ -82,8 +83,23 @@ def tune_once() -> bool:
     return bool(_tuned)
 
 
+def release_memory() -> None:
+    """Gives the system back what is free now, where the C library is glibc.
+
+    It is called behind what is done seldom and needs much for a moment: loading weights, compiling,
+    moving a cache. What a step frees stays in the process for the next one.
+    """
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@functools.cache
+def _has_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
+
+
 def _tune() -> bool:
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS):
+    if not _has_glibc() or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)
     backend = keras.backend.backend()

@@ -115,6 +115,37 @@ def test_nothing_is_changed(before, environment, forks):
     assert faults > 10_000
 
 
+FREED = """
+import pathlib
+from keras_transformer.process import release_memory, tune_process
+
+def resident():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmRSS"))
+
+print("RESULT", {tuned}, tune_process({tuned}))
+pieces = [str(i).encode().ljust(100_000) for i in range(2_000)]
+full = resident()
+del pieces[:-1]  # The last one is at the end of what the process has.
+kept = resident()
+release_memory()
+print("RESULT", full - kept, full - resident())
+"""
+
+
+@kept
+@pytest.mark.parametrize("tuned", [True, False])
+def test_what_is_free_goes_back_when_it_is_asked_for(tuned, forks):
+    done = forks.run("-c", FREED.replace("{tuned}", str(tuned)))
+    assert done.returncode == 0, done.stderr
+    (_, asked, is_tuned), (_, before, after) = (
+        line.split() for line in done.stdout.splitlines() if line.startswith("RESULT")
+    )
+    assert asked == is_tuned == str(tuned)
+    # Of 200 MB. What is not tuned gives back by itself what is not before the last piece.
+    assert float(after) > 150 and (float(before) < 20 or not tuned)
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`enabled` must be"):
         kt.tune_process("no")

@@ -14,6 +14,7 @@ from keras_transformer.checkpoints.preset import Description, Preset
 from keras_transformer.checkpoints.presets import read_preset
 from keras_transformer.checkpoints.weights import Names, Weight, match
 from keras_transformer.config import TransformerConfig
+from keras_transformer.process import release_memory
 from keras_transformer.programs import to_tensor
 from keras_transformer.structure import variable_shapes
 
@@ -162,6 +163,7 @@ def fill(
         array = preset.checkpoint.read(name)
         for variable, line in lines:
             variable.assign(to_tensor(line.split(array), variable.dtype))
+    release_memory()
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
 

@@ -246,6 +246,11 @@ class Cache(NamedTuple):
         spaces = {key: space.grow(slots[key]) for key, space in self.spaces.items()}
         return self._replace(spaces=spaces)
 
+    def replace_layers(self, layers: Mapping[int, dict]) -> "Cache":
+        """With those layers in each space, whatever their slots."""
+        spaces = {key: self.spaces[key]._replace(layers=own) for key, own in layers.items()}
+        return self._replace(spaces=spaces)
+
     def in_use(self) -> dict:
         """For each space bool `(rows, slots)`, the slots that a later token can still see."""
         return {key: space.in_use(key or None, self.lengths) for key, space in self.spaces.items()}

@@ -20,7 +20,7 @@ from keras_transformer.generation.cache import CACHE_DTYPES, Cache
 from keras_transformer.generation.logits import broken, log_sum
 from keras_transformer.generation.program import Program, compile_loop, compile_pass
 from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
-from keras_transformer.generation.slot_space import placed
+from keras_transformer.generation.slot_space import longer, placed
 from keras_transformer.programs import compile_function
 from keras_transformer.sizes import Sizes
 
@@ -116,6 +116,7 @@ class Decoding:
             read_prefix=compile_function(self.read_prefix, *models),
             extend=compile_loop(self.goes_on, self.step, self.report, *models, packed=packed),
             grow=compile_function(self.grow, moves=True),
+            grow_layer=compile_function(self.grow_layer, moves=True),
             compact=compile_function(self.compact, donate=(0,), moves=True),
             take_rows=compile_function(self.take_rows, moves=True),
             place=compile_function(self.place, donate=(0,), moves=True),
@@ -191,13 +192,20 @@ class Decoding:
         return state, Report(finished, sampler.counts(sampled), used, sampler.outputs(sampled))
 
     def grow(self, state, given: Given, *, extra: int, slots: tuple):
-        """Room for `extra` more tokens, and `slots` in the cache, pairs of a space and a number."""
+        """Room for `extra` more tokens, and `slots` in the cache, pairs of a space and a number.
+
+        The layers that the cache has grow too: it may have none, for `grow_layer` one by one.
+        """
         sampled, ruled, rules = state.sampled, state.ruled, self.settings.rules
         if extra:
             sampled = self.sampler.grow(sampled, extra, self.settings.pad_id)
             ruled = ruled if rules is None else rules.grow(ruled, extra, self.settings.pad_id)
         state = state._replace(sampled=sampled, ruled=ruled, cache=state.cache.grow(dict(slots)))
         return self.report(state, given)
+
+    def grow_layer(self, layer: tuple, *, extra: int) -> tuple:
+        """A layer of the cache with room for `extra` more tokens."""
+        return tuple(longer(x, 2, extra) for x in layer)
 
     def compact(self, cache, *, slots: tuple):
         """The cache without what nothing sees any more in the spaces of `slots`, as for `grow`."""

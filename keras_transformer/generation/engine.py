@@ -19,6 +19,7 @@ from keras_transformer.generation.decoding import DecodeState, Decoding, Given, 
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
 from keras_transformer.planning.memory import LOOP_TOKENS
+from keras_transformer.process import release_memory
 from keras_transformer.programs import to_tensor
 from keras_transformer.sizes import round_size, round_up
 
@@ -215,9 +216,27 @@ class Engine:
         if count + coming > size:
             size = round_size(count + max(steps * sampler.step_length, count // 2))
         if (slots, size) != (has, batch.size):
-            given = self._given(batch, batch.size, moves=True)
-            sizes = {"extra": size - batch.size, "slots": tuple(slots.items())}
-            batch.take(batch.compiled.grow(batch.state, given, **sizes))
+            self._grow(batch, slots, size - batch.size)
+
+    def _grow(self, batch: Batch, slots: dict[int, int], extra: int) -> None:
+        """Room for `extra` more tokens, and `slots` in the spaces of the cache.
+
+        One layer after the other, of which the old one is freed: the old cache and the new one are
+        never there as a whole together.
+        """
+        cache, compiled = batch.state.cache, batch.compiled
+        more = {key: slots[key] - space.slots for key, space in cache.spaces.items()}
+        layers = {key: dict(space.layers) for key, space in cache.spaces.items()}
+        state = batch.state._replace(cache=cache.replace_layers({key: {} for key in layers}))
+        given = self._given(batch, batch.size, moves=True)
+        del cache  # and with it, once the batch has another state, all layers but these
+        batch.take(compiled.grow(state, given, extra=extra, slots=tuple(slots.items())))
+        for key, own in layers.items():
+            if more[key]:
+                each = list(own)
+                layers[key] = {i: compiled.grow_layer(own.pop(i), extra=more[key]) for i in each}
+        batch.state = batch.state._replace(cache=batch.state.cache.replace_layers(layers))
+        release_memory()
 
     def _compacted(self, batch: Batch, needed: int) -> dict[int, int]:
         """The next free slot of each space, of those compacted that have no room for `needed`."""

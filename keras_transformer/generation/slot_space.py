@@ -95,16 +95,12 @@ class SlotSpace(NamedTuple):
         extra = slots - self.slots
         if not extra:
             return self
-
-        def pad(tensor, axis):
-            widths = [(0, 0)] * len(tensor.shape)
-            widths[axis] = (0, extra)
-            return ops.pad(tensor, widths)
-
         return self._replace(
-            layers={i: tuple(pad(x, 2) for x in layer) for i, layer in self.layers.items()},
-            filled=pad(self.filled, 2),
-            positions=pad(self.positions, 1),
+            layers={
+                i: tuple(longer(x, 2, extra) for x in layer) for i, layer in self.layers.items()
+            },
+            filled=longer(self.filled, 2, extra),
+            positions=longer(self.positions, 1, extra),
         )
 
     def in_use(self, window: int | None, lengths):
@@ -147,6 +143,13 @@ class SlotSpace(NamedTuple):
             start=ops.zeros((), "int32"),
             end=ops.cast(ops.maximum(self.end, other.end), "int32"),
         )
+
+
+def longer(tensor, axis: int, extra: int):
+    """With `extra` zeros behind an axis."""
+    widths = [(0, 0)] * len(tensor.shape)
+    widths[axis] = (0, extra)
+    return ops.pad(tensor, widths)
 
 
 def _used_first(used, slots: int):

@@ -71,10 +71,10 @@ class TracedFunction:
             found.append(result)
             return [x if x is None else keras.ops.convert_to_tensor(x) for x in outputs]
 
-        # Traced on copies: the function writes the cache in place. In a context with a mode: else
-        # `make_fx` makes a mode for each operation, which takes half of the time.
-        with tracing(TracingContext(FakeTensorMode())):
-            graph = make_fx(flat)(*[leaf if leaf is None else leaf.clone() for leaf in leaves])
+        # Nothing is computed: the function writes the cache in place, and a copy would be as large.
+        # In a context with a mode: else `make_fx` makes a mode for each operation.
+        with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
+            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
         graph = simplified(graph)
         OneDNN(graph, self._packed, self._weights_key).use()
         graph = quickly_called(without_twins(graph))

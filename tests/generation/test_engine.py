@@ -1,6 +1,8 @@
 """The engine: cached and compiled decoding against passes without a cache, one row at a time."""
 
 import dataclasses
+import gc
+import weakref
 from typing import ClassVar
 
 import keras
@@ -227,6 +229,32 @@ def test_a_window_shorter_than_the_output_keeps_the_cache_small():
     assert end(batch) <= 8 + 3 * 16
     engine.make_room(batch, 48)
     assert batch.state.cache.slots == 64 and end(batch) == 7
+
+
+def test_a_cache_grows_layer_by_layer_and_frees_each():
+    backbone = make_backbone("decoder", num_layers=3)
+    engine, inputs = Engine(backbone), engine_inputs(backbone, make_prompts([9, 5]))
+    batch = engine.prefill(inputs, Settings(Greedy(), None, (), PAD), np.full((2,), 200, "int32"))
+    (space,) = batch.state.cache.spaces.values()
+    old = [weakref.ref(x) for layer in space.layers.values() for x in layer]
+    first = [np.array(ops.convert_to_numpy(keys[:, :, :9])) for keys, _ in space.layers.values()]
+    slots, there = space.slots, []
+    del space
+    gc.collect()  # What Keras flattens is in a circle of functions.
+    grow_layer = batch.compiled.grow_layer
+
+    def noted(layer, **extra):
+        there.append(sum(ref() is not None for ref in old))
+        return grow_layer(layer, **extra)
+
+    batch.compiled.grow_layer = noted
+    engine.make_room(batch, 100)
+    assert there == [6, 4, 2] and all(ref() is None for ref in old)
+    (space,) = batch.state.cache.spaces.values()
+    assert space.slots > slots and list(space.layers) == [0, 1, 2]
+    for (keys, values), expected in zip(space.layers.values(), first, strict=True):
+        assert keys.shape == values.shape and keys.shape[2] == space.slots
+        np.testing.assert_array_equal(ops.convert_to_numpy(keys[:, :, :9]), expected)
 
 
 def test_padding_is_given_back_before_the_cache_grows():

@@ -59,6 +59,24 @@ def test_a_trace_makes_no_mode_for_each_operation(monkeypatch):
     assert 0 < len(made) <= PROGRAMS.made - before
 
 
+def test_a_trace_computes_nothing_and_writes_nothing():
+    """A cache is as large as what is traced is to save."""
+    from torch._subclasses import FakeTensor
+
+    seen, given, other = [], tensor(3, 4), tensor(4, 4)
+
+    def function(x):
+        seen.append((type(x), type(other)))
+        x[:, 1] = 7.0
+        return keras.ops.matmul(x, other)
+
+    expected, run = keras.ops.copy(given), traced(function)
+    expected[:, 1] = 7.0
+    assert keras.ops.max(keras.ops.abs(run(given) - expected @ other)) < 1e-5
+    assert seen == [(FakeTensor, type(other))]
+    assert bool(keras.ops.all(given == expected))  # The program writes, as the function does.
+
+
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_products_with_weights_are_onednns_in_each_step(use_bias):
     engine, prompts = Engine(make_backbone("decoder", use_bias=use_bias)), make_prompts([4])
