@@ -89,6 +89,13 @@ def has_gpu(backend: str) -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+def has_bfloat16() -> bool:
+    """Whether PyTorch has products of bfloat16 that are not number by number on this processor."""
+    import torch
+
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def use_threads_of_torch() -> None:
     """PyTorch counts hyper-threads; here all contenders get the processors there are."""
     import torch

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-from harness import backend_of, has_gpu, median_seconds, use_threads_of_torch
+from harness import backend_of, has_bfloat16, has_gpu, median_seconds, use_threads_of_torch
 from peak import gflops
 
 # Weights and optimizer in float32, products in bfloat16. Not all of it in "bfloat16": Adam's 0.999
@@ -122,7 +122,8 @@ def measure_passes(run: Callable, amount: float, measure: str, runs: int = 3) ->
 def measure_peak(setting: Setting) -> float:
     """GFLOP/s of a large product in this process, in the precision of the contender."""
     size = 256 if setting.short else 8192 if setting.gpu else 2048
-    return gflops(size, "float32" if setting.precision == "float32" else "bfloat16")
+    reduced = setting.precision == MIXED and (setting.gpu or has_bfloat16())
+    return gflops(size, "bfloat16" if reduced else "float32")
 
 
 # Floating-point operations of matrix products, two for each multiplication with its addition, as

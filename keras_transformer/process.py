@@ -45,7 +45,7 @@ def tune_process(enabled: bool = True) -> bool:
     such as those that tokenize, wait for each other. JAX decides how programs run, and a thread
     where it takes memory from, with the first array on a CPU: what comes later has less effect. (A
     program of JAX that gets arrays of over 100 kB as NumPy arrays waits for them in another
-    thread, and so is not served.)
+    thread, and so is not served: the steps of this library's models make arrays of JAX of them.)
 
     Args:
         enabled: bool, False to change nothing in this process.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
+from keras_transformer.layers.products import on_cpu
 from keras_transformer.programs import PROGRAMS, Compiled
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
@@ -248,6 +249,7 @@ class WholeStep:
             with signals_wait():
                 _store(groups, new)
             return outputs, groups
+        data = _arrived(data)
         # Traced and compiled before: that may take long, and be interrupted.
         program = self.programs.program(*values, data)
         with signals_wait():
@@ -266,6 +268,20 @@ class WholeStep:
                 "weights and optimizer are lost. Load the model again, or go on from the last "
                 "state that was saved, such as that of `ResumableRun`."
             ) from error
+
+
+def _arrived(data):
+    """Data as arrays of JAX that are there, on a CPU.
+
+    For a large NumPy array a program waits in another thread, whose memory is not kept, see
+    `process`: a step of BERT-base took a gigabyte of new pages.
+    """
+    import jax
+
+    if not on_cpu() or keras.distribution.distribution() is not None:
+        return data
+    place = lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x  # noqa: E731
+    return jax.block_until_ready(jax.tree.map(place, data))
 
 
 class StepPrograms:
