@@ -6,16 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import fx
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from keras_transformer.torch_tracing import int8
 from keras_transformer.torch_tracing.simplify import VIEWS
 
 _aten = torch.ops.aten
-# The largest of an int8 row. Without instructions for it (VNNI) a processor adds products of bytes
-# in pairs, in 16 bits: two of 2 x 63 + 1 and 127 fit, and two of 255 and 127 would be cut.
-LEVELS = 127 if torch.cpu._is_vnni_supported() else 63
-# By the matrix: what they are made of, and an int8 matrix as oneDNN has it, with what goes with it.
-_PACKED = WeakTensorKeyDictionary()
 _SAME_NUMBERS = (
     _aten.t.default,
     _aten.detach.default,
@@ -88,9 +83,11 @@ class OneDNN:
         rows = first.node.args[-2]  # which may be a product that was replaced
         with graph.inserting_before(first.node):
             name = f"onednn_{first.node.name}"
-            weight = self._attribute(name, self._as_onednn_has_it(products))
-            multiply = self._multiply if first.scale is None else self._multiply_int8
-            outputs = multiply(name, rows, weight, products)
+            if first.scale is None:
+                weight = self._attribute(name, self._as_onednn_has_it(products))
+                outputs = self._multiply(name, rows, weight, products)
+            else:
+                outputs = self._multiply_int8(name, rows, products)
             parts = [outputs]
             if len(products) > 1:
                 ends = torch.tensor([x.weight.shape[1] for x in products]).cumsum(0).tolist()
@@ -114,11 +111,24 @@ class OneDNN:
             torch.ops.mkldnn._linear_pointwise.default, (rows, weight, bias, "none", [], "")
         )
 
-    def _multiply_int8(self, name: str, rows: fx.Node, weight: fx.Node, products: list) -> fx.Node:
-        factor, zeros = factors_int8(_joined([product.scale for product in products]))
-        factor = self._attribute(f"{name}_scale", factor)
-        zeros = self._attribute(f"{name}_zero", zeros)
-        return multiply_int8(self.graph.graph.call_function, rows, weight, factor, zeros)
+    def _multiply_int8(self, name: str, rows: fx.Node, products: list) -> fx.Node:
+        graph, matrix = self.graph.graph, self._int8_matrix(products)
+        setattr(self.graph, name, matrix)
+        for step in (_aten._to_copy.default, _aten.round.default, _aten.round_.default):
+            rows = rows.args[0] if rows.target is step else rows  # not rounded yet
+        return matrix.multiply(
+            graph.call_function,
+            rows,
+            lambda field: graph.create_node("get_attr", f"{name}.{field}"),
+        )
+
+    def _int8_matrix(self, products: list[_Product]) -> int8.Int8Matrix:
+        if self.packed is None:
+            (product,) = products
+            return int8.packed_once(product.weight, product.scale)
+        weights = [product.weight.detach().t() for product in products]
+        scale = _joined([product.scale for product in products])
+        return self._kept(weights, lambda: int8.pack(_joined(weights), scale))
 
     def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
         """The weights as one `(out, in)`, in any order in memory; or in oneDNN's own.
@@ -128,14 +138,16 @@ class OneDNN:
         """
         weights = [product.weight.detach().t() for product in products]
         if self.packed is None:
-            (product,) = products
-            int8 = product.scale is not None
-            return packed_int8(product.weight, product.scale)[0] if int8 else weights[0]
+            return weights[0]
+        return self._kept(weights, lambda: pack(_joined(weights)))
+
+    def _kept(self, weights: list[torch.Tensor], make: Callable):
+        """What is made of these weights, once for all graphs that have it."""
         key = (self.key, *((weight.data_ptr(), weight.shape) for weight in weights))
-        packed = self.packed.get(key)
-        if packed is None:
-            packed = self.packed[key] = pack(_joined(weights))
-        return packed
+        made = self.packed.get(key)
+        if made is None:
+            made = self.packed[key] = make()
+        return made
 
     def _attribute(self, name: str, tensor: torch.Tensor) -> fx.Node:
         self.graph.register_buffer(name, tensor, persistent=False)
@@ -174,39 +186,7 @@ class OneDNN:
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """A matrix `(out, in)` in oneDNN's own order."""
-    int8 = weight.dtype == torch.int8
-    reorder = torch.ops.onednn.qlinear_prepack if int8 else torch.ops.mkldnn._reorder_linear_weight
-    return reorder(weight.contiguous(), None)
-
-
-def packed_int8(weight: torch.Tensor, scale: torch.Tensor) -> tuple:
-    """What `multiply_int8` takes of a matrix `(in, out)` and what divides it; packed once."""
-    key = weight if weight._base is None else weight._base
-    of = (weight._version, scale._version, weight.shape)
-    kept, packed = _PACKED.get(key, (None, None))
-    if kept != of:
-        packed = (pack(weight.detach().t()), *factors_int8(scale))
-        _PACKED[key] = (of, packed)
-    return packed
-
-
-def factors_int8(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a product with a packed int8 matrix is multiplied by, of what divides it, and zeros."""
-    return 1 / scale.detach().float(), torch.zeros(len(scale), dtype=torch.int32)
-
-
-def multiply_int8(call: Callable, rows, weight, factor, zeros):
-    """The product of int8 rows with a packed matrix, float32, `call` being given its operations.
-
-    It has rows of uint8, to which zero is `LEVELS` + 1.
-    """
-    zero = LEVELS + 1
-    unsigned = call(_aten.view.dtype, (rows, torch.uint8))
-    unsigned = call(_aten.add.Tensor, (unsigned, zero))  # modulo 256
-    inputs, outputs = (unsigned, 1.0, zero), (None, 1.0, 0, torch.float32, "none", [], "")
-    return call(
-        torch.ops.onednn.qlinear_pointwise.default, (*inputs, weight, factor, zeros, *outputs)
-    )
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -153,11 +153,11 @@ def test_models_use_it():
 
 
 def by_levels(states, kernel, scale):
-    """The product with an int8 matrix `(in, out)` in float64, rows rounded to oneDNN's levels.
+    """The product with an int8 matrix `(in, out)` in float64, rows rounded to so many levels.
 
     As Keras's, where the processor has instructions for int8; else rows are to 7 bits.
     """
-    from keras_transformer.torch_tracing.onednn import LEVELS
+    from keras_transformer.torch_tracing.int8 import LEVELS
 
     step = states.double().abs().amax(-1, keepdim=True) / LEVELS
     rounded = (states / step.float()).round().nan_to_num()
@@ -166,7 +166,7 @@ def by_levels(states, kernel, scale):
 
 def seven_bits():
     """Whether the processor has no instructions for int8, and rows fewer levels than Keras's."""
-    from keras_transformer.torch_tracing.onednn import LEVELS
+    from keras_transformer.torch_tracing.int8 import LEVELS
 
     return LEVELS < 127
 
@@ -176,9 +176,13 @@ def largest_error(found, wanted):
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_int8_products_are_those_of_keras(use_bias):
+@pytest.mark.parametrize("library", ["_OfOneDNN", "_OfFBGEMM"])
+def test_int8_products_are_those_of_keras(use_bias, library, monkeypatch):
     import torch
 
+    from keras_transformer.torch_tracing import int8
+
+    monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
     layer = Dense(7, use_bias=use_bias, bias_initializer="normal", activation="tanh")
     states = operands(2, 3, 16)[0].detach()
     states[0, 1] = 0

@@ -16,6 +16,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+# The operations that multiply, by what has the matrix.
+OF_INT8 = {
+    "_OfOneDNN": "onednn::qlinear_pointwise",
+    "_OfFBGEMM": "quantized::linear_with_input_q_dq_qweight_dq_output_fp32",
+}
+
+
+def of_int8():
+    """The operation of this processor."""
+    from keras_transformer.torch_tracing import int8
+
+    return OF_INT8[int8._KIND.__name__]
+
+
 def traced(function, *models, pack=False):
     """What calls a function traced."""
     import torch
@@ -115,14 +129,18 @@ def test_packed_weights_that_change_are_packed_anew():
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_int8_products(rows, pack, dtype):
+@pytest.mark.parametrize("library", list(OF_INT8))
+def test_int8_products(rows, pack, dtype, library, monkeypatch):
+    from keras_transformer.torch_tracing import int8
+
+    monkeypatch.setattr(int8, "_KIND", getattr(int8, library))
     model = keras.Sequential([keras.Input((16,), dtype=dtype), Dense(7, dtype=dtype)])
     model.layers[-1].quantize("int8")
     states = tensor(rows, 16, dtype=dtype)
     run = traced(model, model, pack=pack)
     found = run(states)
-    ran = set(operations(lambda: run(states))) & {"aten::_int_mm", "onednn::qlinear_pointwise"}
-    assert ran == {"onednn::qlinear_pointwise"}
+    ran = set(operations(lambda: run(states))) & {"aten::_int_mm", *OF_INT8.values()}
+    assert ran == {OF_INT8[library]}
     # One place of bfloat16 at most.
     check(found, model(states), atol=1e-6, rtol=0 if dtype == "float32" else 2**-7)
 
@@ -140,7 +158,7 @@ def test_products_of_the_same_rows_are_one(use_bias, dtype):
     if dtype == "int8":
         for layer in layers:
             layer.quantize("int8")
-    name = "onednn::qlinear_pointwise" if dtype == "int8" else "mkldnn::_linear_pointwise"
+    name = of_int8() if dtype == "int8" else "mkldnn::_linear_pointwise"
     for rows in (1, 3):
         states = tensor(rows, 16, dtype=computed)
         for pack in (False, True):
