@@ -46,14 +46,16 @@ def without_twins(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def quickly_called(graph: fx.GraphModule) -> fx.GraphModule:
-    """Operations by PyTorch's functions of the same names: half of the time of a call is saved."""
+    """Operations as PyTorch's methods and functions of the same names: half of the time of a call."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
             continue
         name = node.target.overloadpacket.__name__
-        if name == "view":
-            node.target = torch.Tensor.view
-        elif not name.startswith("_"):
+        if name == "view" or node.target is _aten.index_copy_.default:
+            node.op, node.target = "call_method", name
+        elif name == "gelu":
+            node.target = torch.nn.functional.gelu
+        elif not name.startswith("_") or name == "_softmax":
             node.target = getattr(torch, name, node.target)
     return graph
 
