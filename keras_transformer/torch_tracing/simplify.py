@@ -46,7 +46,7 @@ def without_twins(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def quickly_called(graph: fx.GraphModule) -> fx.GraphModule:
-    """Operations as PyTorch's methods and functions of the same names: half of the time of a call."""
+    """Operations as PyTorch's methods and functions of the same names: half the time of a call."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
             continue
