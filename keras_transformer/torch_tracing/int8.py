@@ -6,6 +6,7 @@ four times as quick there, from one row on.
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -57,7 +58,7 @@ class _OfFBGEMM:
     def of(cls, weight: torch.Tensor, factor: torch.Tensor) -> "_OfFBGEMM":
         zeros = torch.zeros(len(factor), dtype=torch.long)
         make = torch._make_per_channel_quantized_tensor
-        with _engine("fbgemm"):
+        with _for_fbgemm():
             quantized = make(weight.contiguous(), factor.double(), zeros, 0)
             return cls(torch.ops.quantized.linear_prepack(quantized, None))
 
@@ -69,9 +70,18 @@ class _OfFBGEMM:
 
 
 Int8Matrix = _OfOneDNN | _OfFBGEMM
-_KIND = (
-    _OfOneDNN if _VNNI or "fbgemm" not in torch.backends.quantized.supported_engines else _OfFBGEMM
-)
+
+
+def _has_fbgemm() -> bool:
+    product = "linear_with_input_q_dq_qweight_dq_output_fp32"
+    return (
+        "fbgemm" in torch.backends.quantized.supported_engines
+        and hasattr(torch, "_make_per_channel_quantized_tensor")
+        and hasattr(torch.ops.quantized, product)
+    )
+
+
+_KIND = _OfFBGEMM if not _VNNI and _has_fbgemm() else _OfOneDNN
 
 
 def pack(weight: torch.Tensor, scale: torch.Tensor) -> Int8Matrix:
@@ -99,11 +109,14 @@ def multiply(matrix: Int8Matrix, rows: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _engine(name: str) -> Iterator[None]:
-    """Packs for this one of PyTorch's quantized engines, which is a setting of the process."""
+def _for_fbgemm() -> Iterator[None]:
+    """Packs for FBGEMM, one of PyTorch's quantized engines, which are a setting of the process."""
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
+    torch.backends.quantized.engine = "fbgemm"
     try:
-        yield
+        with warnings.catch_warnings():
+            # Tensors with a scale may go some day. Then oneDNN is what there is.
+            warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
+            yield
     finally:
         torch.backends.quantized.engine = before
