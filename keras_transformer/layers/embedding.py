@@ -15,6 +15,7 @@ from keras_transformer.layers.products import (
     bfloat16_product,
     int8_product,
     takes_bfloat16,
+    takes_int4,
     takes_int8,
 )
 from keras_transformer.layers.remat import Rematerializable
@@ -242,8 +243,30 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
             if not self.tie_weights:
                 return int8_product(inputs, self.reverse_embeddings, self.reverse_embeddings_scale)
             return int8_product(inputs, self._embeddings, self.embeddings_scale, axis=1)
+        if reverse and self.logit_soft_cap is None and takes_int4(self, inputs):
+            from keras_transformer.layers import torch_int4
+
+            return int8_product(inputs, *torch_int4.of_logits(self))
+        if not reverse and self.quantization_mode == "int4" and not self.lora_enabled:
+            return self._scaled(self._rows_of_int4(inputs))
         outputs = super().quantized_call(inputs, reverse=reverse)
         return outputs if reverse else self._scaled(outputs)
+
+    def _rows_of_int4(self, ids):
+        """As Keras's, which makes numbers of the whole table in each call."""
+        flat = ops.reshape(ops.cast(ids, "int32"), (-1,))
+        rows = ops.take(self._embeddings, flat, axis=0)
+        rows = keras.quantizers.unpack_int4(rows, self.output_dim, axis=-1)
+        rows = ops.cast(rows, self.compute_dtype)
+        scale = ops.take(self.embeddings_scale, flat, axis=0)
+        if getattr(self, "embeddings_zero", None) is None:
+            rows = ops.divide(rows, scale[:, None])
+        else:
+            groups = ops.cast(self.g_idx, "int32")
+            zero = ops.cast(ops.take(self.embeddings_zero, flat, axis=0), rows.dtype)
+            scale, zero = (ops.take(x, groups, axis=1) for x in (scale, zero))
+            rows = ops.cast((rows - zero) * scale, self.compute_dtype)
+        return ops.reshape(rows, (*ops.shape(ids), self.output_dim))
 
     def output_kernel(self):
         """The matrix that logits are made with, `(vocabulary_size, hidden_dim)`."""

@@ -68,9 +68,14 @@ class Dense(keras.layers.Dense):
 
     def quantized_call(self, inputs, training=None):
         # Keras calls this one instead of `call` once the layer is quantized.
-        if not takes_int8(self, inputs):
+        if takes_int4(self, inputs):
+            from keras_transformer.layers import torch_int4
+
+            outputs = int8_product(inputs, *torch_int4.of_dense(self), self.bias)
+        elif takes_int8(self, inputs):
+            outputs = int8_product(inputs, self._kernel, self.kernel_scale, self.bias)
+        else:
             return super().quantized_call(inputs, training=training)
-        outputs = int8_product(inputs, self._kernel, self.kernel_scale, self.bias)
         return outputs if self.activation is None else self.activation(outputs)
 
 
@@ -97,6 +102,21 @@ def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
         return False
     if keras.backend.backend() == "jax":
         return on_cpu()
+    if keras.backend.backend() != "torch":
+        return False
+    from keras_transformer.layers.torch_products import suits_int8
+
+    return suits_int8(inputs)
+
+
+def takes_int4(layer: keras.layers.Layer, inputs) -> bool:
+    """Whether `torch_int4` computes a layer: on PyTorch and a CPU, without gradients."""
+    if (
+        layer.quantization_mode != "int4"
+        or layer.lora_enabled
+        or layer.inputs_quantizer is not None
+    ):
+        return False
     if keras.backend.backend() != "torch":
         return False
     from keras_transformer.layers.torch_products import suits_int8

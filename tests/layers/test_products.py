@@ -294,3 +294,49 @@ def test_attention_in_bfloat16_is_that_of_float32(heads, seen, monkeypatch):
     assert found() != torch_products.onednn.takes_bfloat16()
     monkeypatch.setattr(torch_products, "_MOST_SCORES", 2 * 4 * 5 * 5 - 1)
     assert found()
+
+
+@pytest.mark.parametrize("block_size", [8, -1])
+@pytest.mark.parametrize("traced", [False, True])
+def test_int4_products_are_nearly_those_of_keras(block_size, traced):
+    """Twice: a matrix that changes is made of int8 anew."""
+    import torch
+
+    from keras_transformer.torch_tracing.traced import TracedFunction
+
+    layer = Dense(7, bias_initializer="normal")
+    states = operands(2, 3, 16)[0].detach()
+    layer.build(states.shape)
+    layer.quantize(config=keras.quantizers.Int4QuantizationConfig(block_size=block_size))
+    run = TracedFunction(layer, layer) if traced else layer
+    for _ in range(2):
+        with torch.inference_mode():
+            found = run(run.weights_key(), states) if traced else run(states)
+        of_keras = keras.layers.Dense.quantized_call(layer, states)
+        assert 0 < largest_error(found, of_keras) < 0.02 * float(of_keras.abs().max())
+        layer.kernel_scale.assign(layer.kernel_scale * 0.5)
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+@pytest.mark.parametrize("block_size", [8, -1])
+def test_int4_logits_are_nearly_those_of_keras(tie_weights, block_size):
+    import torch
+
+    embedding = TokenEmbedding(11, 16, tie_weights=tie_weights)
+    embedding.build()
+    embedding.quantize(config=keras.quantizers.Int4QuantizationConfig(block_size=block_size))
+    states = operands(2, 3, 16)[0].detach()
+    with torch.no_grad():
+        found = embedding(states, reverse=True)
+        of_keras = keras.layers.ReversibleEmbedding.quantized_call(embedding, states, reverse=True)
+    assert found.shape == (2, 3, 11)
+    assert 0 < largest_error(found, of_keras) < 0.02 * float(of_keras.abs().max())
+
+
+def test_int4_has_gradients():
+    layer = Dense(7)
+    states = operands(3, 16)[0]
+    layer.build(states.shape)
+    layer.quantize("int4")
+    layer(states).sum().backward()
+    assert float(states.grad.abs().max()) > 0
