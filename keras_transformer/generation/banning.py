@@ -15,11 +15,10 @@ BANNED = -1e30
 def constant(array: np.ndarray):
     """A tensor of an array that does not change, for compiled code."""
     if keras.backend.backend() == "torch":
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+        from keras_transformer.torch_tracing.traced import not_traced
 
         # Else a traced function would copy the array in every step, and had it without numbers.
-        with disable_proxy_modes_tracing(), unset_fake_temporarily():
+        with not_traced():
             return ops.convert_to_tensor(array)
     return ops.convert_to_tensor(array)
 

@@ -111,13 +111,8 @@ def takes_int8(layer: keras.layers.Layer, inputs) -> bool:
 
 def takes_int4(layer: keras.layers.Layer, inputs) -> bool:
     """Whether `torch_int4` computes a layer: on PyTorch and a CPU, without gradients."""
-    if (
-        layer.quantization_mode != "int4"
-        or layer.lora_enabled
-        or layer.inputs_quantizer is not None
-    ):
-        return False
-    if keras.backend.backend() != "torch":
+    in_int4 = layer.quantization_mode == "int4" and layer.inputs_quantizer is None
+    if not in_int4 or layer.lora_enabled or keras.backend.backend() != "torch":
         return False
     from keras_transformer.layers.torch_products import suits_int8
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import keras
 import torch
 from keras import ops
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from keras_transformer.torch_tracing.traced import not_traced
 
 # By the numbers of int4: their versions, and what was made of them.
 _MADE = WeakTensorKeyDictionary()
@@ -57,13 +57,8 @@ def _once(numbers, scale, floats: Callable) -> tuple[torch.Tensor, torch.Tensor]
     versions = (numbers.value._version, scale.value._version)
     kept, made = _MADE.get(numbers.value, (None, None))
     if kept != versions:
-        # Not a part of what may be traced now, and for calls with gradients too.
-        with (
-            disable_proxy_modes_tracing(),
-            unset_fake_temporarily(),
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):
+        # For calls with gradients too.
+        with not_traced(), torch.inference_mode(False), torch.no_grad():
             matrix = floats()
             factor = 127 / matrix.abs().amax(0).clamp_min(1e-30)
             made = (matrix * factor).round().to(torch.int8), factor

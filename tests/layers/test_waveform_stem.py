@@ -128,14 +128,18 @@ def test_a_functional_model_takes_any_length():
 @pytest.mark.parametrize("name", ["group", "layer", "recording"])
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(name, dtype):
-    """On average: the largest is a matter of chance, over seeds from 0.03 to 0.9 of bfloat16."""
-    expected = kt.models.Encoder(CONFIGS[name])
-    mixed = kt.models.Encoder(CONFIGS[name], dtype=dtype)
-    mixed.set_weights(expected.get_weights())
+    """Of three models: in one of them a number may be far off by chance, on every backend."""
     samples, mask = padded()
-    inputs = {"samples": samples, "padding_mask": mask}
-    difference = to_numpy(mixed(inputs)).astype("float32") - to_numpy(expected(inputs))
-    assert np.abs(difference).mean() <= (0.02 if dtype == "mixed_bfloat16" else 0.005)
+    inputs, largest = {"samples": samples, "padding_mask": mask}, []
+    for seed in range(3):
+        keras.utils.set_random_seed(seed)
+        expected = kt.models.Encoder(CONFIGS[name])
+        mixed = kt.models.Encoder(CONFIGS[name], dtype=dtype)
+        mixed.set_weights(expected.get_weights())
+        difference = to_numpy(mixed(inputs)).astype("float32") - to_numpy(expected(inputs))
+        assert np.abs(difference).mean() <= (0.02 if dtype == "mixed_bfloat16" else 0.005)
+        largest.append(np.abs(difference).max())
+    assert np.median(largest) <= 0.1
 
 
 @pytest.mark.backend_independent
