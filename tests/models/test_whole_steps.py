@@ -138,6 +138,17 @@ if BACKEND == "jax":
             np.asarray(one.value)
         assert np.asarray(other).tolist() == [1, 1, 1]
 
+    def test_a_program_gets_arrays_that_are_there():
+        """For NumPy's it waits in a thread whose memory is not kept."""
+        seen, program = [], Program(lambda: None)
+        run = program.program()
+        program.program = lambda *_: lambda *given: seen.append(given[2]) or run(*given)
+        one, other = pair()
+        step = WholeStep(None, program, (0,))
+        outputs, _ = step((Group([one]), Group([other])), np.ones(100_000, "float32"))
+        assert outputs == 100_000
+        assert isinstance(seen[0], jax.Array) and seen[0].is_ready()
+
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
@@ -164,14 +175,3 @@ if BACKEND == "tensorflow":
         fails.assign(False)
         assert np.isfinite(task.train_on_batch(X, LABELS)[0])
         assert any((np.array(v) != b).any() for v, b in zip(kept, before, strict=True))
-
-    def test_a_program_gets_arrays_that_are_there():
-        """For NumPy's it waits in a thread whose memory is not kept."""
-        seen, program = [], Program(lambda: None)
-        run = program.program()
-        program.program = lambda *_: lambda *given: seen.append(given[2]) or run(*given)
-        one, other = pair()
-        step = WholeStep(None, program, (0,))
-        outputs, _ = step((Group([one]), Group([other])), np.ones(100_000, "float32"))
-        assert outputs == 100_000
-        assert isinstance(seen[0], jax.Array) and seen[0].is_ready()
