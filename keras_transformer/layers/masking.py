@@ -256,17 +256,9 @@ def is_behind(padding, weights=None) -> bool:
     On PyTorch it can, where the mask `(batch, length)` has values. Within a program of JAX or
     TensorFlow it has none yet.
     """
-    if padding is None or keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    from keras_transformer.layers.torch_products import computes_now
-
     given = [_on_device(x) for x in (padding, weights)]
     padding, weights = given if weights is not None else (given[0], given[0])
-    if type(padding) is not torch.Tensor or padding.device.type == "meta" or not computes_now():
-        return False
-    if padding.shape != weights.shape:
+    if not has_values(padding) or padding.shape != weights.shape:
         return False
     padding = padding.bool()
     seen = padding[:, 1:] & ~padding[:, :-1]
@@ -274,8 +266,30 @@ def is_behind(padding, weights=None) -> bool:
     return not bool(seen.any() | counted.any())  # one look, for which a GPU waits
 
 
+def none_if_whole(padding):
+    """The mask `(batch, length)`, or None if all is real, as far as can be seen for nothing.
+
+    That is on PyTorch and a CPU. Attention then needs no mask, forward and backward.
+    """
+    if not has_values(padding) or padding.device.type != "cpu":
+        return padding
+    return None if bool(padding.all()) else padding
+
+
+def has_values(x) -> bool:
+    """Whether the numbers of a tensor can be looked at: on PyTorch, where nothing is traced."""
+    if x is None or keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    from keras_transformer.layers.torch_products import computes_now
+
+    return type(x) is torch.Tensor and x.device.type != "meta" and computes_now()
+
+
 def _on_device(x):
-    return ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
+    array = keras.backend.backend() == "torch" and isinstance(x, np.ndarray)
+    return ops.convert_to_tensor(x) if array else x
 
 
 # Not `x[:, None, None]`, which LiteRT has no operation for.

@@ -50,38 +50,53 @@ class OnePass:
             and not tf.distribute.has_strategy()
         )
 
+    def _apply_weight_decay(self, variables):
+        if keras.backend.backend() != "torch":  # there a part of the update
+            super()._apply_weight_decay(variables)
+
     def _parallel_update_step(self, grads, variables, learning_rate):
         import torch
 
-        values = [variable.value for variable in variables]
-        tensors = (*values, *grads)
-        if self.amsgrad or any(
-            tensor.dtype != torch.float32
-            or tensor.device.type != "cpu"
-            or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-            for tensor in tensors
-        ):
-            return super()._parallel_update_step(grads, variables, learning_rate)
-        indices = [self._get_variable_index(variable) for variable in variables]
-        step = float(ops.convert_to_numpy(self.iterations)) + 1.0
-        torch._fused_adam_(
-            values,
+        rate = float(learning_rate)
+        decayed = [self.weight_decay is not None and self._use_weight_decay(v) for v in variables]
+        if not self._suits_torch([*(variable.value for variable in variables), *grads]):
+            decayed = [v.value for v, decays in zip(variables, decayed, strict=True) if decays]
+            if decayed:
+                torch._foreach_mul_(decayed, 1 - rate * self.weight_decay)
+            super()._parallel_update_step(grads, variables, learning_rate)
+            return
+        indices = map(self._get_variable_index, variables)
+        rows = [
             # The operation goes through all of them in the order of memory.
-            [gradient.contiguous() for gradient in grads],
-            [self._momentums[index].value for index in indices],
-            [self._velocities[index].value for index in indices],
-            [],
-            [torch.tensor(step)] * len(values),
-            lr=float(learning_rate),
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            weight_decay=0.0,
-            # PyTorch adds it to the corrected root of the second moment, Keras to that as it is.
-            eps=self.epsilon / (1.0 - self.beta_2**step) ** 0.5,
-            amsgrad=False,
-            maximize=False,
+            (v.value, gradient.contiguous(), self._momentums[i].value, self._velocities[i].value)
+            for v, gradient, i in zip(variables, grads, indices, strict=True)
+        ]
+        step = float(ops.convert_to_numpy(self.iterations)) + 1.0
+        for decay in set(decayed):
+            part = [row for row, own in zip(rows, decayed, strict=True) if own == decay]
+            torch._fused_adamw_(
+                *map(list, zip(*part, strict=True)),
+                [],
+                [torch.tensor(step)] * len(part),
+                lr=rate,
+                beta1=self.beta_1,
+                beta2=self.beta_2,
+                weight_decay=self.weight_decay if decay else 0.0,
+                # PyTorch adds it to the corrected root of the second moment, Keras to it as it is.
+                eps=self.epsilon / (1.0 - self.beta_2**step) ** 0.5,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def _suits_torch(self, tensors: list) -> bool:
+        import torch
+
+        return not self.amsgrad and all(
+            tensor.dtype == torch.float32
+            and tensor.device.type == "cpu"
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            for tensor in tensors
         )
-        return None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

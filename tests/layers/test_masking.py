@@ -1,8 +1,11 @@
 """The composition of masks."""
 
 import numpy as np
+import pytest
+from keras import ops
 
 from keras_transformer.layers import combine_masks
+from keras_transformer.layers.masking import none_if_whole
 from tests.layers.conftest import numpy
 
 
@@ -31,6 +34,20 @@ def test_padding_hides_keys_whatever_its_dtype():
         result = numpy(combine_masks(2, 3, padding=padding.astype(dtype)))
         assert result.shape == (2, 1, 1, 3) and result.dtype == bool
         np.testing.assert_array_equal(result[:, 0, 0], padding.astype(bool))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_a_mask_without_padding_is_none_where_that_can_be_seen(backend, dtype):
+    whole = ops.ones((2, 3), dtype)
+    padded = ops.convert_to_tensor(np.array([[1, 1, 1], [1, 1, 0]], dtype))
+    assert (none_if_whole(whole) is None) == (backend == "torch")
+    assert none_if_whole(padded) is padded and none_if_whole(None) is None
+    if backend == "torch":
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        seen = []
+        make_fx(lambda x: (seen.append(none_if_whole(x)), x + 1)[1])(whole)
+        assert seen[0] is not None  # what is traced is for other masks too
 
 
 def test_window():

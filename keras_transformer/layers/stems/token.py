@@ -6,6 +6,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.arguments import refuse_unused
 from keras_transformer.layers.embedding import SegmentEmbedding, TokenEmbedding
 from keras_transformer.layers.initializers import kernel_initializer
+from keras_transformer.layers.masking import none_if_whole
 from keras_transformer.layers.products import Dense
 from keras_transformer.layers.stems.positioned import PositionedStem
 from keras_transformer.layers.stems.stem import Embedded, Input
@@ -106,7 +107,7 @@ class TokenStem(PositionedStem):
             x = x + self.segment_embedding(segment_ids)
         x = self.positioned(x, positions, training)
         further = (inputs.get(name) for name in ("pack_ids", "global_positions"))
-        return Embedded(x, inputs.get("padding_mask"), positions, *further)
+        return Embedded(x, none_if_whole(inputs.get("padding_mask")), positions, *further)
 
     def _counted_positions(self, token_ids):
         """Positions that leave out padding, int `(batch, length)`; None for 0, 1, 2, ...
