@@ -36,6 +36,7 @@ from generation_models import make_missing, prompts
 from harness import (
     BACKENDS,
     backend_of,
+    has_bfloat16,
     median_seconds,
     print_columns,
     print_table,
@@ -245,7 +246,10 @@ def contenders_of(workload: str, arguments) -> list[str]:
     known = WORKLOADS[workload].contenders
     if arguments.contenders is not None:
         return [name for name in arguments.contenders if name in known]
-    return [name for name in known if name not in NOT_DEFAULT.get(workload, [])]
+    names = [name for name in known if name not in NOT_DEFAULT.get(workload, [])]
+    if workload != "gpu" and not has_bfloat16():  # A product takes `transformers` minutes.
+        names = [name for name in names if precision_of(name) != "bfloat16"]
+    return names
 
 
 def work(name: str, workload: str, arguments) -> list:

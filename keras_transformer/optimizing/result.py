@@ -15,7 +15,8 @@ class Measured:
         seconds: float, the median time of the work; None if the mode does not work here.
         rate: float, tokens a second, of rows that were read or of new tokens; rows a second of
             what is no text.
-        memory: int, bytes of the weights, with the second copy of packed ones.
+        memory: int, bytes of the weights, with the second copy of packed ones. What int8 and int4
+            multiply on PyTorch and a CPU is kept beside them, a byte for each number.
         difference: float, the most that a probability moved from float32; of outputs that are no
             classes or tokens, the most that a number did.
         agreement: float, the share of the same likeliest classes or tokens as in float32; of other

@@ -87,6 +87,8 @@ class OnePass:
                 amsgrad=False,
                 maximize=False,
             )
+        # The operation does not count as a change by itself, which packed copies are made anew for.
+        torch.autograd.graph.increment_version([value for value, *_ in rows])
 
     def _suits_torch(self, tensors: list) -> bool:
         import torch

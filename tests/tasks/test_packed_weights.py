@@ -65,8 +65,12 @@ def test_other_tasks(made):
     check(randomized(task), x)
 
 
-def test_a_batch_and_what_is_trained_behind_it():
+@pytest.mark.parametrize("make", [None, kt.training.transformer_adam])
+def test_a_batch_and_what_is_trained_behind_it(make):
+    """An optimizer without a decay of weights changes each of them by one operation alone."""
     task = classifier(labels=["bad", "good"])
+    if make is not None:
+        task.compile(make(1e-3), task.loss)
     task.compile(pack_weights=True)
     rows, labels = [*ENGLISH, *GERMAN], [0] * len(ENGLISH) + [1] * len(GERMAN)
     before = task.predict(rows, verbose=0)
