@@ -19,7 +19,7 @@ from keras_transformer.checking import (
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache
 from keras_transformer.generation.logits import broken, log_sum
 from keras_transformer.generation.program import Program, compile_loop, compile_pass
-from keras_transformer.generation.samplers import Limits, Outputs, Prompt, Sampler
+from keras_transformer.generation.samplers import Greedy, Limits, Outputs, Prompt, Sampler
 from keras_transformer.generation.slot_space import longer, placed
 from keras_transformer.programs import compile_function
 from keras_transformer.sizes import Sizes
@@ -60,6 +60,12 @@ class Settings:
         check_fields(self, check_ids, "end_ids")
         check_fields(self, check_int, "pad_id", at_least=0, at_most=MOST_TOKENS)
         check_fields(self, check_flag, "pack_weights")
+
+    @property
+    def best_only(self) -> bool:
+        """Whether the largest logit alone counts, and what is packed makes use of that."""
+        greedy = type(self.sampler) is Greedy and self.rules is None
+        return greedy and self.pack_weights and keras.backend.backend() == "torch"
 
 
 def check_cache_dtype(value: Any) -> None:

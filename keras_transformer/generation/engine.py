@@ -329,7 +329,8 @@ class Engine:
 
         def make():
             settings.sampler.check(self.backbone, settings.rules)
-            program = Program(self.backbone, *settings.sampler.models)
+            models = settings.sampler.models
+            program = Program(self.backbone, *models, best_only=settings.best_only)
             return Decoding(program, settings).compiled()
 
         return self.compiled_once(settings, make)

@@ -20,7 +20,7 @@ class Program:
     Both give logits, float32 `(rows, count, vocabulary_size)`, states of all tokens and the cache
     after them. `compile_function` makes the weights of `models` arguments of what it compiles.
     Drafts are further backbones that read the same prompts: their layers of the cache are behind
-    the first's.
+    the first's. With `best_only`, which is for PyTorch, the largest logit alone need be exact.
 
     Example:
     ```python
@@ -39,8 +39,10 @@ class Program:
     ```
     """
 
-    def __init__(self, backbone, *drafts):
+    def __init__(self, backbone, *drafts, best_only: bool = False):
         self.backbone = backbone
+        a_product = getattr(backbone, "logits_are_a_product", False)
+        self.best_only = best_only and a_product and backbone.compute_dtype == "float32"
         self.models = (backbone, *drafts)
         self.spaces = spaces_of(*self.models)
         self._own_layers = len(backbone.cache_layers)
@@ -64,15 +66,25 @@ class Program:
         mask = self.backbone.prompt_tokens(inputs)[1]
         last = ops.sum(ops.cast(mask, "int32"), axis=1) - 1
         behind = ops.take_along_axis(states[0], last[:, None, None], axis=1)
-        logits = ops.cast(self.backbone.logits(behind), "float32")
-        return logits, states[0], functools.reduce(Cache.join, caches)
+        return self._logits(behind), states[0], functools.reduce(Cache.join, caches)
 
     def step(self, tokens, cache: Cache) -> tuple:
         """Reads `(rows, branches)` or `(rows, length)` tokens; the layers of drafts stay."""
         own, others = cache.part(0, self._own_layers), cache.part(self._own_layers)
         hidden, own = self.backbone(self.backbone.step_inputs(tokens), cache=own)
-        logits = ops.cast(self.backbone.logits(hidden), "float32")
-        return logits, hidden, own.join(others)
+        return self._logits(hidden), hidden, own.join(others)
+
+    def _logits(self, states):
+        if not self.best_only:
+            return ops.cast(self.backbone.logits(states), "float32")
+        from keras_transformer.torch_tracing.screened import best_product
+
+        states, kernel = self.backbone.output_projection(states)
+        rows, bias = ops.shape(states)[:-1], self.backbone.output_bias
+        bias = None if bias is None else ops.convert_to_tensor(bias.bias)
+        states = ops.reshape(states, (-1, states.shape[-1]))
+        logits = best_product(states, ops.convert_to_tensor(kernel), bias)
+        return ops.reshape(logits, (*rows, kernel.shape[0]))
 
     def drafts_of(self, cache: Cache) -> Cache:
         """The cache of the drafts, or one without layers."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from keras_transformer.torch_tracing import int8
-from keras_transformer.torch_tracing.simplify import VIEWS
+from keras_transformer.torch_tracing import int8, screened
+from keras_transformer.torch_tracing.simplify import VIEWS, shape_of
 
 _aten = torch.ops.aten
 _SAME_NUMBERS = (
@@ -35,7 +35,7 @@ class OneDNN:
 
     With `packed` it has copies of the weights in its own order, kept there for as long as a graph
     has them; those of the same rows, as for queries, keys and values, are one. Matrices of int8
-    are always packed.
+    are always packed. Of a product whose largest numbers alone are asked for it has a `Screen`.
     """
 
     def __init__(self, graph: fx.GraphModule, packed: MutableMapping | None, key: tuple):
@@ -45,6 +45,9 @@ class OneDNN:
 
     def use(self) -> None:
         """Replaces the products."""
+        for node in list(self.graph.graph.nodes):
+            if node.target is torch.ops.keras_transformer.best_product.default:
+                self._replace_best(node)
         groups: dict[tuple, list[_Product]] = {}
         for node in self.graph.graph.nodes:
             product = self._product(node)
@@ -55,6 +58,29 @@ class OneDNN:
         for products in groups.values():
             self._replace(products)
         self.graph.graph.eliminate_dead_code()
+
+    def _replace_best(self, node: fx.Node) -> None:
+        """By a screened product, or by a plain one, which oneDNN may take."""
+        graph, (rows, matrix, bias) = self.graph.graph, node.args
+        weight, screen = self._constant(matrix), None
+        known = self.packed is not None and weight is not None
+        if known and screened.suits(shape_of(rows)[0], weight):
+            screen = self._kept("screen", [weight], lambda: screened.Screen.of(weight))
+        with graph.inserting_before(node):
+            if screen is None:
+                turned = graph.call_function(_aten.t.default, (matrix,))
+                target, given = _aten.mm.default, (rows, turned)
+                if bias is not None:
+                    target, given = _aten.addmm.default, (bias, rows, turned)
+                product = graph.call_function(target, given)
+            else:
+                name = f"screen_{node.name}"
+                setattr(self.graph, name, screen)
+                attribute = graph.create_node("get_attr", name)  # `get_attr` warns: it is no tensor
+                product = graph.call_function(screened.multiply, (rows, attribute, bias))
+        product.meta = node.meta
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
 
     def _product(self, node: fx.Node) -> _Product | None:
         """The product that a node is, if oneDNN takes it."""
@@ -128,7 +154,7 @@ class OneDNN:
             return int8.packed_once(product.weight, product.scale)
         weights = [product.weight.detach().t() for product in products]
         scale = _joined([product.scale for product in products])
-        return self._kept(weights, lambda: int8.pack(_joined(weights), scale))
+        return self._kept("int8", weights, lambda: int8.pack(_joined(weights), scale))
 
     def _as_onednn_has_it(self, products: list[_Product]) -> torch.Tensor:
         """The weights as one `(out, in)`, in any order in memory; or in oneDNN's own.
@@ -139,14 +165,16 @@ class OneDNN:
         weights = [product.weight.detach().t() for product in products]
         if self.packed is None:
             return weights[0]
-        return self._kept(weights, lambda: pack(_joined(weights)))
+        return self._kept("plain", weights, lambda: pack(_joined(weights)))
 
-    def _kept(self, weights: list[torch.Tensor], make: Callable):
-        """What is made of these weights, once for all graphs that have it."""
-        key = (self.key, *((weight.data_ptr(), weight.shape) for weight in weights))
+    def _kept(self, kind: str, weights: list[torch.Tensor], make: Callable):
+        """What is made of these weights, once for all graphs that have it; None is not kept."""
+        key = (self.key, kind, *((weight.data_ptr(), weight.shape) for weight in weights))
         made = self.packed.get(key)
         if made is None:
-            made = self.packed[key] = make()
+            made = make()
+            if made is not None:
+                self.packed[key] = made
         return made
 
     def _attribute(self, name: str, tensor: torch.Tensor) -> fx.Node:

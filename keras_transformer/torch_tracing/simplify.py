@@ -16,7 +16,7 @@ def simplified(graph: fx.GraphModule) -> fx.GraphModule:
             source = node.args[0].args[0]
             if _in_order(source):
                 node.args = (source, node.args[1])
-        same_shape = node.target in VIEWS and _shape(node) == _shape(node.args[0])
+        same_shape = node.target in VIEWS and shape_of(node) == shape_of(node.args[0])
         copied = node.target is _aten.lift_fresh_copy.default and node not in leaving
         if same_shape or copied:
             node.replace_all_uses_with(node.args[0])
@@ -129,7 +129,8 @@ def _is_view(node: fx.Node) -> bool:
     return node.target in VIEWS or any(x.alias_info for x in node.target._schema.returns)
 
 
-def _shape(node: fx.Node):
+def shape_of(node: fx.Node) -> tuple[int, ...] | None:
+    """The shape of what a node gives, where that is known."""
     meta = node.meta.get("tensor_meta")
     return None if meta is None else tuple(meta.shape)
 
