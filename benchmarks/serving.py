@@ -15,6 +15,7 @@ server gave when nothing else was asked, for the first `--alone` requests.
 import concurrent.futures
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -36,6 +37,7 @@ flags.DEFINE_integer("alone", 16, "Requests that are sent one at a time too.", l
 flags.DEFINE_integer("batch_size", 32, "Texts that our server writes together.", lower_bound=1)
 flags.DEFINE_integer("peer_requests", None, "Requests of the peer, where not so many as of ours.")
 flags.DEFINE_list("backends", ["torch"], "Backends of our server.")
+flags.DEFINE_list("modes", ["float32"], "How our server holds the model, such as int8-packed.")
 flags.DEFINE_bool("peer", True, "Measure `transformers serve` too.")
 flags.DEFINE_bool("short", False, "A tiny model, to try the benchmark.")
 flags.DEFINE_string("work_dir", "/tmp/keras_transformer_serving", "Folder of the model.")
@@ -180,11 +182,12 @@ def tell(name: str, answers: list[Answer], seconds: float, wrong: int, memory: l
 def commands(folder: pathlib.Path) -> dict[str, tuple]:
     """Of each server its command, port, path that says it is ready, model and environment."""
     found = {}
-    for i, backend in enumerate(FLAGS.backends):
+    for i, (backend, mode) in enumerate(itertools.product(FLAGS.backends, FLAGS.modes)):
         command = [sys.executable, "-m", "keras_transformer", "serve", "--api", str(folder)]
         command += ["--port", str(18100 + i), "--batch-size", str(FLAGS.batch_size)]
+        command += ["--mode", mode]
         environment = {"KERAS_BACKEND": backend}
-        found[f"keras_transformer-{backend}"] = (
+        found[f"keras_transformer-{backend}-{mode}"] = (
             command, 18100 + i, "/ready", folder.name, environment,
         )  # fmt: skip
     if FLAGS.peer:

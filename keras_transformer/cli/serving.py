@@ -32,6 +32,7 @@ examples:
   keras-transformer serve transformer_tiny_en_de gpt_tiny_shakespeare
   keras-transformer serve minilm_l6_en --port 8080
   API_KEY=secret keras-transformer serve --api gpt_tiny_shakespeare --api-key API_KEY
+  keras-transformer serve --api gpt_tiny_shakespeare --mode int8
   curl -H "Content-Type: application/json" -d '{{"texts": ["A dog runs."]}}' \\
       http://127.0.0.1:8000/api/transformer_tiny_en_de/translate
 """,
@@ -46,6 +47,12 @@ examples:
         default=8000, metavar="N",
     ),
     option("--api", "serve OpenAI's API and no page", action="store_true"),
+    option(
+        "--mode", "how the models are held: float32, bfloat16, int8, int4, or on PyTorch and a CPU "
+        "with -packed behind it; `keras-transformer optimize PRESET` measures which is fastest "
+        "(default %(default)s)",
+        default="float32", metavar="MODE",
+    ),
     option(
         "--api-key", "the environment variable, or the file, that has the key which clients of the "
         "API must send (default: no key)",
@@ -80,7 +87,7 @@ def _serve(options: argparse.Namespace) -> None:
         names = ("batch_size", "waiting", "tokens", "body_bytes", "stop_seconds")
         limits = dataclasses.replace(API_LIMITS, **{name: getattr(options, name) for name in names})
     key = None if options.api_key is None else read_key(options.api_key)
-    serve(options.presets, options.host, options.port, limits, options.api, key)
+    serve(options.presets, options.host, options.port, limits, options.api, key, options.mode)
 
 
 def read_key(name: str) -> str:

@@ -4,6 +4,7 @@ import warnings
 
 import keras
 
+from keras_transformer.checking import check_choice
 from keras_transformer.models.packed import packs
 from keras_transformer.tasks import Task
 
@@ -11,6 +12,25 @@ PACKED = "-packed"
 _DTYPES = ("float32", "bfloat16", "int8", "int4")
 # A mode that comes later here takes more memory for the same numbers, or moves outputs further.
 MODES = (*_DTYPES, *(dtype + PACKED for dtype in _DTYPES if dtype != "int4"))
+
+
+def load(task_class: type[Task], preset, mode: str) -> Task:
+    """The task of a preset in a mode, with no second task in memory.
+
+    Raises:
+        ValueError: for a mode that the task, or the backend, does not have.
+    """
+    check_choice("mode", mode, MODES)
+    dtype = mode.removesuffix(PACKED)
+    quantized = dtype.startswith("int")
+    task = task_class.from_preset(preset, dtype=None if quantized else dtype)
+    if mode != dtype:
+        _check_packs(task)
+    if quantized:
+        task.quantize(dtype)
+    if mode != dtype:
+        task.compile(pack_weights=True)
+    return task
 
 
 def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
@@ -22,14 +42,18 @@ def make(task: Task, mode: str, made: dict[str, Task]) -> Task:
     dtype = mode.removesuffix(PACKED)
     if mode == dtype:
         return task if dtype == "float32" else _copy(task, dtype)
-    if not packs(task):
-        raise ValueError("packed weights are for PyTorch on a CPU")
+    _check_packs(task)
     if task.generates:  # it has no weights beside the backbone's
         packed = _again(task, (made.get(dtype) or make(task, dtype, made)).backbone)
     else:
         packed = _copy(task, dtype)
     packed.compile(pack_weights=True)
     return packed
+
+
+def _check_packs(task: Task) -> None:
+    if not packs(task):
+        raise ValueError("packed weights are for PyTorch on a CPU")
 
 
 def _copy(task: Task, dtype: str) -> Task:
