@@ -57,12 +57,11 @@ class OnePass:
     def _parallel_update_step(self, grads, variables, learning_rate):
         import torch
 
-        rate = float(learning_rate)
         decayed = [self.weight_decay is not None and self._use_weight_decay(v) for v in variables]
         if not self._suits_torch([*(variable.value for variable in variables), *grads]):
             decayed = [v.value for v, decays in zip(variables, decayed, strict=True) if decays]
             if decayed:
-                torch._foreach_mul_(decayed, 1 - rate * self.weight_decay)
+                torch._foreach_mul_(decayed, 1 - self.weight_decay * learning_rate)
             super()._parallel_update_step(grads, variables, learning_rate)
             return
         indices = map(self._get_variable_index, variables)
@@ -78,7 +77,7 @@ class OnePass:
                 *map(list, zip(*part, strict=True)),
                 [],
                 [torch.tensor(step)] * len(part),
-                lr=rate,
+                lr=float(learning_rate),
                 beta1=self.beta_1,
                 beta2=self.beta_2,
                 weight_decay=self.weight_decay if decay else 0.0,
