@@ -1,6 +1,7 @@
 """`torch.matmul` by oneDNN, with its gradients. Imported on PyTorch alone; see `products`."""
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -70,10 +71,11 @@ def needs_float32(x) -> bool:
 
 
 def computes_now() -> bool:
-    """Whether operations give values now, and are not written down to be run later."""
+    """Whether operations give values now, and are not written down, or within `torch.func`."""
     return not (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
+        or peek_interpreter_stack() is not None
         or _get_current_dispatch_mode() is not None
     )
 

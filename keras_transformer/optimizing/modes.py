@@ -22,14 +22,13 @@ def load(task_class: type[Task], preset, mode: str) -> Task:
     """
     check_choice("mode", mode, MODES)
     dtype = mode.removesuffix(PACKED)
-    quantized = dtype.startswith("int")
+    quantized, packed = dtype.startswith("int"), mode != dtype
     task = task_class.from_preset(preset, dtype=None if quantized else dtype)
-    if mode != dtype:
+    if packed:
         _check_packs(task)
+        task.compile(pack_weights=True)
     if quantized:
         task.quantize(dtype)
-    if mode != dtype:
-        task.compile(pack_weights=True)
     return task
 
 

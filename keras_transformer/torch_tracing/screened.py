@@ -17,6 +17,7 @@ MOST_ROWS = 8
 LEAST_NUMBERS = 2**23
 # If more of the numbers than this share may be the largest, all are multiplied.
 _MOST = 1 / 16
+_CHUNK = 4096  # rows of a matrix that are compared with float16 at a time
 
 
 @torch.library.custom_op("keras_transformer::best_product", mutates_args=())
@@ -58,9 +59,6 @@ class Screen:
             off = (part - back[place : place + _CHUNK]).norm(dim=1) + sums * part.norm(dim=1)
             error[place : place + _CHUNK] = off
         return cls(matrix, rounded, error)
-
-
-_CHUNK = 4096  # rows that are compared at a time
 
 
 def multiply(rows: torch.Tensor, screen: Screen, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -48,6 +48,10 @@ def test_a_mask_without_padding_is_none_where_that_can_be_seen(backend, dtype):
         seen = []
         make_fx(lambda x: (seen.append(none_if_whole(x)), x + 1)[1])(whole)
         assert seen[0] is not None  # what is traced is for other masks too
+        import torch
+
+        rows = torch.func.vmap(lambda row: ops.cast(none_if_whole(row), "int32"))(padded)
+        assert rows.shape == (2, 3)  # many masks at once are not looked at
 
 
 def test_window():

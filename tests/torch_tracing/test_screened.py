@@ -161,10 +161,19 @@ def test_what_looks_at_other_logits_gets_them_whole(small):
     assert SCREENED not in operations(lambda: generate(engine, prompts))
 
 
-def test_small_matrices_are_read_whole():
-    engine = Engine(make_backbone("decoder"))
-    ran = operations(lambda: generate(engine, make_prompts([4]), pack_weights=True))
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("beyond", [False, True])
+def test_matrices_that_are_read_whole(bias, beyond, monkeypatch):
+    """Small ones, and those with numbers beyond float16."""
+    backbone = make_backbone("decoder", output_bias=bias)
+    if beyond:
+        monkeypatch.setattr(screened, "LEAST_NUMBERS", 0)
+        kernel = backbone.token_embedding.reverse_embeddings
+        kernel.assign(1e5 * np.array(keras.ops.convert_to_numpy(kernel)))
+    engine, prompts, found = Engine(backbone), make_prompts([4, 3]), []
+    ran = operations(lambda: found.append(generate(engine, prompts, pack_weights=True)))
     assert SCREENED not in ran
+    np.testing.assert_array_equal(found[0], uncached_greedy(backbone, prompts, 6))
 
 
 def test_rules_see_all_logits(small):
