@@ -4,11 +4,8 @@
 PYTHON ?= python3
 BACKENDS ?= jax tensorflow torch
 ARGS ?=
-# All in one start, on TensorFlow in three: it gives back the memory of programs only when it ends.
-TESTS ?=
-STARTS_tensorflow := "tests/generation tests/tasks" "tests/models tests/layers tests/training" \
-	"tests --ignore=tests/generation --ignore=tests/tasks --ignore=tests/models \
-	--ignore=tests/layers --ignore=tests/training"
+# Which tests to run: files, folders or single tests.
+TESTS ?= tests
 # Files in two processes: most of the time goes into compiling, which takes one core. If a test ends
 # its process the other goes on alone: with a third one in its place both may wait without end.
 PYTEST_ARGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -29,6 +26,8 @@ export KERAS_BACKEND ?= jax
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Compiled Python is kept too: pytest rewrites the assertions of each file, in every process anew.
+unexport PYTHONDONTWRITEBYTECODE
 # What needs one backend runs on one of these.
 export TEST_BACKENDS := $(BACKENDS)
 
@@ -49,14 +48,9 @@ demo: $(VENV)/.demo  ## fit a classifier, translate, write on: a minute after th
 test: $(VENV)/.test  ## run the tests on each backend
 	@failed=""; \
 	for backend in $(BACKENDS); do \
-	  starts='$(TESTS)'; \
-	  if [ -z "$$starts" ] && [ $$backend = tensorflow ]; then starts='$(STARTS_tensorflow)'; fi; \
-	  eval "set -- $${starts:-tests}"; \
-	  for tests in "$$@"; do \
-	    echo "== $$tests on $$backend"; \
-	    KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $$tests \
-	      || failed="$$failed $$backend"; \
-	  done; \
+	  echo "== $(TESTS) on $$backend"; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS) \
+	    || failed="$$failed $$backend"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
@@ -78,12 +72,11 @@ test-changed: $(VENV)/.test  ## what differs from the branch main (BASE=name), i
 	done; \
 	if [ -n "$$failed" ]; then echo "tests failed on:$$failed"; exit 1; fi
 
-lint: $(VENV)/.lint  ## check the style, the floors, the types of the public surface, and the site
+lint: $(VENV)/.lint  ## check the style, the floors, and the types of the public surface
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --cache-dir .cache/import_linter
 	@$(BIN)/mypy tests/public_types.py
-	@$(MAKE) --no-print-directory docs
 
 format: $(VENV)/.lint  ## format, and repair what can be
 	@$(BIN)/ruff format .

@@ -25,13 +25,13 @@ import hypothesis
 import pytest
 
 from tests.environments import make_environment
+from tests.places import Places
 from tests.quicker import quicken
 from tests.thorough import SEED, THOROUGH
 from tests.timing import UNKNOWN, Costs, seconds_of_files
 from tests.warm import Forks
 
 ROOT = Path(__file__).parents[1]
-BACKEND_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 FORKS = pytest.StashKey[Forks]()
 
 
@@ -47,6 +47,7 @@ def pytest_configure(config):
         quicken(_backend(config))
         config.stash[FORKS] = Forks()
     forks = config.stash.get(FORKS, None)
+    config.pluginmanager.register(Places(_backend(config)), "places")
     config.pluginmanager.register(Costs(config, _backend(config), forks), "costs")
     hypothesis.settings.register_profile("run", derandomize=not THOROUGH, print_blob=THOROUGH)
     hypothesis.settings.load_profile("run")
@@ -64,27 +65,8 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what another backend of this run does, or the thorough run alone."""
-    here = _backend(config)
-    installed = [name for name, package in BACKEND_PACKAGES.items() if _installed(package)]
-    # The backends that these tests are run on, one after the other: `make` names them.
-    run = os.environ.get("TEST_BACKENDS", "").split() or installed
-    # PyTorch starts soonest, and compiles nothing.
-    one = "torch" if "torch" in run else run[0]
-    for item in items:
-        marks, place, reason = item.keywords, here, ""
-        if "backend_independent" in marks:
-            place, reason = installed[0], "does not depend on the backend, and runs on {}"
-        elif "one_backend" in marks and "each_backend" not in marks and not THOROUGH:
-            chosen = item.get_closest_marker("one_backend").args
-            place = chosen[0] if chosen and chosen[0] in run else one
-            reason = f"one backend is enough, {{}} (here with TEST_BACKENDS={here})"
-        if "thorough" in marks and not THOROUGH:
-            place, reason = None, "make test-thorough runs it"
-        if place != here:
-            item.add_marker(pytest.mark.skip(reason=reason.format(place)))
-    # What takes longest first, so that no process waits for the last file of another.
-    seconds = seconds_of_files(config, here)
+    """Puts what takes longest first, so that no process waits for the last file of another."""
+    seconds = seconds_of_files(config, _backend(config))
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], UNKNOWN))
 
 
@@ -162,7 +144,3 @@ def _backend(config) -> str:
     import keras
 
     return keras.backend.backend()
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

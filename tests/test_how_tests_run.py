@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.changed import Imports, chosen
+from tests.places import marks_of_file
 from tests.thorough import SEED, THOROUGH, many, seeds
 
 ROOT = Path(__file__).parents[1]
@@ -30,28 +31,67 @@ def test_all(): pass
 """
 
 
-def ran(tmp_path, backends, **variables):
-    """The tests of PROGRAM that run on JAX."""
-    (tmp_path / "test_program.py").write_text(PROGRAM)
+# Read on no backend but its own: it would end the run.
+ELSEWHERE = """
+import pytest
+pytestmark = [pytest.mark.one_backend("tensorflow")]
+assert False
+"""
+# A file that has both marks is read, as what the second one is for is not known before.
+BOTH = """
+import pytest
+pytestmark = pytest.mark.one_backend
+@pytest.mark.each_backend
+def test_marked_in_file(): pass
+def test_not_here(): pass
+"""
+
+
+def ran(tmp_path, backends, *arguments, **variables):
+    """The tests that run on JAX, and what was printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_BACKENDS": backends, **variables}
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", *plugins, str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-v", "-ra", *plugins, *(arguments or [str(tmp_path)])],
         env={**environment, "KERAS_BACKEND": "jax"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "processor time, the ten slowest files" in done.stdout
     lines = [line for line in done.stdout.splitlines() if " PASSED" in line]
     return {line.partition("::test_")[2].partition(" ")[0] for line in lines}, done.stdout
 
 
 def test_each_test_runs_on_its_backends(tmp_path):
     pytest.importorskip("jax")
-    always = {"python", "each", "all"}
-    assert ran(tmp_path, "jax tensorflow torch", TEST_SEED="")[0] == always
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    (tmp_path / "test_both.py").write_text(BOTH)
+    elsewhere = tmp_path / "test_elsewhere.py"
+    elsewhere.write_text(ELSEWHERE)
+    always = {"python", "each", "all", "marked_in_file"}
+    found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="")
+    assert found == always
+    assert "4 passed" in printed and "skipped" not in printed  # what is not here is not collected
+    assert "processor time, the ten slowest files" in printed
+    elsewhere.unlink()
     found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="7")
-    assert found == always | {"one", "tensorflow", "thorough"}
+    assert found == always | {"one", "tensorflow", "thorough", "not_here"}
     assert "TEST_SEED=7 repeats it" in printed
+
+
+def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
+    pytest.importorskip("jax")
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    name = f"{tmp_path / 'test_program.py'}::test_tensorflow"
+    found, printed = ran(tmp_path, "jax tensorflow torch", name, TEST_SEED="")
+    assert not found and "one backend is enough, tensorflow" in printed
+    assert "TEST_BACKENDS=jax" in printed
+
+
+def test_the_marks_of_a_file_are_those_that_pytest_sees(tmp_path):
+    """The text of each test file is read as Python reads it."""
+    found = {path: marks_of_file(path) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sum("backend_independent" in marks for marks in found.values()) > 40
+    assert found[ROOT / "tests/layers/test_groups.py"] == {"one_backend": ("jax",)}
+    assert marks_of_file(ROOT / "tests/tasks/test_text_classifier.py") == {}  # has `each_backend`
 
 
 def test_seeds_are_those_of_the_run():

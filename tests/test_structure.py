@@ -166,15 +166,26 @@ CASES.append(("end", TransformerConfig(kind="decoder", vector_pooling="end", **V
 ASKED = {"source": IMAGES, "share_embeddings": False, "encoder": {"vocabulary_size": 9}}
 ASKED |= {"num_heads": 4, "position": "learned", "num_decoder_layers": 1}
 CASES.append(("asked", TransformerConfig(kind="seq2seq", **ASKED, **TINY)))
-# The layers make the same variables on each backend: there what is drawn is enough.
-CASES = [
-    *(pytest.param(x, id=name, marks=pytest.mark.one_backend) for name, x in tiny_presets()),
-    *(pytest.param(x, id=name) for name, x in CASES),
-]
 
 
-@pytest.mark.parametrize("config", CASES)
+def pytest_generate_tests(metafunc):
+    """Read the presets where they are tested alone: 304 configs take three seconds."""
+    if "preset" in metafunc.fixturenames:
+        metafunc.parametrize("preset", [pytest.param(x, id=name) for name, x in tiny_presets()])
+
+
+# The layers make the same variables on each backend: there the drawn configs are enough.
+@pytest.mark.one_backend
+def test_the_description_is_that_of_a_preset(preset):
+    check_description(preset)
+
+
+@pytest.mark.parametrize("config", [pytest.param(x, id=name) for name, x in CASES])
 def test_the_description_is_that_of_the_model(config):
+    check_description(config)
+
+
+def check_description(config):
     backbone = kt.models.build_backbone(config)
     real = {v.path.removeprefix(f"{backbone.path}/"): v for v in backbone.variables}
     real = {path: v for path, v in real.items() if "seed_generator" not in path}
