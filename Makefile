@@ -16,8 +16,9 @@ SECONDS ?= 180
 
 VENV := .venv
 BIN := $(VENV)/bin
-# -qq hides pip's warnings and keeps its errors.
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements/constraints.txt
+# -qq hides pip's warnings and keeps its errors. What is imported is compiled then, once: to compile
+# all of the packages takes as long as to install them.
+INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c requirements/constraints.txt
 REQUIREMENTS := pyproject.toml requirements/constraints.txt
 
 export KERAS_BACKEND ?= jax
