@@ -109,22 +109,6 @@ def in_a_row(recordings: list, labels: list, count: int, random: np.random.Gener
     return sounds, texts
 
 
-def word_error_rate(found: list[str], truth: list[str]) -> float:
-    """Words that must be put in, left out or changed, as a share of those that were said."""
-    errors = sum(_distance(a.split(), b.split()) for a, b in zip(found, truth, strict=True))
-    return errors / sum(len(text.split()) for text in truth)
-
-
-def _distance(first: list[str], second: list[str]) -> int:
-    """Levenshtein's distance."""
-    row = list(range(len(second) + 1))
-    for i, word in enumerate(first, 1):
-        before, row[0] = row[0], i
-        for j, other in enumerate(second, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
-    return row[-1]
-
-
 def train() -> None:
     """Trains a model, scores it on recordings that it has not heard, and saves it."""
     check_recipe(pathlib.Path(FLAGS.work_dir), values(_RECIPE))
@@ -161,7 +145,9 @@ def train() -> None:
         right = [a == b for (a, _), b in zip(task.classify(tests), truth, strict=True)]
         print(f"accuracy on {len(tests):,} recordings {who}: {np.mean(right):.2%}")
     else:
-        rate = word_error_rate(task.transcribe(tests, batch_size=64), truth)
+        metric = kt.training.WordErrorRate()
+        metric.update_state(truth, task.transcribe(tests, batch_size=64))
+        rate = metric.result()
         print(f"word error rate on {len(tests):,} sequences of recordings {who}: {rate:.2%}")
     if FLAGS["output"].present:
         task.save_to_preset(FLAGS.output, dtype="float16")

@@ -33,7 +33,7 @@ _LIBRARIES = {"KerasHub": OPTIONS, "Transformers": transformers_names.OPTIONS}
 _NAMES = {
     "keras_transformer": {
         "samplers": "`kt.generation`: `Greedy`, `BeamSearch`, `Random`, `Contrastive`, ...",
-        "metrics": "`kt.training`: `Perplexity`, `BLEU`",
+        "metrics": "`kt.training`: `Perplexity`, `BLEU`, `ROUGE`, `EditDistance`",
         "upload_preset": "`huggingface_hub.upload_folder`, of a folder that a model was saved in",
     },
     "keras_transformer.generation": {

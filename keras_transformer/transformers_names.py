@@ -16,7 +16,15 @@ OPTIONS = {
     **{
         name: f"It is of a sampler: `sampler=kt.generation.{sampler}({name}=...)`."
         for sampler, names in {
-            "Random": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
+            "Random": (
+                "temperature",
+                "top_k",
+                "top_p",
+                "min_p",
+                "typical_p",
+                "epsilon_cutoff",
+                "eta_cutoff",
+            ),
             "BeamSearch": ("num_beams", "length_penalty", "early_stopping", "diversity_penalty"),
             "Contrastive": ("penalty_alpha",),
         }.items()
@@ -27,7 +35,13 @@ OPTIONS = {
     "num_return_sequences": "It is `num_samples` here.",
     **{
         name: f"It is of the rules: `rules=kt.generation.Rules({name}=...)`."
-        for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+        for name in (
+            "repetition_penalty",
+            "no_repeat_ngram_size",
+            "min_new_tokens",
+            "sequence_bias",
+            "exponential_decay_length_penalty",
+        )
     },
     **{
         theirs: f"It is of the rules: `rules=kt.generation.Rules({ours}=...)`."

@@ -14,7 +14,10 @@ from keras_transformer.generation.samplers import Greedy, Random, Sampler
 
 Values = Mapping[str, Any]
 
-_OF_RANDOM = {name: name for name in ("temperature", "top_p", "min_p", "typical_p")}
+_OF_RANDOM = {
+    name: name
+    for name in ("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+}
 _OF_BEAMS = {
     "num_beams": "num_beams",
     "length_penalty": "length_penalty",
@@ -27,6 +30,8 @@ _OF_RULES = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
     "min_new_tokens": "min_new_tokens",
     "renormalize_logits": "renormalize",
+    "sequence_bias": "sequence_bias",
+    "exponential_decay_length_penalty": "exponential_decay_length_penalty",
 }
 # What changes a text there and is not done here, with the values that change nothing.
 _NOT_DONE = {
@@ -34,13 +39,10 @@ _NOT_DONE = {
     "encoder_no_repeat_ngram_size": (0,),
     "num_return_sequences": (1,),
     "guidance_scale": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
     "penalty_alpha": (0,),
     **dict.fromkeys(
         (
-            "constraints", "dola_layers", "force_words_ids", "max_time",
-            "exponential_decay_length_penalty", "remove_invalid_values", "sequence_bias",
+            "constraints", "dola_layers", "force_words_ids", "max_time", "remove_invalid_values",
             "stop_strings", "token_healing", "top_h", "watermarking_config",
         ),
         (False,),

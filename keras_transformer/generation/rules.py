@@ -1,7 +1,7 @@
 """Rules: what changes the scores of the tokens before a sampler chooses among them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,6 +18,8 @@ from keras_transformer.checking import (
     check_ids,
     check_int,
     check_words,
+    describe,
+    shorten,
 )
 from keras_transformer.generation import banning
 from keras_transformer.generation.banning import BANNED
@@ -27,6 +29,9 @@ from keras_transformer.generation.samplers import Limits, Prompt, put_at, with_r
 # How much worse a branch becomes that goes on although all it could choose is banned. Far more
 # than a sampler's scores differ, and far less than what marks a hypothesis that there is not.
 _RELUCTANCE = 1e5
+# How many times its logit an end may be raised by at most: far above what any other token scores,
+# and within float32 when multiplied.
+_MOST_RAISED = 1e12
 
 
 class RulesState(NamedTuple):
@@ -45,9 +50,10 @@ class RulesState(NamedTuple):
 class Rules:
     """What a generated text must or must not contain. Equal rules share compiled functions.
 
-    They change logits, or log-probabilities for a sampler that ranks whole sequences, in the order
-    of the arguments: penalties, bans, forced tokens, the function, the automaton. A banned token
-    scores -1e30. Where all tokens are banned, the bans are lifted but for the automaton's.
+    They change logits, or log-probabilities for a sampler that ranks whole sequences, in this
+    order: biases of sequences, penalties, bans, forced tokens, the function, the automaton. A
+    banned token scores -1e30. Where all tokens are banned, the bans are lifted but for the
+    automaton's.
 
     Args:
         repetition_penalty: float above 0. The logits of tokens that the decoder has read or
@@ -71,6 +77,12 @@ class Rules:
         forced_end: id, the last token of a text that comes to its limit. It scores 0.
         renormalize: bool, make log-probabilities of the scores in the end. Only beam search, which
             adds them up, gives other texts by it.
+        sequence_bias: pairs of a sequence of ids and a float, or a dict with tuples of ids as keys.
+            The float is added to the logit of a sequence's last token where the ids before it have
+            just been read or written: positive makes the sequence likelier.
+        exponential_decay_length_penalty: pair of an int `start` and a float `factor` above 0. From
+            `n > start` new tokens on, the logit of an end is raised by
+            `abs(logit) * (factor ** (n - start) - 1)`: a factor above 1 makes texts shorter.
 
     Raises:
         ValueError: for values that are out of range.
@@ -105,6 +117,8 @@ class Rules:
     automaton: Any = None
     forced_end: int | None = None
     renormalize: bool = False
+    sequence_bias: Mapping[tuple[int, ...], float] | Sequence[tuple[Sequence[int], float]] = ()
+    exponential_decay_length_penalty: tuple[int, float] | None = None
 
     def __post_init__(self):
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -122,6 +136,8 @@ class Rules:
         if self.forced_end is not None:
             check_fields(self, check_int, "forced_end", at_least=0)
         check_fields(self, check_bool, "renormalize")
+        check_fields(self, _check_biases, "sequence_bias")
+        check_fields(self, _check_length_penalty, "exponential_decay_length_penalty")
         if self.function is not None and not callable(self.function):
             raise ValueError(f"`function` must be callable, received {self.function!r}.")
         fields = ("transitions", "token_classes", "accepting")
@@ -136,7 +152,8 @@ class Rules:
     @property
     def _reads_text(self) -> bool:
         """Whether it counts which tokens come behind which."""
-        return self.no_repeat_ngram_size > 0 or any(len(word) > 1 for word in self.bad_words)
+        sequences = (*self.bad_words, *(ids for ids, _ in self.sequence_bias))
+        return self.no_repeat_ngram_size > 0 or any(len(ids) > 1 for ids in sequences)
 
     def with_automaton(self, automaton) -> "Rules":
         """The rules with another automaton, a `TokenAutomaton` or `AutomatonTables`."""
@@ -148,6 +165,7 @@ class Rules:
             ("forced_prefix", self.forced_prefix),
             ("bad_first", self.bad_first),
             ("bad_words", [token for word in self.bad_words for token in word]),
+            ("sequence_bias", [token for word, _ in self.sequence_bias for token in word]),
             ("forced_end", () if self.forced_end is None else (self.forced_end,)),
         ):
             if ids and max(ids) >= vocabulary_size:
@@ -186,7 +204,7 @@ class Rules:
         return ops.log_softmax(ruled, axis=-1) if self.renormalize else ruled
 
     def _ruled(self, logits, state: RulesState, limits: Limits):
-        logits = self._penalized(logits, state)
+        logits = self._penalized(self._biased(logits, state), state, limits)
         ruled = logits
         for banned in self._bans(state, logits.shape[-1], limits):
             ruled = ops.where(banned, BANNED, ruled)
@@ -236,7 +254,31 @@ class Rules:
         """The state with room for `extra` more new tokens."""
         return with_room(state, {"tokens": -1}, extra, pad_id)
 
-    def _penalized(self, logits, state: RulesState):
+    def _biased(self, logits, state: RulesState):
+        """Logits with the biases of the sequences that they could complete."""
+        if single := {ids[0]: bias for ids, bias in self.sequence_bias if len(ids) == 1}:
+            biases = np.zeros((1, 1, logits.shape[-1]), "float32")
+            biases[..., list(single)] = list(single.values())
+            logits = logits + banning.constant(biases)
+        longer = [(ids, bias) for ids, bias in self.sequence_bias if len(ids) > 1]
+        if not longer:
+            return logits
+        recent = _recent(state, max(len(ids) for ids, _ in longer) - 1)
+        # The biases of sequences with one last token add up, in a column of its own.
+        last = sorted({ids[-1] for ids, _ in longer})
+        columns = np.zeros(logits.shape[-1], "int32")
+        columns[last] = np.arange(1, len(last) + 1)
+        total = 0.0
+        for length in sorted({len(ids) for ids, _ in longer}):
+            of_length = [(ids, bias) for ids, bias in longer if len(ids) == length]
+            table = np.zeros((len(of_length), len(last) + 1), "float32")
+            for row, (ids, bias) in enumerate(of_length):
+                table[row, 1 + last.index(ids[-1])] = bias
+            _, same = banning.completed_words(recent, [ids for ids, _ in of_length])
+            total = total + ops.matmul(ops.cast(same, "float32"), banning.constant(table))
+        return logits + ops.take(total, banning.constant(columns), axis=-1)
+
+    def _penalized(self, logits, state: RulesState, limits: Limits):
         if self.repetition_penalty != 1:
             penalty = self.repetition_penalty
             penalized = ops.where(logits < 0, logits * penalty, logits / penalty)
@@ -245,6 +287,12 @@ class Rules:
             logits = logits - self.frequency_penalty * ops.cast(state.used, "float32")
         if self.presence_penalty:
             logits = logits - self.presence_penalty * ops.cast(state.used > 0, "float32")
+        if self.exponential_decay_length_penalty is not None and limits.end_ids:
+            start, factor = self.exponential_decay_length_penalty
+            steps = ops.cast(ops.maximum(state.count - start, 0), "float32")
+            raised = ops.minimum(ops.power(factor, steps), _MOST_RAISED)[:, None, None] - 1
+            raised = ops.where(banning.mask_of(limits.end_ids, logits.shape[-1]), raised, 0.0)
+            logits = logits + ops.abs(logits) * raised
         return logits
 
     def _bans(self, state: RulesState, size: int, limits: Limits) -> list:
@@ -252,14 +300,11 @@ class Rules:
         completed = []
         # An end id is no bad word, as in Transformers.
         words = [word for word in self.bad_words if word not in [(x,) for x in limits.end_ids]]
-        if self._reads_text:
-            text, length = _text(state), state.prompt_lengths + state.count
+        if self.no_repeat_ngram_size or any(len(word) > 1 for word in words):
             width = max([self.no_repeat_ngram_size, *map(len, self.bad_words)]) - 1
-            places = length[:, None] + ops.arange(-width, 0, dtype="int32")[None]
-            recent = ops.take_along_axis(text, ops.maximum(places, 0)[:, None], axis=-1)
-            recent = ops.where((places >= 0)[:, None], recent, -1)
+            recent = _recent(state, width)
             if self.no_repeat_ngram_size:
-                n = self.no_repeat_ngram_size
+                n, text, length = self.no_repeat_ngram_size, _text(state), _lengths(state)
                 completed.append(banning.repeated_ngrams(text, length, recent, n))
             for count in sorted({len(word) for word in words if len(word) > 1}):
                 of_length = [word for word in words if len(word) == count]
@@ -309,6 +354,50 @@ def _text(state: RulesState):
     behind = ops.minimum(places + width - lengths, width + size - 1)
     places = ops.where(places < lengths, places, behind)[:, None]
     return ops.take_along_axis(ops.concatenate([prompt, state.tokens], axis=-1), places, axis=-1)
+
+
+def _lengths(state: RulesState):
+    """Number of tokens of each row so far, int `(rows,)`."""
+    return state.prompt_lengths + state.count
+
+
+def _recent(state: RulesState, width: int):
+    """The last tokens of each branch, int `(rows, branches, width)`, -1 where there are fewer."""
+    places = _lengths(state)[:, None] + ops.arange(-width, 0, dtype="int32")[None]
+    recent = ops.take_along_axis(_text(state), ops.maximum(places, 0)[:, None], axis=-1)
+    return ops.where((places >= 0)[:, None], recent, -1)
+
+
+def _check_biases(name: str, given: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Pairs of token ids and a bias. Raises ValueError for others, and for ids given twice."""
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, (list, tuple)) or any(
+        not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs
+    ):
+        raise ValueError(
+            f"`{name}` must be pairs of token ids and a number, as [([5, 7], -2.0)], or a dict "
+            f"{{(5, 7): -2.0}}, received {describe(given)}."
+        )
+    sequences = check_words(name, [ids for ids, _ in pairs])
+    if len(set(sequences)) < len(sequences):
+        raise ValueError(f"`{name}` has the same sequence of ids twice: {shorten(sequences)}.")
+    bounds = {"at_least": -LARGEST_PENALTY, "at_most": LARGEST_PENALTY}
+    biases = [check_float(f"{name}[{i}][1]", bias, **bounds) for i, (_, bias) in enumerate(pairs)]
+    return tuple(zip(sequences, biases, strict=True))
+
+
+def _check_length_penalty(name: str, given: Any) -> tuple[int, float] | None:
+    """A start and a factor, or None. Raises ValueError for others."""
+    if given is None:
+        return None
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise ValueError(
+            f"`{name}` must be a pair of a number of tokens and a factor, as (20, 1.05), received "
+            f"{describe(given)}."
+        )
+    start = check_int(f"{name}[0]", given[0], 0, MOST_TOKENS)
+    factor = check_float(f"{name}[1]", given[1], above=0, at_most=LARGEST_PENALTY)
+    return start, factor
 
 
 def _continued(state: RulesState, parents) -> RulesState:

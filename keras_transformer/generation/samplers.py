@@ -218,6 +218,11 @@ class Random(Sampler):
             probability.
         typical_p: float in (0, 1], only the tokens whose information is nearest to the expected
             one, and which together have this probability.
+        epsilon_cutoff: float in [0, 1), only tokens with at least this probability; 3e-4 to 9e-4
+            in the paper. 0 cuts nothing.
+        eta_cutoff: float in [0, 1), as `epsilon_cutoff` where the model is sure; where it is not,
+            the bound falls with the entropy, to `sqrt(eta_cutoff) * exp(-entropy)`. 3e-4 to 4e-3
+            in the paper. 0 cuts nothing.
 
     Raises:
         ValueError: for values that are out of range.
@@ -233,7 +238,8 @@ class Random(Sampler):
     ```
 
     Source: top-k: Fan et al. 2018, section 5.4; top-p: Holtzman et al. 2020, section 3.1; min-p:
-    Nguyen et al. 2024, section 3; typical: Meister et al. 2023, section 3.
+    Nguyen et al. 2024, section 3; typical: Meister et al. 2023, section 3; epsilon and eta: Hewitt
+    et al. 2022, "Truncation Sampling as Language Model Desmoothing", section 4.
     """
 
     temperature: float = 1.0
@@ -241,6 +247,8 @@ class Random(Sampler):
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
 
     draws: ClassVar[int] = 1
 
@@ -250,6 +258,7 @@ class Random(Sampler):
         check_fields(self, check_float, "top_p", "typical_p", above=0, at_most=1, hint=hint)
         check_fields(self, check_float, "min_p", at_least=0, at_most=1, hint=hint)
         check_fields(self, check_int, "top_k", at_least=1, at_most=MOST_TOKENS, none=True)
+        check_fields(self, check_float, "epsilon_cutoff", "eta_cutoff", at_least=0, below=1)
 
     def choose(self, logits, count, limits: Limits):
         return draw(ops.softmax(self.filtered(logits), axis=-1), uniform_of(limits, count))
@@ -264,9 +273,7 @@ class Random(Sampler):
             logits = keep(logits, best(ordered(logits), self.top_p, chances))
         if self.min_p > 0:
             share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
-            count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
-            # The likeliest has a share of 1, except for rounding.
-            logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
+            logits = _keep_likely(logits, share >= self.min_p)
         if self.typical_p < 1:
             chances = ops.softmax(logits, axis=-1)
             surprise = -ops.log_softmax(logits, axis=-1)
@@ -275,7 +282,22 @@ class Random(Sampler):
             expected = ops.sum(expected, axis=-1, keepdims=True)
             distance = ops.where(possible, ops.abs(surprise - expected), -NEVER)
             logits = keep(logits, best(ordered(-distance), self.typical_p, chances))
+        if self.epsilon_cutoff > 0:
+            logits = _keep_likely(logits, ops.softmax(logits, axis=-1) >= self.epsilon_cutoff)
+        if self.eta_cutoff > 0:
+            chances = ops.softmax(logits, axis=-1)
+            information = ops.where(chances > 0, chances * ops.log_softmax(logits, axis=-1), 0.0)
+            # exp(-entropy)
+            sureness = ops.exp(ops.sum(information, axis=-1, keepdims=True))
+            least = ops.minimum(self.eta_cutoff, self.eta_cutoff**0.5 * sureness)
+            logits = _keep_likely(logits, chances >= least)
         return logits
+
+
+def _keep_likely(logits, likely):
+    """Logits without the tokens that are not likely, bool; the likeliest token always stays."""
+    count = ops.sum(ops.cast(likely, "int32"), axis=-1, keepdims=True)
+    return keep(logits, best(ordered(logits), ops.maximum(count, 1)))
 
 
 def uniform_of(limits: Limits, count):

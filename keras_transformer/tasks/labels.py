@@ -144,6 +144,18 @@ def real_numbers(y: Any, count: int, unit: str = "text") -> np.ndarray:
     return rows
 
 
+def real_margins(y: Any, count: int) -> np.ndarray:
+    """Return one or more numbers for each row, float32 `(count,)` or `(count, numbers)`.
+
+    Raises ValueError if they are not, or a row has more of them than another.
+    """
+    rows = np.asarray(y)
+    if rows.ndim < 2:
+        return real_numbers(y, count, "row")
+    columns = [real_numbers(column, count, "row") for column in rows.T]
+    return np.stack(columns, axis=1)
+
+
 def check_weights(
     name: str, weights: Any, rows: int, targets: tuple | None = None, unit: str = "text"
 ) -> np.ndarray | None:

@@ -18,9 +18,10 @@ from keras_transformer.checking import (
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.feed_forward import get_activation
+from keras_transformer.layers.remat import recomputed
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.labels import check_weights, real_numbers
+from keras_transformer.tasks.labels import check_weights, real_margins, real_numbers
 from keras_transformer.tasks.pooling import POOLINGS, check_pooler, pool, pool_by, pooled_width
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import (
@@ -156,8 +157,9 @@ class TextEmbedder(Task):
 
         Args:
             optimizer: as in `keras.Model.compile`.
-            loss: `"multiple_negatives_ranking"`, `"cosine_similarity"` or `"cosent"`, or an object:
-                see `training.MultipleNegativesRankingLoss`, which has options.
+            loss: `"multiple_negatives_ranking"`, `"cached_multiple_negatives_ranking"`,
+                `"triplet"`, `"cosine_similarity"`, `"cosent"` or `"margin_mse"`, or an object: see
+                `training.MultipleNegativesRankingLoss` and others, which have options.
             *args: as in `keras.Model.compile`.
             **kwargs: as in `keras.Model.compile`.
 
@@ -174,6 +176,19 @@ class TextEmbedder(Task):
         return {n: a for n, a in inputs.items() if a is not None} if _is_deep(inputs) else named
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
+        size = getattr(self.loss, "mini_batch_size", None)
+        rows = inputs["token_ids"].shape[0] if _is_deep(inputs) else None
+        if training and size and not collect and (rows or 0) > size:
+            parts = [
+                {name: array[start : start + size] for name, array in inputs.items()}
+                for start in range(0, rows, size)
+            ]
+            # Each of them is embedded again when its gradient is taken, and nothing kept of it.
+            vectors = [recomputed(self, self._embed, (part, (), training), {})() for part in parts]
+            return ops.concatenate(vectors)
+        return self._embed(inputs, collect, training)
+
+    def _embed(self, inputs, collect: tuple[str, ...], training: bool):
         found = super().call(flat(inputs), collect, training)
         if not _is_deep(inputs):
             return found
@@ -243,7 +258,8 @@ class TextEmbedder(Task):
                     f"{type(self.loss).__name__} takes no scores, and `y` was given. With scores "
                     'compile with loss="cosent" or "cosine_similarity"; without, leave `y` out.'
                 )
-            values["scores"] = real_numbers(y, count)
+            margins = getattr(self.loss, "takes_margins", False)
+            values["scores"] = real_margins(y, count) if margins else real_numbers(y, count)
         weights = check_weights("sample_weight", sample_weight, count, unit="row")
         return values if weights is None else {**values, "sample_weight": weights}
 

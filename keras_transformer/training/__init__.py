@@ -4,13 +4,16 @@ from keras_transformer.training.averaging import LastCheckpoints, average_checkp
 from keras_transformer.training.callbacks import BLEUCallback, StopAtNaN
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.embedding_losses import (
+    CachedMultipleNegativesRankingLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
+    MarginMSELoss,
     MultipleNegativesRankingLoss,
+    TripletLoss,
 )
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy
 from keras_transformer.training.losses import ClassCrossEntropy, CTCLoss, TokenCrossEntropy
-from keras_transformer.training.metrics import BLEU, ClassAccuracy, Perplexity, TokenAccuracy
+from keras_transformer.training.metrics import ClassAccuracy, Perplexity, TokenAccuracy
 from keras_transformer.training.objectives import Denoising, MaskedTokens, NextToken, SpanCorruption
 from keras_transformer.training.optimizers import FineTuningAdamW, transformer_adam
 from keras_transformer.training.pair_losses import (
@@ -20,12 +23,15 @@ from keras_transformer.training.pair_losses import (
 )
 from keras_transformer.training.resume import ResumableRun
 from keras_transformer.training.schedules import InverseSquareRoot, LinearDecay
+from keras_transformer.training.text_metrics import BLEU, ROUGE, EditDistance, WordErrorRate
 from keras_transformer.training.throughput import Throughput, matmul_flops_per_second
 
 __all__ = [
     "BLEU",
+    "ROUGE",
     "BLEUCallback",
     "CTCLoss",
+    "CachedMultipleNegativesRankingLoss",
     "ClassAccuracy",
     "ClassCrossEntropy",
     "CoSENTLoss",
@@ -33,10 +39,12 @@ __all__ = [
     "CosineSimilarityLoss",
     "Denoising",
     "Distiller",
+    "EditDistance",
     "FineTuningAdamW",
     "InverseSquareRoot",
     "LastCheckpoints",
     "LinearDecay",
+    "MarginMSELoss",
     "MaskedTokens",
     "MultipleNegativesRankingLoss",
     "NextToken",
@@ -49,6 +57,8 @@ __all__ = [
     "Throughput",
     "TokenAccuracy",
     "TokenCrossEntropy",
+    "TripletLoss",
+    "WordErrorRate",
     "average_checkpoints",
     "distillation_loss",
     "linear_cross_entropy",

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_int, check_path, describe
-from keras_transformer.training.metrics import BLEU, check_translations
+from keras_transformer.training.text_metrics import BLEU, check_translations
 
 
 class StopAtNaN(keras.callbacks.Callback):

@@ -6,7 +6,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_int, check_number, describe, nearest, shorten
+from keras_transformer.checking import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    describe,
+    nearest,
+    shorten,
+)
 from keras_transformer.distribution.replicas import share_of_weight
 
 _HIDDEN = -1e9
@@ -20,7 +28,11 @@ class EmbeddingLoss(keras.losses.Loss):
     """
 
     takes_scores = False
+    takes_margins = False  # whether scores may be several of a row
     most_texts: int | None = None
+    least_texts = 2
+    # How many rows' texts are embedded at a time in training; None for all.
+    mini_batch_size: int | None = None
 
     def __init__(
         self,
@@ -49,8 +61,9 @@ class EmbeddingLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         vectors = ops.convert_to_tensor(y_pred, dtype="float32")
         texts = vectors.shape[1] if len(vectors.shape) == 3 else 1
-        if texts < 2 or texts > (self.most_texts or texts):
-            count = "2" if self.most_texts == 2 else "2 or more"
+        if texts < self.least_texts or texts > (self.most_texts or texts):
+            least = self.least_texts
+            count = f"{least}" if self.most_texts == least else f"{least} or more"
             raise ValueError(
                 f"{type(self).__name__} takes the vectors of {count} texts a row, of shape (batch, "
                 f"texts, width), received shape {tuple(vectors.shape)}. Fit on a tuple of lists: "
@@ -58,17 +71,23 @@ class EmbeddingLoss(keras.losses.Loss):
             )
         width = vectors.shape[-1]
         self.check_width(width)
-        scores = ops.reshape(ops.convert_to_tensor(y_true, dtype="float32"), (-1,))
+        scores = ops.convert_to_tensor(y_true, dtype="float32")
+        if not self.takes_margins:
+            scores = ops.reshape(scores, (-1,))
         rows = vectors[:, 0, 0]
         weights = ops.ones_like(rows) if sample_weight is None else sample_weight
         weights = ops.reshape(ops.convert_to_tensor(weights, dtype="float32"), (-1,))
         dims = self.matryoshka_dims or [width]
         shares = self.matryoshka_weights or [1.0] * len(dims)
         total = sum(
-            share * self.of_units(ops.normalize(vectors[..., :dim], axis=-1), scores, weights)
+            share * self.of_vectors(vectors[..., :dim], scores, weights)
             for share, dim in zip(shares, dims, strict=True)
         )
         return total * share_of_weight(ops.sum(weights))
+
+    def of_vectors(self, vectors, scores, weights):
+        """Return the loss, a scalar, of vectors `(batch, texts, dim)` of any length."""
+        return self.of_units(ops.normalize(vectors, axis=-1), scores, weights)
 
     def of_units(self, units, scores, weights):
         """The loss, a scalar, of vectors of length 1, and of scores and weights `(batch,)`."""
@@ -218,8 +237,196 @@ class CoSENTLoss(EmbeddingLoss):
         return {**super().get_config(), "scale": self.scale}
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
+    """`MultipleNegativesRankingLoss` of large batches, within the memory of small ones.
+
+    The texts of a step are embedded `mini_batch_size` rows at a time and not kept: the vectors
+    alone are, and each part is embedded a second time when its gradient is taken. Loss and
+    gradients are those of the whole batch; a step takes about a third longer.
+
+    Args:
+        scale, matryoshka_dims, matryoshka_weights, name: as in `MultipleNegativesRankingLoss`.
+        mini_batch_size: int, rows whose texts are embedded at a time.
+
+    Raises:
+        ValueError: if `mini_batch_size` is below 1.
+
+    Example:
+    ```python
+    import keras_transformer as kt
+
+    embedder = kt.TextEmbedder.from_preset("minilm_l6_en")
+    embedder.compile(loss=kt.training.CachedMultipleNegativesRankingLoss(mini_batch_size=2))
+    anchors = ["a cat", "a car", "a dog", "a house"]
+    positives = ["a kitten", "a bus", "a puppy", "a home"]
+    embedder.fit((anchors, positives), batch_size=4, verbose=0)
+    ```
+
+    Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited
+    Setup" (GradCache), section 3; recomputed as in Chen et al. 2016, "Training Deep Nets with
+    Sublinear Memory Cost".
+    """
+
+    def __init__(
+        self,
+        scale: float = 20.0,
+        matryoshka_dims: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None,
+        name: str = "cached_multiple_negatives_ranking",
+        mini_batch_size: int = 32,
+    ):
+        super().__init__(scale, matryoshka_dims, matryoshka_weights, name)
+        self.mini_batch_size = check_int("mini_batch_size", mini_batch_size, at_least=1)
+
+    def get_config(self):
+        return {**super().get_config(), "mini_batch_size": self.mini_batch_size}
+
+
+_DISTANCES = ("euclidean", "cosine", "manhattan")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TripletLoss(EmbeddingLoss):
+    """An anchor is to be nearer to its positive than to its negative, by a margin.
+
+    `max(distance to the positive - distance to the negative + margin, 0)`. A row is an anchor, a
+    positive and a negative. With `hard_negatives` the negative of a row is the nearest of all
+    negatives of the batch, and of the positives of other rows; a row then needs no negative.
+
+    Args:
+        distance: "euclidean", "cosine" (1 minus the cosine) or "manhattan".
+        margin: float above 0. Vectors of length 1 (`normalize=True`, the default of a
+            `TextEmbedder`) are at most 2 apart: give a smaller one than the default there.
+        hard_negatives: bool, see above.
+        name: as in `keras.losses.Loss`.
+
+    Raises:
+        ValueError: if `distance` is not one of the three, or the margin is not above 0.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import TripletLoss
+
+    row = [[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]  # distances 1 and 3
+    assert float(TripletLoss(margin=5.0)(np.ones(1), np.array([row]))) == 1 - 3 + 5
+    ```
+
+    Source: Schroff et al. 2015, "FaceNet", section 3.1; Hermans et al. 2017, "In Defense of the
+    Triplet Loss for Person Re-Identification", equation 5 (the hardest negative of a batch).
+    """
+
+    least_texts = most_texts = 3
+
+    def __init__(
+        self,
+        distance: str = "euclidean",
+        margin: float = 5.0,
+        hard_negatives: bool = False,
+        name: str = "triplet",
+    ):
+        super().__init__(name=name)
+        self.distance = check_choice("distance", distance, _DISTANCES)
+        self.margin = check_number("margin", margin, above=0)
+        self.hard_negatives = check_bool("hard_negatives", hard_negatives)
+        if self.hard_negatives:
+            self.least_texts, self.most_texts = 2, None
+
+    def of_vectors(self, vectors, scores, weights):
+        anchors, positives = vectors[:, 0], vectors[:, 1]
+        near = self._distances(anchors, positives)
+        if not self.hard_negatives:
+            far = self._distances(anchors, vectors[:, 2])
+            return _mean(ops.relu(near - far + self.margin), weights)
+        rows, texts, width = ops.shape(vectors)[0], *vectors.shape[1:]
+        others = ops.reshape(ops.swapaxes(vectors[:, 1:], 0, 1), (-1, width))
+        distances = self._distances(anchors[:, None], others[None])
+        # Its own positive is no negative of a row; its own negatives are.
+        own = ops.eye(rows, dtype="bool")
+        further = [ops.zeros_like(own)] * (texts - 2)
+        hidden = ops.concatenate([own, *further], axis=1)
+        hidden = ops.logical_or(hidden, ops.tile(weights <= 0, texts - 1)[None])
+        far = ops.min(ops.where(hidden, -_HIDDEN, distances), axis=-1)
+        return _mean(ops.relu(near - far + self.margin), weights)
+
+    def _distances(self, first, second):
+        """Distance of vectors over the last axis."""
+        if self.distance == "cosine":
+            first, second = (ops.normalize(x, axis=-1) for x in (first, second))
+            return 1 - ops.sum(first * second, axis=-1)
+        difference = first - second
+        if self.distance == "manhattan":
+            return ops.sum(ops.abs(difference), axis=-1)
+        # The root has no gradient at 0, where two texts are one.
+        squares = ops.sum(ops.square(difference), axis=-1)
+        apart = squares > 0
+        return ops.where(apart, ops.sqrt(ops.where(apart, squares, 1.0)), 0.0)
+
+    def get_config(self):
+        names = ("name", "distance", "margin", "hard_negatives")
+        return {name: getattr(self, name) for name in names}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MarginMSELoss(EmbeddingLoss):
+    """The squared error of how much nearer a query is to one text than to others, by a teacher.
+
+    The margin is the dot product of the query and the positive, less that of the query and a
+    negative. A row is a query, a positive and one or more negatives; `y` are the teacher's margins,
+    `(rows,)` for one negative or `(rows, negatives)`, or the teacher's scores of positive and
+    negatives, `(rows, 1 + negatives)`.
+
+    Args:
+        name: as in `keras.losses.Loss`.
+
+    Raises:
+        ValueError: if `y` has another number of columns.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import MarginMSELoss
+
+    row = [[1.0, 0.0], [0.5, 0.0], [0.2, 0.0]]  # a margin of 0.5 - 0.2
+    loss = MarginMSELoss()(np.array([0.1]), np.array([row]))
+    assert abs(float(loss) - 0.2**2) < 1e-6
+    ```
+
+    Source: Hofstätter et al. 2020, "Improving Efficient Neural Ranking Models with
+    Cross-Architecture Knowledge Distillation", section 3.1.
+    """
+
+    takes_scores = takes_margins = True
+    least_texts = 3
+
+    def __init__(self, name: str = "margin_mse"):
+        super().__init__(name=name)
+
+    def of_vectors(self, vectors, scores, weights):
+        found = ops.sum(vectors[:, :1] * vectors[:, 1:], axis=-1)
+        found = found[:, :1] - found[:, 1:]
+        negatives = found.shape[1]
+        columns = scores.shape[1] if len(scores.shape) > 1 else 1
+        if columns == negatives + 1:
+            scores = scores[:, :1] - scores[:, 1:]
+        elif columns != negatives:
+            raise ValueError(
+                f"MarginMSELoss takes margins of {negatives} negatives a row, or scores of the "
+                f"positive and of them, received {columns} numbers a row."
+            )
+        errors = ops.square(found - ops.reshape(scores, (-1, negatives)))
+        return _mean(ops.mean(errors, axis=-1), weights)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
 _LOSSES = {
     "multiple_negatives_ranking": MultipleNegativesRankingLoss,
+    "cached_multiple_negatives_ranking": CachedMultipleNegativesRankingLoss,
+    "triplet": TripletLoss,
+    "margin_mse": MarginMSELoss,
     "cosine_similarity": CosineSimilarityLoss,
     "cosent": CoSENTLoss,
 }

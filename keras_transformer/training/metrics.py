@@ -1,4 +1,4 @@
-"""Perplexity and accuracy of tokens, accuracy of classes, BLEU of texts."""
+"""Perplexity and accuracy of tokens, accuracy of classes."""
 
 import inspect
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.checking import check_bool, check_choice, check_text, describe
 from keras_transformer.training.linear_cross_entropy import TokenSums
 from keras_transformer.training.losses import token_cross_entropy
 
@@ -171,107 +170,3 @@ def metric_of_logits(metric: Any, multi_label: bool) -> Any:
         return metric
     known = inspect.signature(kind).parameters
     return kind(name=metric, from_logits=True) if "from_logits" in known else metric
-
-
-def check_translations(names: tuple[str, str], references, texts) -> None:
-    """ValueError for what are no lists of references and of texts, by the `names` of the two."""
-    for name, given in zip(names, (references, texts), strict=True):
-        if not isinstance(given, (list, tuple)):
-            raise ValueError(f"`{name}` must be a list of texts, received {describe(given)}.")
-    for place, text in enumerate(texts):
-        check_text(f"{names[1]}[{place}]", text)
-    for place, reference in enumerate(references):
-        name, several = f"{names[0]}[{place}]", reference
-        if isinstance(reference, str):
-            several = [reference]
-        if not isinstance(several, (list, tuple)):
-            raise ValueError(
-                f"`{name}` must be a text or a list of texts, received {describe(reference)}."
-            )
-        for text in several:
-            check_text(name, text)
-
-
-class BLEU:
-    """Corpus BLEU of texts, as sacrebleu computes it, accumulated over batches.
-
-    Its methods are those of a `keras.metrics.Metric`.
-
-    Args:
-        tokenize: sacrebleu's tokenizer: "13a" for plain text, "none" for text that is
-            tokenized already.
-        lowercase: bool, whether case is ignored.
-
-    Raises:
-        ImportError: if sacrebleu is not installed.
-
-    Example:
-    ```python
-    from keras_transformer.training import BLEU
-
-    bleu = BLEU(tokenize="none")
-    bleu.update_state(["a man rides a bike ."], ["a man rides a bike ."])
-    assert round(bleu.result()) == 100
-    ```
-
-    Source: Papineni et al. 2002; Post 2018, "A Call for Clarity in Reporting BLEU Scores".
-    """
-
-    def __init__(self, tokenize: str = "13a", lowercase: bool = False):
-        lowercase = check_bool("lowercase", lowercase)
-        try:
-            import sacrebleu
-        except ImportError as error:
-            raise ImportError(
-                "BLEU needs the package sacrebleu, which is not installed. "
-                'Install it with: pip install "keras_transformer[examples]"'
-            ) from error
-        check_choice("tokenize", tokenize, sacrebleu.metrics.BLEU.TOKENIZERS, none=True)
-        # force: sacrebleu would warn that the text looks tokenized; whoever says
-        # tokenize="none" knows.
-        self._metric = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-        self.reset_state()
-
-    def reset_state(self):
-        """Forgets all texts."""
-        self._hypotheses = []
-        self._references = []
-
-    def update_state(self, y_true: list, y_pred: list[str]):
-        """Adds texts.
-
-        Args:
-            y_true: references, list of str, or of equally long lists of str.
-            y_pred: hypotheses, list of str.
-
-        Raises:
-            ValueError: if there is not one reference, or list of them, for each hypothesis.
-        """
-        for name, texts in (("y_true", y_true), ("y_pred", y_pred)):
-            if isinstance(texts, str):
-                raise ValueError(
-                    f"BLEU.update_state takes two lists of texts, got a single text as `{name}`."
-                )
-        check_translations(("y_true", "y_pred"), y_true, y_pred)
-        if len(y_pred) != len(y_true):
-            raise ValueError(
-                f"Got {len(y_pred)} hypotheses but {len(y_true)} references; each hypothesis needs "
-                "one."
-            )
-        self._hypotheses += y_pred
-        self._references += [[r] if isinstance(r, str) else list(r) for r in y_true]
-
-    def result(self) -> float:
-        """BLEU of all texts so far, from 0 to 100. ValueError for none, or unequal references."""
-        if not self._hypotheses:
-            raise ValueError("BLEU of no texts: call update_state first.")
-        counts = {len(texts) for texts in self._references}
-        if len(counts) > 1:
-            raise ValueError(f"Texts must have equally many references, got {sorted(counts)}.")
-        references = [list(texts) for texts in zip(*self._references, strict=True)]
-        return self._metric.corpus_score(self._hypotheses, references).score
-
-    @property
-    def signature(self) -> str:
-        """Description, by sacrebleu, of how the last result was computed."""
-        return str(self._metric.get_signature())

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_transformer.checking import check_number
+from keras_transformer.checking import check_bool, check_number
 from keras_transformer.data import TokenRows
 from keras_transformer.data.packing import packed_inputs
 from keras_transformer.tokenizers import Tokenizer
 
+_WORD_STARTS = ("\u2581", "\u0120")  # of SentencePiece and of byte-level BPE
 _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 
 
@@ -49,6 +50,10 @@ class MaskedTokens:
     Args:
         rate: float in (0, 1), share of the tokens of a row that are masked, special ones not
             counted; at least one.
+        whole_words: bool, all tokens of a word are masked or none. Words are drawn in turn, and
+            one that would go beyond the share of the row is passed over, so fewer tokens may be
+            masked. A word begins as the vocabulary says: with `▁` (SentencePiece), with a space
+            (byte-level BPE), or with a token that does not begin with `##` (WordPiece).
 
     Raises:
         ValueError: for a rate out of range.
@@ -67,13 +72,16 @@ class MaskedTokens:
     ```
 
     Source: Devlin et al. 2018, "BERT", section 3.1 and appendix A.1; drawn anew each time as by
-    Liu et al. 2019, "RoBERTa", section 4.1.
+    Liu et al. 2019, "RoBERTa", section 4.1; whole words: Cui et al. 2019, "Pre-Training with Whole
+    Word Masking for Chinese BERT", section 2.
     """
 
     rate: float = 0.15
+    whole_words: bool = False
 
     def __post_init__(self):
         check_number("rate", self.rate, above=0, below=1)
+        check_bool("whole_words", self.whole_words)
 
     def bind(self, tokenizer: Tokenizer) -> Callable:
         """The function that makes a batch of this tokenizer's ids; ValueError without a mask token.
@@ -84,6 +92,7 @@ class MaskedTokens:
         """
         mask_id = require_mask_id(tokenizer)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), tokenizer.special_ids)
+        begins = _begin_words(tokenizer) if self.whole_words else None
 
         def make_batch(ids, mask, random):
             eligible = mask & ~np.isin(ids, tokenizer.special_ids)
@@ -92,6 +101,8 @@ class MaskedTokens:
             hidden = np.where(numbers, np.maximum(np.rint(self.rate * numbers), 1), 0)
             count = max(round(self.rate * ids.shape[1]), 1)
             chances = np.where(eligible, random.random(ids.shape), -1.0)
+            if begins is not None:
+                chances, hidden = _whole_words(chances, begins[ids], hidden, count)
             positions = np.argsort(-chances, axis=1)[:, :count].astype("int32")
             weights = (np.arange(count) < hidden[:, None]).astype("float32")
 
@@ -107,6 +118,48 @@ class MaskedTokens:
             return inputs, targets, weights
 
         return make_batch
+
+
+def _begin_words(tokenizer: Tokenizer) -> np.ndarray:
+    """Whether each token of a vocabulary begins a word, bool `(vocabulary_size,)`.
+
+    Raises ValueError if its tokens do not say so.
+    """
+    tokens = [tokenizer.id_to_token(id) or "" for id in range(tokenizer.vocabulary_size)]
+    marked = np.array([token.startswith(_WORD_STARTS) for token in tokens])
+    if marked.any():
+        return marked
+    continued = np.array([token.startswith("##") for token in tokens])
+    if not continued.any():
+        raise ValueError(
+            "`whole_words` needs a vocabulary whose tokens tell where a word begins (`▁`, a space, "
+            "or `##` where it goes on), and this one does not. Leave `whole_words` out."
+        )
+    return ~continued
+
+
+def _whole_words(chances, begins, hidden, count: int):
+    """Chances by which whole words come first, and how many tokens of each row are masked.
+
+    Args:
+        chances: float `(batch, length)`, below 0 where a token cannot be masked.
+        begins: bool `(batch, length)`, whether a token begins a word.
+        hidden: int `(batch,)`, the most tokens of a row that are masked.
+        count: int, the most of any row.
+    """
+    order, taken = np.full(chances.shape, -1.0), np.zeros(len(chances), "int64")
+    for row, limit in enumerate(np.minimum(hidden, count)):
+        places = np.flatnonzero(chances[row] >= 0)
+        if not len(places):
+            continue
+        # What stands behind a special token begins a word too.
+        first = begins[row, places] | (np.diff(places, prepend=-2) > 1)
+        words = np.split(places, np.flatnonzero(first)[1:])
+        for i in np.argsort([chances[row, word[0]] for word in words]):
+            if taken[row] + len(words[i]) <= limit:
+                order[row, words[i]] = 1.0
+                taken[row] += len(words[i])
+    return order, taken
 
 
 @dataclasses.dataclass(frozen=True)

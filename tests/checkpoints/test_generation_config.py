@@ -75,6 +75,22 @@ _FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True
         ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
         ("llama", {**_RULES, "min_new_tokens": 6}),
         ("llama", {"max_length": 9}),
+        (
+            "llama",
+            {
+                "sequence_bias": [[[9], 6.0], [[5, 6], -3.0], [[9, 9], -20.0]],
+                "exponential_decay_length_penalty": [3, 1.5],
+                "max_new_tokens": 14,
+            },
+        ),
+        (
+            "bart",
+            {
+                "sequence_bias": [[[9], 6.0], [[9, 9], -20.0]],
+                "max_new_tokens": 9,
+                "exponential_decay_length_penalty": [2, 1.5],
+            },
+        ),
     ],
 )
 def test_a_checkpoint_says_how_it_generates(tmp_path, family, said):
@@ -113,6 +129,10 @@ def test_what_is_given_wins(tmp_path):
         (
             {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "min_p": 0.1},
             kt.generation.Random(temperature=0.6, top_p=0.9, min_p=0.1),
+        ),
+        (
+            {"do_sample": True, "top_k": 0, "epsilon_cutoff": 3e-4, "eta_cutoff": 1e-3},
+            kt.generation.Random(epsilon_cutoff=3e-4, eta_cutoff=1e-3),
         ),
         (
             {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},

@@ -50,6 +50,10 @@ def test_a_draw_is_the_place_where_the_sum_passes_the_number():
         ({"top_p": 0.05}, "TopPLogitsWarper", {"top_p": 0.05}),
         ({"min_p": 0.1}, "MinPLogitsWarper", {"min_p": 0.1}),
         ({"typical_p": 0.7}, "TypicalLogitsWarper", {"mass": 0.7}),
+        ({"epsilon_cutoff": 3e-3}, "EpsilonLogitsWarper", {"epsilon": 3e-3}),
+        ({"epsilon_cutoff": 0.9}, "EpsilonLogitsWarper", {"epsilon": 0.9}),
+        ({"eta_cutoff": 4e-3}, "EtaLogitsWarper", {"epsilon": 4e-3}),
+        ({"eta_cutoff": 0.5}, "EtaLogitsWarper", {"epsilon": 0.5}),
         ({"temperature": 0.5}, "TemperatureLogitsWarper", {"temperature": 0.5}),
     ],
     ids=str,
@@ -73,9 +77,12 @@ def test_cuts_one_after_the_other():
         process.TopPLogitsWarper(0.9),
         process.MinPLogitsWarper(0.02),
         process.TypicalLogitsWarper(0.9),
+        process.EpsilonLogitsWarper(0.03),
+        process.EtaLogitsWarper(0.05),
     ):
         expected = warper(None, expected)
-    left, _ = kept(Random(temperature=0.7, top_k=40, top_p=0.9, min_p=0.02, typical_p=0.9))
+    cuts = {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9}
+    left, _ = kept(Random(0.7, **cuts, epsilon_cutoff=0.03, eta_cutoff=0.05))
     np.testing.assert_array_equal(left, np.isfinite(expected.numpy()))
 
 
@@ -102,6 +109,8 @@ def test_a_row_draws_the_same_in_any_batch():
         ({"top_p": 1.5}, "received 1.5"),
         ({"min_p": -0.1}, "`min_p` must be a number from 0 to 1, received -0.1"),
         ({"typical_p": float("nan")}, "received nan"),
+        ({"epsilon_cutoff": 1.0}, "`epsilon_cutoff` must be a number of at least 0 and below 1"),
+        ({"eta_cutoff": -1}, "`eta_cutoff` must be"),
     ],
 )
 def test_bad_values(values, message):

@@ -71,6 +71,9 @@ def processors(rules, prompt_length, end_ids=(END,)):
     """Transformers' of the same values, in the order that its `generate` has."""
     found = pytest.importorskip("transformers.generation.logits_process")
     made = []
+    if rules.sequence_bias:
+        biases = [[list(ids), bias] for ids, bias in rules.sequence_bias]
+        made.append(found.SequenceBiasLogitsProcessor(biases))
     if rules.repetition_penalty != 1:
         made.append(found.RepetitionPenaltyLogitsProcessor(rules.repetition_penalty))
     if rules.no_repeat_ngram_size:
@@ -84,6 +87,9 @@ def processors(rules, prompt_length, end_ids=(END,)):
                 prompt_length, rules.min_new_tokens, list(end_ids)
             )
         )
+    if rules.exponential_decay_length_penalty:
+        given = rules.exponential_decay_length_penalty
+        made.append(found.ExponentialDecayLengthPenalty(given, list(end_ids), prompt_length))
     if rules.bad_first:
         bad, begin = list(rules.bad_first), prompt_length
         made.append(found.SuppressTokensAtBeginLogitsProcessor(bad, begin))
@@ -93,7 +99,15 @@ def processors(rules, prompt_length, end_ids=(END,)):
 
 
 BAD_WORDS = [[5], [8], [END], [3, 9], [9, END], [4, 6], [6, 6], [1, 2, 3], [10, 11, 12, 13, 14, 3]]
+# Two with one last token, one that another one is the end of.
+BIASES = {(5,): 2.0, (8,): -3.0, (3, 9): 4.0, (6, 9): 1.0, (6, 6): -2.5, (4, 6, 6): 1.5}
 CASES = {
+    "biases": Rules(sequence_bias=BIASES),
+    "biases of words": Rules(sequence_bias=[([i, (5 * i) % 24], i - 9.0) for i in range(24)]),
+    "length": Rules(exponential_decay_length_penalty=(3, 1.3)),
+    "length and biases": Rules(
+        sequence_bias=BIASES, repetition_penalty=1.3, exponential_decay_length_penalty=(0, 0.7)
+    ),
     "penalty": Rules(repetition_penalty=1.7),
     "reward": Rules(repetition_penalty=0.6),
     "1-grams": Rules(no_repeat_ngram_size=1),
@@ -283,6 +297,12 @@ def test_where_all_is_banned_only_the_automaton_holds():
         ({"forced_prefix": "no"}, r"received 'no'. `tokenizer.encode\(text, special_tokens=False"),
         ({"bad_words": [[-4]]}, r"`bad_words\[0\]\[0\]` must be an integer of at least 0"),
         ({"forced_prefix": [1.5]}, r"`forced_prefix\[0\]` must be an integer"),
+        ({"sequence_bias": [[5, 2.0, 1]]}, "`sequence_bias` must be pairs of token ids and a"),
+        ({"sequence_bias": {(5,): "x"}}, r"`sequence_bias\[0\]\[1\]` must be a number"),
+        ({"sequence_bias": {5: 1.0}}, r"`sequence_bias\[0\]` must be a sequence of token ids"),
+        ({"sequence_bias": [([5], 1), ((5,), 2)]}, "the same sequence of ids twice"),
+        ({"exponential_decay_length_penalty": 3}, "must be a pair of a number of tokens and a"),
+        ({"exponential_decay_length_penalty": (3, 0)}, r"penalty\[1\]` must be a number above 0"),
         ({"function": 3}, "`function` must be callable"),
         ({"automaton": "a*"}, "`automaton` must be a TokenAutomaton, received 'a\\*'"),
     ],
@@ -300,4 +320,7 @@ def test_equal_rules_are_equal():
     )
     second = Rules(bad_words=((3,), (4, 5)), forced_prefix=(1,), automaton=automaton)
     assert first == second and hash(first) == hash(second)
+    biased = Rules(sequence_bias={(3, 4): 1, (5,): 2.0})
+    assert biased == Rules(sequence_bias=[[[3, 4], 1.0], [np.array([5]), 2]])
+    assert hash(biased) == hash(Rules(sequence_bias=biased.sequence_bias))
     assert first != Rules(bad_words=[[3], [4, 5]], forced_prefix=[1])

@@ -59,7 +59,12 @@ def test_generated_texts_equal_transformers(gpt2, sampler):
     prompts = make_prompts([4, 9, 2, 6, 1, 7], 40)
     ends = (END, 7, 11, 20)
     words = [[9], [30, 31], [5, 6], *[[token, (token * 7 + 3) % 40] for token in range(3, 40)]]
-    rules = Rules(repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words=words, min_new_tokens=5)
+    biases = [[[7], 2.0], [[8], -4.0], *([[t, (t * 11 + 5) % 40], 3.0] for t in range(3, 40))]
+    decay = (6, 1.2)
+    rules = Rules(
+        repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words=words, min_new_tokens=5,
+        sequence_bias=biases, exponential_decay_length_penalty=decay,
+    )  # fmt: skip
     found = generate(engine, prompts, Settings(sampler, rules, ends))
     free = generate(engine, prompts, Settings(sampler, None, ends))
     changed = 0
@@ -68,6 +73,7 @@ def test_generated_texts_equal_transformers(gpt2, sampler):
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, num_beams=sampler.branches,
             eos_token_id=list(ends), pad_token_id=PAD, attention_mask=torch.ones(1, len(prompt)),
             repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words_ids=words, min_new_tokens=5,
+            sequence_bias=biases, exponential_decay_length_penalty=decay,
         )[0].tolist()  # fmt: skip
         assert best == expected[len(prompt) :]
         changed += best != other

@@ -6,7 +6,10 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface
-from keras_transformer.training import MultipleNegativesRankingLoss
+from keras_transformer.training import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
 from tests.checkpoints.conftest import assert_same_values, values_of
 from tests.checkpoints.test_sentence_transformers import embedder as bert
 from tests.tasks.common import ENGLISH, GERMAN
@@ -20,8 +23,15 @@ ROWS = {
     "multiple_negatives_ranking": ((ANCHORS, POSITIVES, NEGATIVES, NEGATIVES[::-1]), None),
     "cosent": ((ANCHORS, POSITIVES), [0.1, 0.7, 0.4]),
     "cosine_similarity": ((ANCHORS, POSITIVES), [0.1, 0.7, 0.4]),
+    "triplet": ((ANCHORS, POSITIVES, NEGATIVES), None),
+    "margin_mse": ((ANCHORS, POSITIVES, NEGATIVES), [[0.1, 0.3], [0.7, -0.2], [0.4, 0.0]]),
+    # Two rows at a time, and one.
+    "cached": ((ANCHORS, POSITIVES, NEGATIVES), None),
 }
 CLASSES = {
+    "triplet": "TripletLoss",
+    "margin_mse": "MarginMSELoss",
+    "cached": "CachedMultipleNegativesRankingLoss",
     "multiple_negatives_ranking": "MultipleNegativesRankingLoss",
     "cosent": "CoSENTLoss",
     "cosine_similarity": "CosineSimilarityLoss",
@@ -39,7 +49,8 @@ def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
     export_to_huggingface(mine, tmp_path / "before")
     theirs = library.SentenceTransformer(str(tmp_path / "before"), device="cpu").eval()
     texts, scores = ROWS[loss]
-    mine.compile(keras.optimizers.SGD(8.0), loss)
+    cached = CachedMultipleNegativesRankingLoss(mini_batch_size=2)
+    mine.compile(keras.optimizers.SGD(8.0), cached if loss == "cached" else loss)
     value = mine.train_on_batch(texts, None if scores is None else np.array(scores))
 
     step = getattr(library.sentence_transformer.losses, CLASSES[loss])(theirs)

@@ -7,7 +7,9 @@ import pytest
 from keras_transformer.training import (
     CoSENTLoss,
     CosineSimilarityLoss,
+    MarginMSELoss,
     MultipleNegativesRankingLoss,
+    TripletLoss,
 )
 
 RANDOM = np.random.default_rng(0)
@@ -89,3 +91,53 @@ def test_what_a_loss_is_made_of_is_checked_and_kept():
     for shape, loss in (((5, 8), MultipleNegativesRankingLoss), ((5, 3, 8), CosineSimilarityLoss)):
         with pytest.raises(ValueError, match=r"of shape \(batch, texts, width\), received shape"):
             loss()(np.ones(5), np.ones(shape))
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine", "manhattan"])
+def test_triplets_are_theirs(distance):
+    losses = pytest.importorskip("sentence_transformers.losses")
+    metric = getattr(losses.TripletDistanceMetric, distance.upper())
+    for margin in (5.0, 0.3):
+        expected = theirs(
+            "TripletLoss", VECTORS[:, :3], distance_metric=metric, triplet_margin=margin
+        )
+        found = TripletLoss(distance, margin)(np.ones(5), VECTORS[:, :3])
+        assert float(found) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_the_hardest_negative_of_a_batch():
+    """As the definition says, one row after the other, in NumPy."""
+    weights = np.array([1, 1, 0, 2, 1], "float32")
+    for texts in (2, 4):
+        expected = []
+        for i in range(5):
+            near = np.linalg.norm(VECTORS[i, 0] - VECTORS[i, 1])
+            others = [(j, t) for j in range(5) for t in range(1, texts) if (j, t) != (i, 1)]
+            others = [VECTORS[j, t] for j, t in others if weights[j] > 0]
+            far = min(np.linalg.norm(VECTORS[i, 0] - other) for other in others)
+            expected.append(max(near - far + 1.0, 0))
+        loss = TripletLoss(margin=1.0, hard_negatives=True)
+        found = loss(np.ones(5), VECTORS[:, :texts], sample_weight=weights)
+        assert float(found) == pytest.approx(np.average(expected, weights=weights), rel=1e-5)
+
+
+@pytest.mark.parametrize("negatives, columns", [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_margins_are_theirs(negatives, columns):
+    scores = RANDOM.normal(size=(5, columns)).astype("float32")
+    scores = scores[:, 0] if columns == 1 else scores
+    found = MarginMSELoss()(scores, VECTORS[:, : negatives + 2])
+    expected = theirs("MarginMSELoss", VECTORS[:, : negatives + 2], scores)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.one_backend
+def test_what_triplets_and_margins_take():
+    with pytest.raises(ValueError, match="takes the vectors of 3 texts a row"):
+        TripletLoss()(np.ones(5), VECTORS[:, :2])
+    with pytest.raises(ValueError, match="margins of 2 negatives a row.* received 5 numbers"):
+        MarginMSELoss()(np.ones((5, 5)), VECTORS)
+    with pytest.raises(ValueError, match="`distance` must be one of 'euclidean'"):
+        TripletLoss("hamming")
+    for loss in (TripletLoss("cosine", 0.2, True), MarginMSELoss()):
+        again = keras.losses.deserialize(keras.losses.serialize(loss))
+        assert again.get_config() == loss.get_config()

@@ -1,10 +1,19 @@
 import sys
+from collections import Counter
+from itertools import pairwise
 
 import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import BLEU, Perplexity, TokenAccuracy
+from keras_transformer.training import (
+    BLEU,
+    ROUGE,
+    EditDistance,
+    Perplexity,
+    TokenAccuracy,
+    WordErrorRate,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -71,8 +80,7 @@ def test_bleu_is_sacrebleus(options):
     assert f"tok:{options.get('tokenize', '13a')}" in bleu.signature
     assert f"case:{'lc' if options else 'mixed'}" in bleu.signature
     bleu.reset_state()
-    with pytest.raises(ValueError, match="BLEU of no texts"):
-        bleu.result()
+    assert bleu.result() == 0.0
 
 
 def test_bleu_with_several_references():
@@ -89,11 +97,85 @@ def test_bleu_bad_input(monkeypatch):
     bleu = BLEU()
     with pytest.raises(ValueError, match="2 hypotheses but 1 references"):
         bleu.update_state(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="two lists of texts"):
+    with pytest.raises(ValueError, match="`y_true` must be a list of texts, received 'a'"):
         bleu.update_state("a", "a")
     bleu.update_state([["a"], ["b", "c"]], ["a", "b"])
     with pytest.raises(ValueError, match=r"equally many references, got \[1, 2\]"):
         bleu.result()
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(ImportError, match=r"keras_transformer\[examples\]"):
+    with pytest.raises(ImportError, match=r"keras_transformer\[bleu\]"):
         BLEU()
+
+
+def f_measure(reference: list, text: list) -> float:
+    """Harmonic mean of the shares of equal items, which come as often as in both (Lin 2004)."""
+    shared = sum((Counter(reference) & Counter(text)).values())
+    return 2 * shared / (len(reference) + len(text))
+
+
+def subsequence(first: list, second: list) -> int:
+    """Length of the longest common subsequence, from its recursive definition."""
+    if not first or not second:
+        return 0
+    if first[0] == second[0]:
+        return 1 + subsequence(first[1:], second[1:])
+    return max(subsequence(first[1:], second), subsequence(first, second[1:]))
+
+
+@pytest.mark.backend_independent
+def test_rouge_is_what_the_paper_defines():
+    pairs = [(r.split(), h.split()) for r, h in zip(REFERENCES, HYPOTHESES, strict=True)]
+    lower = [([w.lower() for w in a], [w.lower() for w in b]) for a, b in pairs]
+    expected = {
+        "rouge1": [f_measure(a, b) for a, b in lower],
+        "rouge2": [f_measure(list(pairwise(a)), list(pairwise(b))) for a, b in lower],
+        "rougeL": [2 * subsequence(a, b) / (len(a) + len(b)) for a, b in lower],
+    }
+    for kind, values in expected.items():
+        metric = ROUGE(kind, tokenize=lambda text: text.lower().split())
+        assert metric.result() == 0.0
+        metric.update_state(REFERENCES[:1], HYPOTHESES[:1])
+        metric.update_state(REFERENCES[1:], HYPOTHESES[1:])
+        assert metric.result() == pytest.approx(np.mean(values))
+    # Its own tokenizer leaves punctuation out; of several references the best counts.
+    metric = ROUGE("rouge1")
+    metric.update_state([["something else", "two men are walking !"]], ["two men"])
+    assert metric.result() == pytest.approx(2 * 2 / (2 + 4))
+    with pytest.raises(ValueError, match="`kind` must be one of 'rouge1'"):
+        ROUGE("bleu")
+
+
+@pytest.mark.backend_independent
+def test_edit_distances_of_textbooks():
+    pairs = {
+        ("kitten", "sitting"): 3,
+        ("saturday", "sunday"): 3,
+        ("", "ab"): 2,
+        ("flaw", "lawn"): 2,
+    }
+    for (reference, text), distance in pairs.items():
+        metric = EditDistance(normalize=False)
+        metric.update_state([reference], [text])
+        assert metric.result() == distance
+    together = EditDistance()
+    together.update_state([r for r, _ in pairs], [t for _, t in pairs])
+    assert together.result() == 10 / (6 + 8 + 0 + 4)  # of all characters, no mean of shares
+    assert WordErrorRate().result() == 0.0
+    rate = WordErrorRate()
+    rate.update_state(
+        ["a man rides a bike", ["two", "two men are"]], ["a man ride bike", "two men"]
+    )
+    assert rate.result() == (2 + 1) / (5 + 1)  # "two" and "two men are" are as near
+    rate.reset_state()
+    rate.update_state([""], ["words"])
+    assert rate.result() == float("inf")
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("metric, package", [(ROUGE, "rouge_score"), (WordErrorRate, "rapidfuzz")])
+def test_a_missing_package_is_named(metric, package, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"keras_transformer\[metrics\]"):
+        metric()

@@ -228,3 +228,40 @@ def test_bad_values(words):
             objective.bind(plain, *[START][: not isinstance(objective, MaskedTokens)])
     with pytest.raises(ValueError, match="has no '<extra_id_0>'. Load T5's, or train one with"):
         SpanCorruption().bind(plain, START)
+
+
+def whole_word_tokenizers():
+    texts = ["unbelievable walking walked talking talked", "a man rides a bicycle ."] * 4
+    yield kt.Tokenizer.train(texts, "wordpiece", vocabulary_size=45)
+    yield kt.Tokenizer.train(texts, "bpe", vocabulary_size=275, special_tokens=["<mask>"])
+
+
+@pytest.mark.parametrize("tokenizer", list(whole_word_tokenizers()), ids=["wordpiece", "bpe"])
+def test_whole_words_are_masked_or_none_of_them(tokenizer):
+    text = "a man walked unbelievable talking rides a bicycle"
+    (encoding,) = tokenizer.encode_batch_with_offsets([text])
+    ids = np.array([encoding.ids])
+    # The word of each token, as the library splits the text before it makes tokens.
+    word_of = np.array([-1 if word is None else word for word in encoding.word_ids])
+    special = np.isin(ids[0], tokenizer.special_ids)
+    hide = kt.training.MaskedTokens(rate=0.5, whole_words=True).bind(tokenizer)
+    sizes = np.bincount(word_of[~special])
+    assert sizes.max() > 2
+    numbers = set()
+    for seed in range(20):
+        inputs, targets, weights = hide(ids, np.ones_like(ids, bool), np.random.default_rng(seed))
+        places = inputs["mask_positions"][0][weights[0] > 0]
+        assert not special[places].any() and (ids[0, places] == targets[0][weights[0] > 0]).all()
+        words, counts = np.unique(word_of[places], return_counts=True)
+        assert (counts == sizes[words]).all()  # all of a word
+        assert len(places) <= round(0.5 * (~special).sum())
+        numbers.add(tuple(words))
+    assert len(numbers) > 5
+
+
+def test_whole_words_need_a_vocabulary_that_tells():
+    symbols = kt.Tokenizer.train(["a c g t"] * 3, "wordpiece", vocabulary_size=20)
+    with pytest.raises(ValueError, match="tokens tell where a word begins"):
+        kt.training.MaskedTokens(whole_words=True).bind(symbols)
+    with pytest.raises(ValueError, match="`whole_words` must be True or False"):
+        kt.training.MaskedTokens(whole_words=3)
