@@ -19,8 +19,14 @@ class Limits:
         explanations: so many views of attention are kept, the latest.
         tokens: of a prompt and what is written behind it, of the API.
         batch_size: so many texts are written together for each model, of the API.
-        body_seconds: a request that takes longer to arrive is given up.
+        body_seconds: a request that takes longer to arrive, its headers or its body, is given up.
         stop_seconds: when the server is stopped, what runs has so long to be finished.
+        connections: so many at a time, or fewer where the process may not open so many files. Idle
+            ones give way to new ones.
+        idle_seconds: a client that takes nothing of its answer for so long is left.
+        held_bytes: of all requests together that are read or computed.
+        parts: lists, objects and values in the JSON of one request.
+        attention: numbers of one view of attention, over all layers and heads.
     """
 
     body_bytes: int = 16 * 2**20
@@ -32,18 +38,21 @@ class Limits:
     batch_size: int = 32
     body_seconds: float = 30
     stop_seconds: float = 60
+    connections: int = 1024
+    idle_seconds: float = 60
+    held_bytes: int = 256 * 2**20
+    parts: int = 300_000
+    attention: int = 2**26
 
 
+# Whoever watches a server asks these, without its key and when nobody else is answered.
+WATCHED = ("/health", "/ready")
 # Of the API: longer texts, and many clients at once.
 API_LIMITS = Limits(characters=200_000, waiting=256)
 
 
 class TooManyRequests(Exception):
     """As many requests wait as may."""
-
-
-class TooLarge(Exception):
-    """A request has more bytes than are read."""
 
 
 class Gate:
