@@ -146,7 +146,7 @@ class _Api:
             yield
         finally:
             for worker in self.workers:
-                await in_thread(worker.stop)
+                await in_thread(worker.stop, abandon_on_cancel=True)
 
     async def openapi(self, request: Request) -> Response:
         verbs = {name: model.served.verbs for name, model in self.models.items()}
@@ -208,8 +208,7 @@ class _Api:
 
     async def _computed(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
-            async with self.gate.turn():
-                return await in_thread(function, abandon_on_cancel=True)
+            return await self.gate.run(function)
         except TooManyRequests:
             raise _too_many() from None
         except (ValueError, OSError) as error:

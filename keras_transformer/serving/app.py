@@ -209,11 +209,12 @@ class _Server:
         return self.tasks[preset], verb, values
 
     async def _computed(self, function: Callable, served: Served, values: Any) -> Any:
-        async with self._turn(self.gate):
-            try:
-                return await in_thread(function, served, values, abandon_on_cancel=True)
-            except _ERRORS as error:
-                raise HTTPException(422, str(error)) from None
+        try:
+            return await self.gate.run(function, served, values)
+        except TooManyRequests:
+            raise _too_many() from None
+        except _ERRORS as error:
+            raise HTTPException(422, str(error)) from None
 
     @contextlib.asynccontextmanager
     async def _turn(self, gate: Gate) -> AsyncIterator[None]:
@@ -221,9 +222,7 @@ class _Server:
             async with gate.turn():
                 yield
         except TooManyRequests:
-            raise HTTPException(
-                429, "Too many requests wait. Try again in a moment.", {"Retry-After": "2"}
-            ) from None
+            raise _too_many() from None
 
 
 async def in_thread(function: Callable, *arguments: Any, abandon_on_cancel: bool = False) -> Any:
@@ -258,6 +257,11 @@ def _answered(content: str, kind: str, policy: str) -> Response:
         "Cache-Control": "no-store",
     }
     return Response(content, media_type=kind, headers=headers)
+
+
+def _too_many() -> HTTPException:
+    message = "Too many requests wait. Try again in a moment."
+    return HTTPException(429, message, {"Retry-After": "2"})
 
 
 async def _told(request: Request, error: HTTPException) -> Response:

@@ -82,7 +82,7 @@ class Bodies:
             return await anyio.to_thread.run_sync(functools.partial(function, *arguments))
 
     async def _bytes(self, request: Request) -> bytes:
-        parts, scope, most = [], request.scope, self.limits.body_bytes
+        body, scope, most = bytearray(), request.scope, self.limits.body_bytes
         scope["held_bytes"] = 0
         async for part in request.stream():
             scope["held_bytes"] += len(part)
@@ -93,8 +93,8 @@ class Bodies:
             if self.held > self.limits.held_bytes:
                 message = "Too much is being read. Try again in a moment."
                 raise Refused(429, message, "rate_limit_exceeded")
-            parts.append(part)
-        return b"".join(parts)
+            body += part
+        return bytes(body)
 
 
 class Guarded:

@@ -24,8 +24,9 @@ _RESERVE = 8
 # Descriptors that are left for files and pipes, and for connections that are accepted together
 # before the first of them is looked at.
 _SPARE, _AT_ONCE, _BACKLOG = 64, 8, 1024
-# Seconds for errors to reach the clients of requests that were cut.
-_GRACE = 1
+# Seconds for errors to reach the clients of requests that were cut, and again for the application
+# to end: a model may be in the middle of a long step.
+_GRACE = 0.5
 
 
 class Connections:
@@ -212,7 +213,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(self._stop_seconds, self._cuttable.cut)
-        await super().shutdown(sockets)
+        with anyio.move_on_after(self._stop_seconds + 2 * _GRACE):
+            await super().shutdown(sockets)
 
 
 def _bound(wanted: int) -> int:
@@ -224,7 +226,10 @@ def _bound(wanted: int) -> int:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:
         return wanted
-    left = most - len(os.listdir("/dev/fd"))
+    try:
+        left = most - len(os.listdir("/dev/fd"))
+    except OSError:  # not every container shows them
+        left = most - _SPARE
     return max(1, min(wanted, left - min(_SPARE, left // 2)))
 
 

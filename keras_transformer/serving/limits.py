@@ -1,10 +1,15 @@
 """What a server takes at a time."""
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
+import anyio.to_thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +70,49 @@ class Gate:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """The time of a request. TooManyRequests where too many wait."""
+        await self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def run(self, function: Callable, *arguments: Any) -> Any:
+        """What a function gives that is called in another thread, in its turn.
+
+        The turn lasts until the function ends, even where nobody waits for it any more: its client
+        has left, or the server stops. TooManyRequests where too many wait.
+        """
+        await self._enter()
+        in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        leave = functools.partial(in_loop, self._leave)
+        begun = threading.Lock()  # taken by the thread, or by whoever has it not begin
+
+        def work() -> Any:
+            if begun.acquire(blocking=False):
+                try:
+                    return function(*arguments)
+                finally:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        leave()
+            return None
+
+        try:
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except BaseException:
+            if begun.acquire(blocking=False):
+                self._leave()
+            raise
+
+    async def _enter(self) -> None:
         if self._room == 0:
             raise TooManyRequests
         self._room -= 1
         try:
-            async with self._running:
-                yield
-        finally:
+            await self._running.acquire()
+        except BaseException:
             self._room += 1
+            raise
+
+    def _leave(self) -> None:
+        self._running.release()
+        self._room += 1

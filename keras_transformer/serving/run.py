@@ -107,8 +107,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str, tuple[str, ...]]:
 
     On the loopback these are the host and its address, elsewhere whatever clients call it.
     """
-    (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    listener = socket.create_server(address[:2], family=family, backlog=1024)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
     found = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     named, of_it = (f"[{name}]" if ":" in name else name for name in (host, str(found)))
     return listener, named, (named, of_it, host, str(found)) if found.is_loopback else ("*",)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
@@ -14,7 +15,7 @@ from starlette.routing import Route
 
 from keras_transformer.serving.app import error_body
 from keras_transformer.serving.connections import Server
-from keras_transformer.serving.limits import Limits
+from keras_transformer.serving.limits import Gate, Limits, TooManyRequests
 from tests.serving.conftest import ask, started
 
 pytestmark = pytest.mark.backend_independent
@@ -175,3 +176,28 @@ def test_what_is_cut_ends_with_an_error(path, start, end):
         assert end % told in read and read.endswith(b"0\r\n\r\n")  # whole, as HTTP sees it
     else:
         assert read.startswith(b"HTTP/1.1 503") and message.encode() in read
+
+
+def test_a_turn_lasts_until_its_function_ends():
+    """Whoever asks and leaves, again and again, has no more computed at a time than others."""
+
+    async def check():
+        gate, go, ran = Gate(Limits(running=1, waiting=1)), threading.Event(), []
+        with anyio.move_on_after(0.1):
+            await gate.run(go.wait, 20)
+        with anyio.move_on_after(0.1):  # it waits for its turn, and leaves before
+            await gate.run(ran.append, 1)
+        async with anyio.create_task_group() as group:
+            group.start_soon(gate.run, ran.append, 2)
+            await anyio.sleep(0.1)
+            with pytest.raises(TooManyRequests):
+                await gate.run(ran.append, 3)
+            assert not ran
+            go.set()
+        assert ran == [2]
+        assert await gate.run(lambda: 4) == 4
+        with pytest.raises(ZeroDivisionError):
+            await gate.run(lambda: 1 / 0)
+        assert await gate.run(lambda: 5) == 5
+
+    anyio.run(check)
