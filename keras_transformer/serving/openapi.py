@@ -69,6 +69,12 @@ _CHOICES = {
     },
     "required": ["id", "object", "created", "model", "choices"],
 }
+_EVENT = {
+    "type": "object",
+    "description": "Each event has a part of the answer in JSON, an error, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 _LIST = {
     "type": "object",
     "properties": {"object": {"const": "list"}, "data": {"type": "array"}},
@@ -148,10 +154,8 @@ def _api_operation(
 
 
 def _content(text: str, schema: dict[str, Any], kinds: Iterable[str] = _JSON) -> dict[str, Any]:
-    content = {
-        kind: {"schema": {"type": "string"} if kind.startswith("text/") else schema}
-        for kind in kinds
-    }
+    forms = {"text/event-stream": _EVENT, "text/plain": {"type": "string"}}
+    content = {kind: {"schema": forms.get(kind, schema)} for kind in kinds}
     return {"description": text, "content": content}
 
 

@@ -102,7 +102,7 @@ def files():
     """Files that name others, or are such a name."""
     svg = f'<svg xmlns:x="http://www.w3.org/1999/xlink"><image x:href="{ADDRESS}"/></svg>'
     yield from (
-        *(target.encode() for target in TARGETS),
+        *(target.encode() for target in TARGETS[:3]),
         svg.encode(),
         f"#EXTM3U\n{ADDRESS}\n".encode(),
         f"push graphic-context\nimage over 0,0 0,0 'url({ADDRESS})'\n".encode(),
@@ -114,13 +114,13 @@ def files():
     Image.new("RGB", (9, 7)).save(picture, "png")
     soundfile.write(sound, [0.0] * 100, 8000, format="wav")
     for content in (picture.getvalue(), sound.getvalue()):
-        yield from (content, content[: len(content) // 2], content + b"\0" * 100)
+        yield from (content[: len(content) // 2], content)
 
 
 def schemas():
     """JSON Schemas that refer to elsewhere, at the top, within, and where words are beside it."""
-    for target in TARGETS:
-        for key in ("$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id"):
+    for target in TARGETS[:2] + TARGETS[-1:]:
+        for key in ("$ref", "$dynamicRef", "$id"):
             far = {key: target}
             yield far
             yield {"properties": {"a": far}, "enum": [{"a": 1}]}
@@ -130,22 +130,20 @@ def schemas():
             yield {"$defs": {"b": far}, "$ref": "#/$defs/b"}
 
 
-def values(kinds):
-    """Values of a field that name files and addresses."""
-    for target in TARGETS:
-        for kind in kinds:
-            if kind == "text":
-                yield target
-            elif kind == "texts":
-                yield [target, f"[MASK] {target}"]
-            elif kind == "file":
-                yield target
+def values(kind, encoded):
+    """Values of a field of a kind that name files and addresses."""
+    if kind in ("text", "file"):
+        yield from TARGETS[:3]
+    elif kind == "texts":
+        yield from ([target, f"[MASK] {target}"] for target in TARGETS[:3])
+    if kind == "file":
+        yield from encoded
 
 
 def test_no_request_opens_a_file_or_a_connection(api, page, tasks, refusing):
     """Each verb with each of its fields, of the page and of the API."""
     encoded = [base64.b64encode(content).decode() for content in files()]
-    usual = {"text": "a [MASK]", "texts": ["a [MASK]"], "file": encoded[-3]}
+    usual = {"text": "a [MASK]", "texts": ["a [MASK]"], "file": encoded[-1]}
     with refusing():
         statuses, asked_verbs = set(), set()
         for name, served in tasks.items():
@@ -154,10 +152,10 @@ def test_no_request_opens_a_file_or_a_connection(api, page, tasks, refusing):
                 given |= {f.name: 2 for f in verb.fields if f.name == "max_new_tokens"}
                 asked_verbs.add(verb.name)
                 for field in verb.fields:
-                    hostile = [*values([field.kind]), *(encoded if field.kind == "file" else ())]
+                    hostile = list(values(field.kind, encoded))
                     for value in hostile:
                         asked = {**given, field.name: value}
-                        for end in ("", "/explain") if value in hostile[::7] else ("",):
+                        for end in ("", "/explain") if value == hostile[0] else ("",):
                             path = f"/api/{name}/{verb.name}{end}"
                             statuses.add(page.post(path, json=asked).status_code)
                         # The same functions: some values are enough.
@@ -173,7 +171,7 @@ def test_no_request_opens_a_file_or_a_connection(api, page, tasks, refusing):
 
 
 def test_no_prompt_and_no_schema_opens_a_file_or_a_connection(api, refusing):
-    asked = {"model": "writer", "max_tokens": 20, "temperature": 0}
+    asked = {"model": "writer", "max_tokens": 4, "temperature": 0}
     with refusing():
         statuses = []
         for schema in schemas():
@@ -263,7 +261,7 @@ def test_whatever_the_description_allows_is_no_mistake_of_the_server(make, names
         checks.response_schema_conformance,
     ]
     settings = hypothesis.settings(
-        max_examples=6, deadline=None, database=None, phases=PHASES,
+        max_examples=5, deadline=None, database=None, phases=PHASES,
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
     app = make({name: tasks[name] for name in names})
