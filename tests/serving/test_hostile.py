@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import copy
+import dataclasses
 import functools
 import io
 import json
@@ -19,7 +20,7 @@ from schemathesis.specs.openapi import checks
 from starlette.testclient import TestClient
 
 import keras_transformer as kt
-from keras_transformer.serving import VERBS, Served, make_api, make_app
+from keras_transformer.serving import API_LIMITS, VERBS, Served, make_api, make_app
 from tests.serving.test_api import writer
 from tests.tasks import audio, duals, images
 from tests.tasks.test_media_tables import captioner
@@ -119,7 +120,7 @@ def files():
 
 def schemas():
     """JSON Schemas that refer to elsewhere, at the top, within, and where words are beside it."""
-    for target in TARGETS[:2] + TARGETS[-1:]:
+    for target in TARGETS[:2]:
         for key in ("$ref", "$dynamicRef", "$id"):
             far = {key: target}
             yield far
@@ -133,9 +134,9 @@ def schemas():
 def values(kind, encoded):
     """Values of a field of a kind that name files and addresses."""
     if kind in ("text", "file"):
-        yield from TARGETS[:3]
+        yield from TARGETS[:2]
     elif kind == "texts":
-        yield from ([target, f"[MASK] {target}"] for target in TARGETS[:3])
+        yield from ([target, f"[MASK] {target}"] for target in TARGETS[:2])
     if kind == "file":
         yield from encoded
 
@@ -178,7 +179,7 @@ def test_no_prompt_and_no_schema_opens_a_file_or_a_connection(api, refusing):
             form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
             given = {**asked, "prompt": "a", "response_format": form}
             statuses.append(api.post("/v1/completions", json=given).status_code)
-        for target in TARGETS:
+        for target in TARGETS[:3]:
             for field in ("prompt", "model", "stop", "user", "suffix", "response_format"):
                 given = {**asked, "prompt": "a", field: target}
                 statuses.append(api.post("/v1/completions", json=given).status_code)
@@ -261,10 +262,11 @@ def test_whatever_the_description_allows_is_no_mistake_of_the_server(make, names
         checks.response_schema_conformance,
     ]
     settings = hypothesis.settings(
-        max_examples=5, deadline=None, database=None, phases=PHASES,
+        max_examples=4, deadline=None, database=None, phases=PHASES,
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
-    app = make({name: tasks[name] for name in names})
+    # An answer to a chat may take all of the room that there is.
+    app = make({name: tasks[name] for name in names}, dataclasses.replace(API_LIMITS, tokens=32))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
         schema.config.generation.update(modes=list(schemathesis.GenerationMode))
