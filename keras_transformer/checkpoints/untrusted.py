@@ -2,9 +2,11 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from keras_transformer.checking import shorten
 from keras_transformer.files import has_file, read_file, write_text
 
 JSON_LIMIT = 4 * 2**20
@@ -26,11 +28,7 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT, kind: type = dic
     if content.count(b"[") + content.count(b"{") > _PARTS_LIMIT:
         raise ValueError(f"{path} has more than {_PARTS_LIMIT:,} lists and objects.")
     try:
-        value = json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-        )
+        value = parse_json(content)
     except RecursionError:
         raise ValueError(f"{path} is not usable: its JSON nests too deeply.") from None
     except ValueError as error:  # syntax, encoding, and what the two hooks raise
@@ -40,6 +38,19 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT, kind: type = dic
         given = _JSON_TYPES.get(type(value), "a number")
         raise ValueError(f"{path} must hold {wanted}, not {given}.")
     return value
+
+
+def parse_json(content: bytes, parse_float: Callable[[str], float] | None = None) -> Any:
+    """The value that JSON in UTF-8 is, which has each key of an object once, and no NaN.
+
+    ValueError for what is none, RecursionError where it nests too deeply.
+    """
+    return json.loads(
+        content.decode("utf-8"),
+        object_pairs_hook=_unique_keys,
+        parse_constant=_no_constant,
+        parse_float=parse_float,
+    )
 
 
 def write_json(path: str | os.PathLike, values: dict) -> None:
@@ -87,7 +98,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
     if len(values) < len(pairs):
         seen = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {repeated!r} appears twice in one object")
+        raise ValueError(f"the key {shorten(repeated)} appears twice in one object")
     return values
 
 

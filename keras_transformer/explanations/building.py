@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_transformer import structure
+from keras_transformer.config_waveform import WaveformStemConfig
 from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens, state_names
 from keras_transformer.layers.stems import TokenStem
@@ -53,6 +55,36 @@ def sides_of(task, inputs: Mapping[str, Any], found: Mapping[str, list]) -> dict
             tokens = tuple(n for n, keep in zip(names, real, strict=True) if keep)
         made[prefix] = Side(tokens, real)
     return made
+
+
+def check_attention(task, inputs: Mapping[str, Any], most: int) -> None:
+    """ValueError for a row whose attention has more weights than `most`, before they are made."""
+    config, states, count = task.backbone.config, {}, 0
+    for side in structure.sides(config):
+        is_source = side.name == "encoder" and config.kind in ("seq2seq", "dual")
+        prefix = "encoder_" if is_source else ""
+        length = side.fixed or _states(side.config, inputs, prefix)
+        attended = 0 if side.source_dim is None else side.attended or states.get("encoder", 0)
+        heads = sum(side.layer(i).num_heads for i in range(side.depth))
+        count += heads * length * (length + attended)
+        states[side.name] = length
+    if count > most:
+        longest = max(states.values())
+        raise ValueError(
+            f"The attention of this input, of {longest:,} tokens or patches, has {count:,} weights "
+            f"over all layers and heads, and at most {most:,} are kept. They grow with the square "
+            "of its length: give a shorter one."
+        )
+
+
+def _states(config, inputs: Mapping[str, Any], prefix: str) -> int:
+    """How many states a side has of a row; 0 if it is given nothing."""
+    if config.stem is None:
+        return np.shape(inputs.get(f"{prefix}token_ids", [[]]))[1]
+    if isinstance(config.stem, WaveformStemConfig):
+        samples = max(np.shape(x)[1] for n, x in inputs.items() if n.startswith(prefix))
+        return config.stem.lengths(samples)[-1]
+    return config.num_positions
 
 
 def arrays_of(found: Mapping[str, list], sides: Mapping[str, Side]) -> dict[str, np.ndarray]:

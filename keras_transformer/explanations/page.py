@@ -96,13 +96,18 @@ def _view(view: "View", layers: list[int] | None, bits: int) -> dict[str, Any]:
         "layers": chosen,
         "heads": weights.shape[1],
         "missing": np.isnan(weights).all((2, 3)).astype(int).tolist(),
-        "weights": _packed(np.rint(255 * np.nan_to_num(weights)).astype("uint8")),
+        # A layer at a time: all of them as floats would be several times what is kept.
+        "weights": _packed(np.stack([_in_bytes(layer) for layer in weights])),
     }
     if bits and view.queries is not None and view.keys is not None:
         found["dim"], found["bits"] = view.queries.shape[-1], bits
         for name, each in (("queries", view.queries), ("keys", view.keys)):
             found[name] = _vectors(np.nan_to_num(each[chosen]), bits)
     return found
+
+
+def _in_bytes(weights: np.ndarray) -> np.ndarray:
+    return np.rint(255 * np.nan_to_num(weights)).astype("uint8")
 
 
 def _vectors(values: np.ndarray, bits: int) -> dict[str, Any]:

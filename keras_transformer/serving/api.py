@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,12 +13,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from keras_transformer.serving import openai_fields as fields
-from keras_transformer.serving.app import LOOPBACK, in_thread, read_body
+from keras_transformer.serving.app import LOOPBACK, gone, in_thread
+from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused
 from keras_transformer.serving.limits import (
     API_LIMITS,
     Gate,
     Limits,
-    TooLarge,
     TooManyRequests,
 )
 from keras_transformer.serving.observing import Metrics, Observed
@@ -33,6 +32,7 @@ from keras_transformer.serving.openai_answers import (
 )
 from keras_transformer.serving.openai_fields import ApiError, Prompts
 from keras_transformer.serving.openai_texts import Model, Written, while_listened
+from keras_transformer.serving.openapi import described_api
 from keras_transformer.serving.verbs import Served, Verb
 from keras_transformer.serving.worker import Worker
 
@@ -56,8 +56,8 @@ def make_api(
 
     Returns:
         A Starlette application: `/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`,
-        `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...), `/health`, `/ready`
-        and `/metrics`.
+        `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...), `/openapi.json`,
+        which describes them, `/health`, `/ready` and `/metrics`.
 
     Raises:
         ValueError: for a task of which nothing can be asked, or an empty key.
@@ -83,18 +83,20 @@ def make_api(
             raise ValueError(f"{name!r} has no tokenizer: it cannot be asked for texts.")
     if key is not None and not key.strip():
         raise ValueError("The API key is empty: give one, or none for a server without a key.")
-    api = _Api(tasks, limits)
+    api = _Api(tasks, limits, has_key=key is not None)
     trusted = [*LOOPBACK, *hosts]
     return Starlette(
         routes=api.routes(),
         middleware=[
+            Middleware(Guarded, bodies=api.bodies),
             Middleware(Observed, metrics=api.metrics, key=key),
             Middleware(TrustedHostMiddleware, allowed_hosts=trusted),
         ],
         exception_handlers={
             ApiError: _told,
             HTTPException: _refused,
-            ClientDisconnect: _gone,
+            Refused: _unread,
+            ClientDisconnect: gone,
             Exception: _failed,
         },
         lifespan=api.lifespan,
@@ -104,8 +106,10 @@ def make_api(
 class _Api:
     """What requests share."""
 
-    def __init__(self, tasks: Mapping[str, Served], limits: Limits):
+    def __init__(self, tasks: Mapping[str, Served], limits: Limits, has_key: bool):
+        self.has_key = has_key
         self.limits, self.gate, self.metrics = limits, Gate(limits), Metrics()
+        self.bodies = Bodies(limits)
         self.models: dict[str, Model] = {}
         for name, served in tasks.items():
             worker = logprobs = None
@@ -128,6 +132,7 @@ class _Api:
                 Route(f"/{name}", self.verb, methods=["POST"], name=name)
                 for name in sorted(verbs.difference(_OWN_VERBS))
             ),
+            Route("/openapi.json", self.openapi),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics.answer),
@@ -141,7 +146,11 @@ class _Api:
             yield
         finally:
             for worker in self.workers:
-                await in_thread(worker.stop)
+                await in_thread(worker.stop, abandon_on_cancel=True)
+
+    async def openapi(self, request: Request) -> Response:
+        verbs = {name: model.served.verbs for name, model in self.models.items()}
+        return JSONResponse(described_api(verbs, self.has_key))
 
     async def health(self, request: Request) -> Response:
         """Whether the process answers."""
@@ -199,8 +208,7 @@ class _Api:
 
     async def _computed(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
-            async with self.gate.turn():
-                return await in_thread(function)
+            return await self.gate.run(function)
         except TooManyRequests:
             raise _too_many() from None
         except (ValueError, OSError) as error:
@@ -210,11 +218,11 @@ class _Api:
         """Texts, whole or as they come."""
         given, name, model = await self._given(request)
         self._able(name, model, "complete", request.url.path)
-        asked = await in_thread(read, model.served.task, given, self.limits)
+        asked = await self.bodies.in_turn(read, model.served.task, given, self.limits)
         request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
         written = Written(model, asked, Answer(form, name), request.scope["facts"])
         try:
-            await in_thread(written.make_jobs, self.limits)
+            await self.bodies.in_turn(written.make_jobs, self.limits)
             model.worker.submit(written.jobs)
         except TooManyRequests:
             raise _too_many() from None
@@ -227,23 +235,7 @@ class _Api:
 
     async def _given(self, request: Request, verb: str = "") -> tuple[dict[str, Any], str, Model]:
         """The body of a request, and the model that it names: it need not if one has the verb."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind != "application/json":
-            raise ApiError(
-                415, "Send JSON, with the content type application/json.", "invalid_content_type"
-            )
-        try:
-            with anyio.fail_after(self.limits.body_seconds):
-                body = await read_body(request, self.limits.body_bytes)
-        except TimeoutError:
-            seconds = self.limits.body_seconds
-            message = f"The body did not come within {seconds:g} seconds."
-            raise ApiError(408, message, "timeout") from None
-        except TooLarge:
-            most = self.limits.body_bytes
-            message = f"At most {most:,} bytes are read at a time."
-            raise ApiError(413, message, "request_too_large") from None
-        given = await in_thread(fields.parsed, body)
+        given = await self.bodies.read(request)
         name, able = given.get("model"), self._names_with(verb)
         if name is None and verb and len(able) == 1:
             (name,) = able
@@ -289,17 +281,21 @@ async def _told(request: Request, error: ApiError) -> Response:
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    return JSONResponse(
-        ApiError(error.status_code, str(error.detail), "not_found").body, error.status_code
-    )
+    told = error_body(error.status_code, str(error.detail), "not_found")
+    return JSONResponse(told, error.status_code, error.headers)
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    """The client left before its request was here: nobody reads this."""
-    return Response(status_code=499)
+async def _unread(request: Request, error: Refused) -> Response:
+    told = error_body(error.status, str(error), error.code)
+    return JSONResponse(told, error.status, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """A mistake of this package: the trace is in the log, and not in the answer."""
-    message = f"{type(error).__name__}: see the log."
-    return JSONResponse(ApiError(500, message, "internal_error").body, 500)
+    told = error_body(500, f"{type(error).__name__}: see the log.", "internal_error")
+    return JSONResponse(told, 500, NOSNIFF)
+
+
+def error_body(status: int, message: str, code: str) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    return ApiError(status, message, code).body

@@ -1,6 +1,7 @@
 """The application: a page, JSON endpoints for what it does, and their description."""
 
 import contextlib
+import dataclasses
 import json
 import secrets
 from collections import OrderedDict
@@ -13,11 +14,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from keras_transformer.serving.limits import Gate, Limits, TooLarge, TooManyRequests
+from keras_transformer.checking import shorten
+from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused, said
+from keras_transformer.serving.limits import Gate, Limits, TooManyRequests
 from keras_transformer.serving.openapi import described
 from keras_transformer.serving.verbs import Served, Verb
 
@@ -35,7 +38,7 @@ _VIEW_POLICY = (
     "sandbox allow-scripts; frame-ancestors 'self'"
 )
 # The names of this machine that requests may call it by.
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ERRORS = (ValueError, OSError, FloatingPointError)
 
 
@@ -79,8 +82,16 @@ def make_app(
     trusted = [*LOOPBACK, *hosts]
     return Starlette(
         routes=server.routes(),
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=trusted)],
-        exception_handlers={HTTPException: _told, Exception: _failed},
+        middleware=[
+            Middleware(Guarded, bodies=server.bodies),
+            Middleware(TrustedHostMiddleware, allowed_hosts=trusted),
+        ],
+        exception_handlers={
+            HTTPException: _told,
+            Refused: _refused,
+            ClientDisconnect: gone,
+            Exception: _failed,
+        },
     )
 
 
@@ -88,7 +99,10 @@ class _Server:
     """What requests share: tasks, limits, and the latest views."""
 
     def __init__(self, tasks: Mapping[str, Served], limits: Limits):
-        self.tasks, self.limits, self.gate = dict(tasks), limits, Gate(limits)
+        self.tasks, self.limits = dict(tasks), limits
+        self.gate, self.bodies = Gate(limits), Bodies(limits)
+        # One view of attention at a time: its memory is the square of a length.
+        self.explaining = Gate(dataclasses.replace(limits, running=1))
         self.verbs = {
             (name, verb.name): verb for name, served in tasks.items() for verb in served.verbs
         }
@@ -136,11 +150,15 @@ class _Server:
             raise HTTPException(404, f"{verb.name!r} has no view of the attention.")
 
         def page(served: Served, values: Any) -> str:
-            return served.task.explain(verb.explained(served, values)).to_html()
+            given = verb.explained(served, values)
+            return served.task.explain(given, max_attention=self.limits.attention).to_html()
 
         key = secrets.token_urlsafe(12)
-        self.views[key] = await self._computed(page, served, values)
-        while len(self.views) > self.limits.explanations:
+        async with self._turn(self.explaining):
+            self.views[key] = await self._computed(page, served, values)
+        while len(self.views) > self.limits.explanations or (
+            len(self.views) > 1 and sum(map(len, self.views.values())) > self.limits.held_bytes
+        ):
             self.views.popitem(last=False)
         return JSONResponse({"view": f"/views/{key}"})
 
@@ -163,7 +181,7 @@ class _Server:
         return StreamingResponse(_chained(first, lines), media_type="application/x-ndjson")
 
     async def _lines(self, stream: Callable, served: Served, values: Any) -> AsyncIterator[str]:
-        async with self._turn():
+        async with self._turn(self.gate):
             pieces = await in_thread(stream, served, values)
             yield ""
             try:
@@ -171,7 +189,7 @@ class _Server:
                     yield json.dumps({"piece": piece}, ensure_ascii=False) + "\n"
                 yield '{"done": true}\n'
             except _ERRORS as error:
-                yield json.dumps({"error": str(error)}) + "\n"
+                yield json.dumps({"error": said(error)}) + "\n"
             finally:
                 with anyio.CancelScope(shield=True):
                     await in_thread(pieces.close)
@@ -181,43 +199,38 @@ class _Server:
         verb = self.verbs.get((preset, name))
         if verb is None:
             known = ", ".join("/".join(key) for key in self.verbs)
-            raise HTTPException(404, f"{preset}/{name} is not served. There are: {known}.")
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind != "application/json":
-            # Such a type no page of another site may send without being allowed to.
-            raise HTTPException(415, "Send JSON, with the content type application/json.")
+            asked = shorten(f"{preset}/{name}")[1:-1]
+            raise HTTPException(404, f"{asked} is not served. There are: {known}.")
+        given = await self.bodies.read(request)
         try:
-            given = json.loads(await read_body(request, self.limits.body_bytes))
-            return self.tasks[preset], verb, verb.read(given, self.limits.characters)
-        except TooLarge:
-            most = self.limits.body_bytes
-            raise HTTPException(413, f"At most {most:,} bytes are read at a time.") from None
-        except (ValueError, RecursionError) as error:
-            is_json = not isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
-            message = str(error) if is_json else f"The body is no JSON: {error}"
-            raise HTTPException(422, message) from None
+            values = await self.bodies.in_turn(verb.read, given, self.limits.characters)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        return self.tasks[preset], verb, values
 
     async def _computed(self, function: Callable, served: Served, values: Any) -> Any:
-        async with self._turn():
-            try:
-                return await in_thread(function, served, values)
-            except _ERRORS as error:
-                raise HTTPException(422, str(error)) from None
+        try:
+            return await self.gate.run(function, served, values)
+        except TooManyRequests:
+            raise _too_many() from None
+        except _ERRORS as error:
+            raise HTTPException(422, str(error)) from None
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, gate: Gate) -> AsyncIterator[None]:
         try:
-            async with self.gate.turn():
+            async with gate.turn():
                 yield
         except TooManyRequests:
-            raise HTTPException(
-                429, "Too many requests wait. Try again in a moment.", {"Retry-After": "2"}
-            ) from None
+            raise _too_many() from None
 
 
-async def in_thread(function: Callable, *arguments: Any) -> Any:
-    """What a function gives, called in another thread."""
-    return await anyio.to_thread.run_sync(function, *arguments)
+async def in_thread(function: Callable, *arguments: Any, abandon_on_cancel: bool = False) -> Any:
+    """What a function gives, called in another thread.
+
+    With `abandon_on_cancel` nobody waits for it once the server ends what runs.
+    """
+    return await anyio.to_thread.run_sync(function, *arguments, abandon_on_cancel=abandon_on_cancel)
 
 
 async def _chained(first: str, lines: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -225,17 +238,6 @@ async def _chained(first: str, lines: AsyncIterator[str]) -> AsyncIterator[str]:
         yield first
         async for line in lines:
             yield line
-
-
-async def read_body(request: Request, most: int) -> bytes:
-    """The bytes of a request, of which no more are read than may be. TooLarge for more."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise TooLarge
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _file_of(name: str, kind: str) -> Callable:
@@ -251,17 +253,38 @@ def _file_of(name: str, kind: str) -> Callable:
 def _answered(content: str, kind: str, policy: str) -> Response:
     headers = {
         "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",
     }
     return Response(content, media_type=kind, headers=headers)
 
 
+def _too_many() -> HTTPException:
+    message = "Too many requests wait. Try again in a moment."
+    return HTTPException(429, message, {"Retry-After": "2"})
+
+
 async def _told(request: Request, error: HTTPException) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    status = error.status_code
+    return JSONResponse(error_body(status, error.detail), status, error.headers)
+
+
+async def _refused(request: Request, error: Refused) -> Response:
+    status = 422 if error.status == 400 else error.status  # as for all other values here
+    return JSONResponse(error_body(status, str(error)), status, error.headers)
+
+
+async def gone(request: Request, error: ClientDisconnect) -> Response:
+    """The client left before its request was here: nobody reads this."""
+    return Response(status_code=499)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """A mistake of this package: the trace is on the console, and not on the page."""
-    return JSONResponse({"error": f"{type(error).__name__}: see the console."}, 500)
+    told = error_body(500, f"{type(error).__name__}: see the console.")
+    return JSONResponse(told, 500, NOSNIFF)
+
+
+def error_body(status: int, message: str, code: str = "") -> dict[str, Any]:
+    """An error as the page reads it."""
+    return {"error": said(message)}

@@ -1,10 +1,15 @@
 """What a server takes at a time."""
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
+import anyio.to_thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +24,14 @@ class Limits:
         explanations: so many views of attention are kept, the latest.
         tokens: of a prompt and what is written behind it, of the API.
         batch_size: so many texts are written together for each model, of the API.
-        body_seconds: a request that takes longer to arrive is given up.
+        body_seconds: a request that takes longer to arrive, its headers or its body, is given up.
         stop_seconds: when the server is stopped, what runs has so long to be finished.
+        connections: so many at a time, or fewer where the process may not open so many files. Idle
+            ones give way to new ones.
+        idle_seconds: a client that takes nothing of its answer for so long is left.
+        held_bytes: of all requests together that are read or computed.
+        parts: lists, objects and values in the JSON of one request.
+        attention: numbers of one view of attention, over all layers and heads.
     """
 
     body_bytes: int = 16 * 2**20
@@ -32,18 +43,21 @@ class Limits:
     batch_size: int = 32
     body_seconds: float = 30
     stop_seconds: float = 60
+    connections: int = 1024
+    idle_seconds: float = 60
+    held_bytes: int = 256 * 2**20
+    parts: int = 300_000
+    attention: int = 2**26
 
 
+# Whoever watches a server asks these, without its key and when nobody else is answered.
+WATCHED = ("/health", "/ready")
 # Of the API: longer texts, and many clients at once.
 API_LIMITS = Limits(characters=200_000, waiting=256)
 
 
 class TooManyRequests(Exception):
     """As many requests wait as may."""
-
-
-class TooLarge(Exception):
-    """A request has more bytes than are read."""
 
 
 class Gate:
@@ -56,11 +70,49 @@ class Gate:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """The time of a request. TooManyRequests where too many wait."""
+        await self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def run(self, function: Callable, *arguments: Any) -> Any:
+        """What a function gives that is called in another thread, in its turn.
+
+        The turn lasts until the function ends, even where nobody waits for it any more: its client
+        has left, or the server stops. TooManyRequests where too many wait.
+        """
+        await self._enter()
+        in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        leave = functools.partial(in_loop, self._leave)
+        begun = threading.Lock()  # taken by the thread, or by whoever has it not begin
+
+        def work() -> Any:
+            if begun.acquire(blocking=False):
+                try:
+                    return function(*arguments)
+                finally:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        leave()
+            return None
+
+        try:
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except BaseException:
+            if begun.acquire(blocking=False):
+                self._leave()
+            raise
+
+    async def _enter(self) -> None:
         if self._room == 0:
             raise TooManyRequests
         self._room -= 1
         try:
-            async with self._running:
-                yield
-        finally:
+            await self._running.acquire()
+        except BaseException:
             self._room += 1
+            raise
+
+    def _leave(self) -> None:
+        self._running.release()
+        self._room += 1

@@ -19,12 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from keras_transformer.serving.limits import WATCHED
 from keras_transformer.serving.openai_fields import ApiError
 from keras_transformer.serving.worker import Worker
 
 LOGGER = logging.getLogger("keras_transformer.serving")
-# Who watches a server asks these without its key.
-_OPEN = ("/health", "/ready")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
@@ -76,7 +75,7 @@ class Observed:
 
     def __init__(self, app: ASGIApp, metrics: Metrics, key: str | None = None):
         self.app, self.metrics = app, metrics
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._expected = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +91,6 @@ class Observed:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
-                    (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)
 
@@ -116,10 +114,13 @@ class Observed:
             self._tell(scope, answered["status"], started, request_id, facts)
 
     def _may(self, scope: Scope) -> bool:
-        if self._expected is None or scope["path"] in _OPEN:
+        if self._expected is None or scope["path"] in WATCHED:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return secrets.compare_digest(given, self._expected)
+        # The name of the scheme is in any case, by RFC 9110, section 11.1.
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(
+            given.strip(b" "), self._expected
+        )
 
     def _tell(
         self, scope: Scope, status: int, started: float, request_id: str, facts: dict
@@ -157,7 +158,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+        return json.dumps(told)
 
 
 def log_config(level: str = "INFO") -> dict[str, Any]:

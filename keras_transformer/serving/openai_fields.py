@@ -1,19 +1,19 @@
 """What requests of OpenAI's API are made of, read and checked."""
 
-import json
 import secrets
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
+from keras_transformer.serving.bodies import said
 from keras_transformer.serving.limits import Limits
-from keras_transformer.serving.verbs import Field, Values
+from keras_transformer.serving.verbs import Field, Values, quoted
 
 
 class ApiError(Exception):
     """What is wrong with a request, as OpenAI's clients read it."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None):
-        super().__init__(message)
+        super().__init__(said(message))
         self.status, self.code, self.param = status, code, param
         self.headers = {"Retry-After": "2"} if status == 429 else {}
 
@@ -79,6 +79,51 @@ _EMBEDDING = (
 # Read apart from the fields: they are not one number or one text.
 _OTHERS = ("prompt", "messages", "stop", "response_format", "stream_options", "input",
            "encoding_format")  # fmt: skip
+# What is described of the paths: the fields, and schemas of what is read apart.
+READ = {
+    "/v1/completions": _COMPLETION,
+    "/v1/chat/completions": _CHAT,
+    "/v1/embeddings": _EMBEDDING,
+}
+_STRING: dict[str, Any] = {"type": "string", "minLength": 1}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_OF_TEXTS: dict[str, Any] = {
+    "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": 16}]},
+    "response_format": {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {"type": "object"},
+        },
+        "required": ["type"],
+    },
+    "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {
+        "prompt": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}, _IDS]},
+        **_OF_TEXTS,
+    },
+    "/v1/chat/completions": {
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "role": {"enum": ["system", "user", "assistant"]},
+                    "content": {"type": "string"},
+                },
+                "required": ["role", "content"],
+            },
+        },
+        **_OF_TEXTS,
+    },
+    "/v1/embeddings": {
+        "input": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}, _IDS]},
+        "encoding_format": {"enum": ["float", "base64"]},
+    },
+}
 # What changes nothing of the answer.
 _NEUTRAL = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _MOST_PROMPTS, _MOST_INPUTS, _MOST_STOPS = 32, 256, 16
@@ -123,18 +168,17 @@ def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("`messages` must be a list of at least one message.", "messages")
+    check_size(messages, "messages", limits)
     messages = [_message(message, i) for i, message in enumerate(messages)]
-    check_length("".join(m["content"] for m in messages), "messages", limits)
     if task.tokenizer.chat_template is None:
         raise wrong(
             f"{values['model']!r} has no chat template: it was not trained for conversations. Ask "
             "/v1/completions instead.", "model",
         )  # fmt: skip
     try:
-        text = task.tokenizer.render_chat(messages)
+        rows = [task.tokenizer.encode_chat(messages)]
     except ValueError as error:
         raise wrong(str(error), "messages") from None
-    rows = [task.tokenizer.encode(text, special_tokens=False)]
     top_k = values["top_logprobs"]
     if top_k is not None and not values["logprobs"]:
         raise wrong("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
@@ -185,6 +229,24 @@ def check_length(text: Any, name: str, limits: Limits) -> None:
         raise too_large(f"`{name}` has {len(text):,} {what}, and at most {most:,} are read.", name)
 
 
+def check_size(value: Any, name: str, limits: Limits) -> None:
+    """ApiError for JSON of more characters than are read, each value counted as one at least."""
+    size, found = 0, [value]
+    while found:
+        each = found.pop()
+        size += len(each) if isinstance(each, str) else 1
+        if isinstance(each, dict):
+            found += [*each, *each.values()]
+        elif isinstance(each, list):
+            found += each
+    if size > limits.characters:
+        raise too_large(
+            f"`{name}` has {size:,} characters, and at most {limits.characters:,} are read. Names, "
+            "roles and the number of messages count.",
+            name,
+        )
+
+
 def _values(given: Values, fields: tuple[Field, ...], limits: Limits) -> dict[str, Any]:
     """The fields of a request. ApiError for one that is wrong, or that would not be heeded."""
     known = {field.name for field in fields}.union(_OTHERS, _NEUTRAL)
@@ -194,7 +256,8 @@ def _values(given: Values, fields: tuple[Field, ...], limits: Limits) -> dict[st
             "best_of",
             1,
         ):
-            raise ApiError(400, f"`{name}` is not supported here.", "unsupported_parameter", name)
+            message = f"{quoted(name)} is not supported here."
+            raise ApiError(400, message, "unsupported_parameter", name[:80])
     values = {}
     for field in fields:
         try:
@@ -304,14 +367,3 @@ def _constraint(task: Any, given: Values) -> Any:
         return task.constraint(json_schema=schema)
     except (ValueError, RecursionError) as error:
         raise wrong(str(error), "response_format") from None
-
-
-def parsed(body: bytes) -> dict[str, Any]:
-    """The object that a body is. ApiError for one that is none."""
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The body is no JSON: {error}", "invalid_json") from None
-    if not isinstance(given, dict):
-        raise ApiError(400, "The body must be a JSON object.", "invalid_json")
-    return given

@@ -1,11 +1,17 @@
-"""The description of the endpoints, as OpenAPI has it."""
+"""The descriptions of the endpoints of the page and of the API, as OpenAPI has them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.serving.verbs import Verb
+from keras_transformer.serving.openai_fields import OTHERS, READ
+from keras_transformer.serving.verbs import Field, Verb
 
+_ABOUT = {
+    "openapi": "3.1.0",
+    "info": {"title": "keras_transformer", "version": kt.__version__},
+}
+_JSON = ("application/json",)
 _ERROR = {
     "type": "object",
     "properties": {"error": {"type": "string"}},
@@ -25,12 +31,150 @@ _ANSWER = {
 _VIEW = {"type": "object", "properties": {"view": {"type": "string"}}, "required": ["view"]}
 _PIECES = {"type": "string", "description": "A line of JSON for each piece: piece, done or error."}
 _WRONG = {
+    "400": "The request is no HTTP, or is for another host.",
     "404": "No such preset, or it cannot be asked this.",
+    "408": "The request did not arrive in time.",
     "413": "The request is too large.",
     "415": "The request is no JSON.",
     "422": "A value is missing or wrong; the message says which.",
     "429": "Too many requests wait.",
+    "503": "The server stops, or has too many connections.",
 }
+# An error of the API.
+_OPENAI_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+_CHOICES = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string"},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    },
+    "required": ["id", "object", "created", "model", "choices"],
+}
+_EVENT = {
+    "type": "object",
+    "description": "Each event has a part of the answer in JSON, an error, or [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+_LIST = {
+    "type": "object",
+    "properties": {"object": {"const": "list"}, "data": {"type": "array"}},
+    "required": ["object", "data"],
+}
+_MODEL = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "object": {"const": "model"}},
+    "required": ["id", "object"],
+}
+# Of each path of OpenAI's: the verb of the page, and the answer.
+_OPENAI = {
+    "/v1/completions": ("complete", _CHOICES),
+    "/v1/chat/completions": ("complete", _CHOICES),
+    "/v1/embeddings": ("embed", _LIST),
+}
+
+
+def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[str, Any]:
+    """The description, of OpenAPI 3.1, of OpenAI's API of models.
+
+    Args:
+        models: what can be asked of each, by its name.
+        has_key: bool, whether requests need one.
+    """
+    named: dict[str, Verb] = {verb.name: verb for verbs in models.values() for verb in verbs}
+    able = {
+        name: [model for model, verbs in models.items() if name in {verb.name for verb in verbs}]
+        for name in named
+    }
+    paths: dict[str, Any] = {}
+    for path, (name, answer) in _OPENAI.items():
+        if name in able:
+            given = _object(READ[path], {"model": _names(able[name]), **OTHERS[path]}, ["model"])
+            given["required"] += [n for n in ("prompt", "messages", "input") if n in OTHERS[path]]
+            kinds = ["application/json", *(["text/event-stream"] if answer is _CHOICES else [])]
+            paths[path] = {"post": _api_operation(f"openai_{name}_{path}", given, answer, kinds)}
+    for name, verb in named.items():
+        if name not in ("complete", "embed"):
+            needed = ["model"] if len(able[name]) > 1 else []
+            given = _object(verb.fields, {"model": _names(able[name])}, needed)
+            paths[f"/{name}"] = {"post": _api_operation(name, given, _ANSWER)}
+    of_model = _api_operation("model", None, _MODEL)
+    of_model["parameters"] = [
+        {"name": "model", "in": "path", "required": True, "schema": _names(models)}
+    ]
+    state = {"type": "object"}
+    paths |= {
+        "/v1/models": {"get": _api_operation("models", None, _LIST)},
+        "/v1/models/{model}": {"get": of_model},
+        "/health": {"get": _api_operation("health", None, state)},
+        "/ready": {"get": _api_operation("ready", None, state)},
+        "/metrics": {"get": _api_operation("metrics", None, {"type": "string"}, ["text/plain"])},
+    }
+    paths["/ready"]["get"]["responses"]["503"] = _content("It is not ready.", state)
+    found: dict[str, Any] = {**_ABOUT, "paths": paths}
+    if has_key:
+        found["components"] = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _api_operation(
+    name: str, given: dict[str, Any] | None, answer: dict[str, Any], kinds: Iterable[str] = _JSON
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": name.strip("/").replace("/", "_"),
+        "responses": {
+            "200": _content("The answer.", answer, kinds),
+            "default": _content("An error; the message says what is wrong.", _OPENAI_ERROR),
+        },
+    }
+    if given is not None:
+        body = {"required": True, "content": {"application/json": {"schema": given}}}
+        operation["requestBody"] = body
+    return operation
+
+
+def _content(text: str, schema: dict[str, Any], kinds: Iterable[str] = _JSON) -> dict[str, Any]:
+    forms = {"text/event-stream": _EVENT, "text/plain": {"type": "string"}}
+    content = {kind: {"schema": forms.get(kind, schema)} for kind in kinds}
+    return {"description": text, "content": content}
+
+
+def _names(models: Iterable[str]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(models)}
+
+
+def _object(
+    fields: Iterable[Field], further: Mapping[str, Any] | None = None, required: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The schema of a body of fields, and of further values by their schemas."""
+    fields = tuple(fields)
+    needed = [f.name for f in fields if f.default is None and not f.optional]
+    return {
+        "type": "object",
+        "properties": {**{field.name: field.schema for field in fields}, **(further or {})},
+        "required": list(dict.fromkeys([*needed, *required])),
+        "additionalProperties": False,
+    }
 
 
 def described(verbs: Mapping[tuple[str, str], Verb]) -> dict[str, Any]:
@@ -46,27 +190,14 @@ def described(verbs: Mapping[tuple[str, str], Verb]) -> dict[str, Any]:
             paths[f"{base}/explain"] = _operation(
                 verb, preset, "explain", "application/json", _VIEW
             )
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "keras_transformer", "version": kt.__version__},
-        "paths": paths,
-    }
+    return {**_ABOUT, "paths": paths}
 
 
 def _operation(
     verb: Verb, preset: str, form: str, kind: str, schema: dict[str, Any]
 ) -> dict[str, Any]:
-    required = [f.name for f in verb.fields if f.default is None and not f.optional]
-    given = {
-        "type": "object",
-        "properties": {field.name: field.schema for field in verb.fields},
-        "required": required,
-        "additionalProperties": False,
-    }
-    wrong = {
-        status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-        for status, text in _WRONG.items()
-    }
+    given = _object(verb.fields)
+    wrong = {status: _content(text, _ERROR) for status, text in _WRONG.items()}
     found = {"200": {"description": "The answer.", "content": {kind: {"schema": schema}}}}
     operation = {
         "summary": " ".join(filter(None, (verb.title, preset, form))),

@@ -1,6 +1,8 @@
 """Loads presets and serves them until it is stopped."""
 
 import concurrent.futures
+import dataclasses
+import gc
 import ipaddress
 import signal
 import socket
@@ -9,11 +11,15 @@ from typing import Any
 
 import keras_transformer as kt
 from keras_transformer.optimizing.modes import load
+from keras_transformer.serving.api import error_body as api_error_body
 from keras_transformer.serving.api import make_api
-from keras_transformer.serving.app import make_app
+from keras_transformer.serving.app import error_body, make_app
 from keras_transformer.serving.limits import API_LIMITS, Limits
 from keras_transformer.serving.observing import log_config
 from keras_transformer.serving.verbs import Served, task_names
+
+# Seconds in which requests of a page are finished when it is stopped.
+_PAGE_STOPS = 5
 
 
 def load_served(presets: Sequence[str], mode: str = "float32") -> dict[str, Served]:
@@ -50,7 +56,8 @@ def serve(
 ) -> None:
     """Serves presets until it is interrupted or terminated: a page to try them, or an API.
 
-    When it is told to stop, the API finishes what runs, for at most `limits.stop_seconds`.
+    When it is told to stop, the API finishes what runs, for at most `limits.stop_seconds`, and the
+    page for at most 5 seconds. What still runs then ends with an error that its client reads.
 
     Args:
         presets: names of presets, folders or `hf://` addresses, as in `from_preset`.
@@ -66,7 +73,7 @@ def serve(
             key without `api`.
         OSError: if the port is in use.
     """
-    import uvicorn
+    from keras_transformer.serving.connections import Server  # needs uvicorn, which others do not
 
     if key is not None and not api:
         raise ValueError("A key is for the API: the page has none. Give `--api` too.")
@@ -76,29 +83,32 @@ def serve(
     # milliseconds in place of 23.
     with concurrent.futures.ThreadPoolExecutor(1) as loader:
         served = loader.submit(load_served, presets, mode).result()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
+    # All that is loaded stays. To look through it for garbage takes up to a second, in which nobody
+    # is answered.
+    gc.collect()
+    gc.freeze()
+    listener, named, hosts = listen(host, port)
     port = listener.getsockname()[1]
-    named = f"[{host}]" if ":" in host else host
-    hosts = () if _is_loopback(host) else ("*",)
-    options: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 5}
+    options: dict[str, Any] = {"log_level": "warning"}
     if api:
-        app = make_api(served, limits, key, hosts)
-        options = {
-            "log_config": log_config(),
-            "access_log": False,
-            "timeout_graceful_shutdown": limits.stop_seconds,
-        }
+        app, shape = make_api(served, limits, key, hosts), api_error_body
+        options = {"log_config": log_config(), "access_log": False}
         # uvicorn raises the signal again when all is finished: then the end is no failure.
         signal.signal(signal.SIGTERM, lambda *_: None)
     else:
-        app = make_app(served, limits, hosts)
+        limits = dataclasses.replace(limits, stop_seconds=min(_PAGE_STOPS, limits.stop_seconds))
+        app, shape = make_app(served, limits, hosts), error_body
     print(f"Serving {', '.join(served)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
-    uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
+    Server(app, limits, shape, **options).run(sockets=[listener])
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def listen(host: str, port: int) -> tuple[socket.socket, str, tuple[str, ...]]:
+    """A socket that listens, its host as in addresses, and the names that requests may call it by.
+
+    On the loopback these are the host and its address, elsewhere whatever clients call it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    found = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    named, of_it = (f"[{name}]" if ":" in name else name for name in (host, str(found)))
+    return listener, named, (named, of_it, host, str(found)) if found.is_loopback else ("*",)

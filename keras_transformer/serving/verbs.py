@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import keras_transformer as kt
+from keras_transformer.checking import shorten
 from keras_transformer.tokenizers.moses import text_forms
 
 Values = Mapping[str, Any]
@@ -33,6 +34,7 @@ class Served(NamedTuple):
         return tuple(verb for verb in VERBS if type(self.task).__name__ in verb.tasks)
 
 
+_NOT_EMPTY = r"\S"  # of a text, for JSON Schema
 _JSON_TYPES = {
     "text": "string",
     "file": "string",
@@ -69,12 +71,14 @@ class Field(NamedTuple):
         """Of JSON Schema."""
         schema: dict[str, Any] = {"description": self.label}
         if self.kind == "texts":
-            text = {"type": "string", "minLength": 1}
+            text = {"type": "string", "minLength": 1, "pattern": _NOT_EMPTY}
             schema |= {"type": "array", "items": text, "minItems": 1, "maxItems": int(self.most)}
         else:
             schema["type"] = _JSON_TYPES[self.kind]
         if self.kind in ("integer", "number"):
             schema |= {"minimum": self.least, "maximum": self.most}
+        elif self.kind == "text":
+            schema["pattern"] = _NOT_EMPTY
         elif self.kind == "file":
             schema["contentEncoding"] = "base64"
         return schema if self.default is None else {**schema, "default": self.default}
@@ -170,8 +174,14 @@ class Verb:
         names = [field.name for field in self.fields]
         unknown = sorted(set(given) - set(names))
         if unknown:
-            raise ValueError(f"`{unknown[0]}` is not known here. There are: {', '.join(names)}.")
+            known = ", ".join(names)
+            raise ValueError(f"{quoted(unknown[0])} is not known here. There are: {known}.")
         return {field.name: field.read(given, longest) for field in self.fields}
+
+
+def quoted(name: str) -> str:
+    """The name of a field that a client made up, cut."""
+    return f"`{shorten(name)[1:-1]}`"
 
 
 _TEXTS = Field("texts", "texts", "Texts, one a line")

@@ -105,6 +105,8 @@ class CausalLM(LanguageModel):
     def chat(self, messages: list[dict], **options):
         """The model's answer to a conversation, by the chat template of its tokenizer.
 
+        Special tokens that are written out in messages are text, see `Tokenizer.encode_chat`.
+
         Args:
             messages: list of `{"role": "user" or "assistant" or "system", "content": str}`.
             **options: as in `generate`, e.g. `max_new_tokens`, `sampler`, `stream`.
@@ -117,10 +119,7 @@ class CausalLM(LanguageModel):
                 conversation.
             ImportError: if jinja2 is not installed.
         """
-        tokenizer = tokenizer_of(self)
-        # The template has its own special tokens: no others are added.
-        ids = tokenizer.encode(tokenizer.render_chat(messages), special_tokens=False)
-        return self.generate(IdsOfText(ids), **options)
+        return self.generate(IdsOfText(tokenizer_of(self).encode_chat(messages)), **options)
 
     def _encode_prompts(self, texts):
         tokenizer = tokenizer_of(self)

@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_choice, check_int, is_int, shorten
-from keras_transformer.explanations.building import Side, explanation_of, sides_of
+from keras_transformer.explanations.building import (
+    Side,
+    check_attention,
+    explanation_of,
+    sides_of,
+)
 from keras_transformer.explanations.explainer import Explainer
 from keras_transformer.explanations.explanation import Explanation
 from keras_transformer.explanations.tokens import readable_tokens
@@ -36,6 +41,7 @@ class Explains:
         baseline: str | int | None = None,
         top_k: int = 5,
         vectors: bool = True,
+        max_attention: int | None = None,
     ) -> Any:
         """What the model saw of an input: attention, states, and what each token adds.
 
@@ -57,12 +63,15 @@ class Explains:
                 positions to its embeddings, and else to the mean, since a norm jumps at zero.
             top_k: int, the likeliest tokens of each layer, of a model with logits of tokens.
             vectors: bool, keep the queries and keys, which the page of `to_html` shows.
+            max_attention: int, the most attention weights of an input, over all layers and heads:
+                they grow with the square of its length. Defaults to no bound.
 
         Returns:
             An `explanations.Explanation`; for a list of inputs a list of them.
 
         Raises:
-            ValueError: for inputs that the model cannot take, or an output that it does not have.
+            ValueError: for inputs that the model cannot take, or an output that it does not have;
+                before the pass, for an input of more than `max_attention`.
 
         Example:
         ```python
@@ -77,7 +86,7 @@ class Explains:
         Source: Shrikumar et al. 2016; Sundararajan et al. 2017, "Axiomatic Attribution for Deep
         Networks".
         """
-        how = Asked.of(saliency, target, position, steps, baseline, top_k, vectors)
+        how = Asked.of(saliency, target, position, steps, baseline, top_k, vectors, max_attention)
         rows, alone = self.explained_inputs(x)
         found = [self.explained(inputs, how) for inputs in rows]
         return found[0] if alone else found
@@ -124,6 +133,8 @@ class Explains:
             written: of a text that was written, the id behind each place.
             **further: fields that are known already.
         """
+        if how.max_attention is not None:
+            check_attention(self, inputs, how.max_attention)
         if self._explainer is None:
             self._explainer = Explainer(self)
         explainer = self._explainer
@@ -270,9 +281,14 @@ class Explains:
 class Asked:
     """The checked options of `explain`."""
 
-    names = ("saliency", "target", "position", "steps", "baseline", "top_k", "vectors")
+    names = (
+        "saliency", "target", "position", "steps", "baseline", "top_k", "vectors", "max_attention",
+    )  # fmt: skip
 
-    def __init__(self, saliency, target, position, steps, baseline, top_k, vectors):
+    def __init__(
+        self, saliency, target, position, steps, baseline, top_k, vectors, max_attention
+    ):  # fmt: skip
+        self.max_attention = max_attention
         self.saliency, self.target, self.position = saliency, target, position
         self.steps, self.baseline, self.top_k, self.vectors = steps, baseline, top_k, vectors
 
@@ -286,6 +302,7 @@ class Asked:
         baseline=None,
         top_k=5,
         vectors=True,
+        max_attention=None,
     ) -> "Asked":
         """ValueError for options that are wrong, or change nothing."""
         check_choice("saliency", saliency, SALIENCY, none=True)
@@ -306,6 +323,7 @@ class Asked:
             baseline,
             check_int("top_k", top_k, at_least=1),
             check_bool("vectors", vectors),
+            check_int("max_attention", max_attention, at_least=1, none=True),
         )
 
 

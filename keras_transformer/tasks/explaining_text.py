@@ -26,8 +26,8 @@ class ExplainsWritten(Explains):
                 none for a model that goes on with its prompt, which then is what is explained; and
                 to what `generate` writes for one that translates.
             **options: as of `TextClassifier.explain`: `saliency`, `target`, `position`, `steps`,
-                `baseline`, `top_k`, `vectors`. Attributions are of the last token that was written,
-                or of the likeliest next one.
+                `baseline`, `top_k`, `vectors`, `max_attention`. Attributions are of the last token
+                that was written, or of the likeliest next one.
 
         Returns:
             An `explanations.Explanation`; for a list of prompts a list of them. Token `i` of

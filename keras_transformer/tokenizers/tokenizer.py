@@ -1,8 +1,8 @@
 """Text to token ids and back."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
@@ -13,13 +13,14 @@ from keras_transformer.kerashub_names import ForeignNames, answers_theirs
 from keras_transformer.registry import bound
 from keras_transformer.tokenizers import loading, training
 from keras_transformer.tokenizers.backend import check_texts, copy_backend, refusing
-from keras_transformer.tokenizers.chat import render_chat
-from keras_transformer.tokenizers.folder import PUBLISHED_KEYS, Folder
+from keras_transformer.tokenizers.beginnings import encode_beginnings
+from keras_transformer.tokenizers.chats import Chats
+from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.symbols import known
 from keras_transformer.tokenizers.vocabulary import Vocabulary
 
 
-class Tokenizer(ForeignNames, Vocabulary):
+class Tokenizer(ForeignNames, Chats, Vocabulary):
     """Maps text to token ids and back.
 
     The work is done by the Rust library `tokenizers`; no deep learning framework is needed.
@@ -306,11 +307,17 @@ class Tokenizer(ForeignNames, Vocabulary):
             # On a copy: the setting would last, and other threads would see it.
             backend = copy_backend(backend)
             backend.enable_truncation(int(max_length), strategy="longest_first")
-        with self._refusing("encode"):
+
+        def encode(rows: list) -> list[tokenizers.Encoding]:
             encodings = backend.encode_batch_fast(
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
             return known(backend, rows, encodings)
+
+        with self._refusing("encode"):
+            if max_length is None or pairs is not None or self._takes_pieces:
+                return encode(rows)
+            return encode_beginnings(encode, rows, int(max_length))
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of the targets of a sequence-to-sequence model, without special tokens.
@@ -320,60 +327,6 @@ class Tokenizer(ForeignNames, Vocabulary):
             segments sources and targets differently, as Marian's does.
         """
         return self.encode_batch(texts, special_tokens=False)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> str:
-        """The text of a chat by `chat_template`, as Transformers' `apply_chat_template`.
-
-        The text has the special tokens in it: encode it with `special_tokens=False`.
-
-        Args:
-            messages: dicts with the strings `role` (`"system"`, `"user"`, `"assistant"`, ...)
-                and `content`, and further keys that the template may know.
-            add_generation_prompt: end with what comes before the assistant's next answer.
-            tools: descriptions of functions that the model may call, as dicts of JSON values.
-            **variables: what else the template knows, such as `enable_thinking`.
-
-        Returns:
-            A string.
-
-        Raises:
-            ImportError: if jinja2 is not installed.
-            ValueError: if there is no template, if a message is wrong, or if the template is or
-                refuses the chat.
-
-        Example:
-        ```python
-        from keras_transformer.tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.train(["user: hello"] * 2, vocabulary_size=300)
-        tokenizer.chat_template = (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-        )
-        text = tokenizer.render_chat([{"role": "user", "content": "hello"}])
-        assert text == "user: hello</s>"
-        assert tokenizer.encode(text, special_tokens=False)[-1] == tokenizer.end_id
-        ```
-        """
-        if self.chat_template is None:
-            raise ValueError(
-                "The tokenizer has no chat template: it is not that of a chat model. Set its "
-                "`chat_template`, or write the prompt as the model was trained on it."
-            )
-        return render_chat(
-            self.chat_template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens={PUBLISHED_KEYS[r][0]: t for r, t in self._roles.items() if t},
-            tools=tools,
-            **variables,
-        )
 
     # TensorFlow
 

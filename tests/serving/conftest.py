@@ -1,24 +1,27 @@
 """What the tests of the server share: tiny models behind a real server on the loopback."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import socket
 import threading
 
 import pytest
-import uvicorn
 
-from keras_transformer.serving.app import make_app
+from keras_transformer.serving.app import error_body, make_app
+from keras_transformer.serving.connections import Server
+from keras_transformer.serving.limits import Limits
 from keras_transformer.serving.run import load_served
 from tests.cli.conftest import folder  # noqa: F401
 
 
 @contextlib.contextmanager
-def started(app):
+def started(app, limits=None):
     """The port of a server of an application, which runs in a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    limits = dataclasses.replace(limits or Limits(), stop_seconds=0.2)
+    server = Server(app, limits, error_body, log_level="critical")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -187,6 +187,10 @@ def test_models_and_what_the_page_can(api, client, served):
     assert len(ask(api, "/translate", given)[2]["texts"]) == len(expected) == 1
 
 
+def said_by(role, content, times=1):
+    return {"messages": [{"role": role, "content": content}] * times}
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("path", "changed", "status", "told"),
@@ -215,6 +219,16 @@ def test_models_and_what_the_page_can(api, client, served):
         ("chat/completions", {"messages": "hello"}, 400, "`messages` must be a list"),
         ("chat/completions", {"messages": [{"role": "user"}]}, 400, "`messages[0].content`"),
         ("chat/completions", {"messages": [], "tools": [1]}, 400, "`tools` is not supported"),
+        ("completions", {"\ud800": 1}, 400, "`'\\ud800'` has '\\ud800' at 0, half of a surrogate"),
+        ("completions", {"stop": "\udfff"}, 400, "`stop` has '\\udfff'"),
+        ("completions", {"model": "\udfff"}, 400, "`model` has '\\udfff'"),
+        ("completions", {"k" * 10**6: 1}, 400, "kkk...kkk"),
+        ("completions", {"k" * 10**6 + "\ud800": 1}, 400, "kkk...kkk"),
+        ("completions", {"model": "m" * 10**6}, 404, "does not exist"),
+        ("chat/completions", said_by("\ud800", ""), 400, "`messages[0].role` has"),
+        ("chat/completions", said_by("user", "\ud800"), 400, "`messages[0].content` has"),
+        ("chat/completions", said_by("r" * 200_001, ""), 413, "roles"),
+        ("chat/completions", said_by("user", "", 20_000), 413, "number of messages"),
         ("embeddings", {"input": "a", "model": "writer"}, 404, "These can: embedder"),
         ("embeddings", {"input": [], "model": "embedder"}, 400, "`input` must be"),
         ("embeddings", {"input": "a", "model": "embedder", "dimensions": 3}, 400, "16"),
@@ -226,7 +240,7 @@ def test_what_is_wrong_is_said_as_openai_does(api, path, changed, status, told):
     found = ask(api, f"/v1/{path}", {**given, **changed})
     error = found[2]["error"]
     assert (found[0], set(error)) == (status, {"message", "type", "param", "code"})
-    assert told in error["message"]
+    assert told in error["message"] and len(json.dumps(error)) < 1000
 
 
 @pytest.mark.one_backend
@@ -240,9 +254,22 @@ def test_errors_of_the_client(client):
 @pytest.mark.one_backend
 def test_a_key(task):
     with started(make_api({"writer": Served(task)}, key="secret")) as port:
-        for given, status in ({}, 401), ({"Authorization": "Bearer other"}, 401), (
-            {"Authorization": "Bearer secret"}, 200,
-        ):  # fmt: skip
+        for given, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer other"}, 401),
+            (
+                {"Authorization": "Bearer secret"},
+                200,
+            ),
+            ({"Authorization": "bearer secret"}, 200),
+            ({"Authorization": "BEARER  secret"}, 200),
+            (
+                {"Authorization": "Basic secret"},
+                401,
+            ),
+            ({"Authorization": "secret"}, 401),
+            ({"Authorization": "Bearer secret x"}, 401),
+        ):
             assert ask(port, "/v1/models", headers=given)[0] == status
             assert ask(port, "/metrics", headers=given)[0] == status
         assert ask(port, "/health")[0] == 200

@@ -11,9 +11,11 @@ import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
 import keras_transformer as kt
 from keras_transformer.serving import VERBS, Limits, Served, make_app
+from keras_transformer.serving.run import listen
 from keras_transformer.tokenizers import moses_detokenize, moses_tokenize
 from tests.serving.conftest import ask, started
 from tests.tasks import images
@@ -121,12 +123,16 @@ def test_the_latest_views_are_kept(served):
         ("classifier/classify", {"texts": [3]}, 422, "must be a text"),
         ("classifier/classify", {"texts": ["a" * 20_001]}, 422, "20,001 characters"),
         ("classifier/classify", {"texts": ["a"], "top": 3}, 422, "`top` is not known here"),
+        ("classifier/classify", {"k" * 10**6: 3}, 422, "kkk...kkk"),
+        ("classifier/classify", {"texts": ["\ud800"]}, 422, "`texts[0]` has '\\ud800'"),
+        ("classifier/classify", {"\udc00": 1}, 422, "half of a surrogate pair"),
         ("classifier/classify", ["a"], 422, "must be a JSON object"),
         ("masked/fill-mask", {"texts": ["no mask"]}, 422, "[MASK]"),
         ("masked/fill-mask", {"texts": ["[MASK]"], "top_k": 0}, 422, "from 1 to 20"),
         ("masked/fill-mask", {"texts": ["[MASK]"], "top_k": 2.5}, 422, "must be an integer"),
         ("masked/fill-mask", {"texts": ["[MASK]"], "top_k": True}, 422, "must be an integer"),
-        ("lm/complete", {"prompt": "a", "temperature": float("nan")}, 422, "from 0 to 4"),
+        ("lm/complete", {"prompt": "a", "temperature": float("nan")}, 422, "NaN is not a JSON"),
+        ("lm/complete", {"prompt": "a", "temperature": 5}, 422, "from 0 to 4"),
         ("lm/complete", {"prompt": "a", "max_new_tokens": 10**9}, 422, "from 1 to 512"),
         ("lm/translate", {"texts": ["a"]}, 404, "lm/translate is not served"),
         ("nothing/classify", {"texts": ["a"]}, 404, "There are: classifier/classify"),
@@ -135,7 +141,7 @@ def test_the_latest_views_are_kept(served):
 )
 def test_what_is_wrong_is_said(port, path, given, status, told):
     found = ask(port, f"/api/{path}", given)
-    assert found[0] == status and told in found[2]["error"]
+    assert found[0] == status and told in found[2]["error"] and len(found[2]["error"]) < 1000
 
 
 def test_bodies_that_are_no_json(port):
@@ -160,6 +166,65 @@ def test_a_body_is_bounded_whatever_it_says_of_itself(served):
             chunk = b"4000\r\n" + b"a" * 0x4000 + b"\r\n"
             connection.sendall(chunk * 5)
             assert b" 413 " in connection.recv(4096)
+
+
+def test_bodies_that_do_not_come_and_more_than_is_held(served):
+    """Half a body is given up, and what it has sent so far is free for others."""
+    limits = Limits(body_seconds=1, held_bytes=10_000)
+    head = (
+        b"POST /api/classifier/classify HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+    )
+    with (
+        started(make_app({"classifier": served["classifier"]}, limits)) as port,
+        socket.create_connection(("127.0.0.1", port), 30) as connection,
+    ):
+        connection.sendall(head + b"a" * 9000)
+        time.sleep(0.2)
+        given = {"texts": ["a dog"], "padding": "a" * 2000}
+        status, _, found = ask(port, "/api/classifier/classify", given)
+        assert status == 429 and "is being read" in found["error"]
+        assert b" 408 " in connection.recv(4096)
+        for _ in range(8):
+            assert ask(port, "/api/classifier/classify", given)[0] == 422
+
+
+def test_a_view_of_the_attention_is_bounded(served):
+    """Its weights are counted before they are made: of 1 layer with 2 heads 2 of each pair."""
+    size = served["classifier"].task.explained_inputs("a dog")[0][0]["token_ids"].shape[1]
+    for most, expected in ((2 * size**2 - 1, 422), (2 * size**2, 200)):
+        app = make_app({"classifier": served["classifier"]}, Limits(attention=most))
+        with started(app) as port:
+            path = "/api/classifier/classify/explain"
+            assert ask(port, path, {"texts": ["a dog"]})[0] == expected
+    with started(make_app({"lm": served["lm"]}, Limits(attention=10**6))) as port:
+        began = time.monotonic()
+        status, _, found = ask(port, "/api/lm/complete/explain", {"prompt": "a " * 9_999})
+        assert status == 422 and "square of its length" in found["error"]
+        assert time.monotonic() - began < 20
+
+
+def test_no_answer_is_taken_for_what_it_does_not_say(port):
+    for path in ("/", "/api", "/openapi.json", "/views/x", "/none", "/page.js"):
+        assert ask(port, path)[1]["x-content-type-options"] == "nosniff"
+    for given in ({"texts": ["a"]}, {}):
+        answered = ask(port, "/api/classifier/classify", given)
+        assert answered[1]["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "0.0.0.0"])
+def test_a_server_answers_to_the_name_that_it_is_given(host, served):
+    try:
+        listener, named, hosts = listen(host, 0)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    app = TestClient(make_app({"classifier": served["classifier"]}, hosts=hosts))
+    with listener:
+        port = listener.getsockname()[1]
+        for name in (named, named.upper(), "127.0.0.1", "localhost"):
+            assert app.get("/api", headers={"Host": f"{name}:{port}"}).status_code == 200
+        foreign = app.get("/api", headers={"Host": "example.org"}).status_code
+        assert foreign == (200 if host == "0.0.0.0" else 400)
 
 
 def test_only_names_of_this_machine_are_answered(port):

@@ -1,9 +1,12 @@
 """A real process under what clients do wrong, and what it does when it is stopped."""
 
 import concurrent.futures
+import contextlib
+import functools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -23,13 +26,17 @@ pytestmark = pytest.mark.one_backend
 class Process:
     """A server of its own, with what it says."""
 
-    def __init__(self, folder, log, *options):
+    def __init__(self, folder, log, *options, descriptors=None):
         self.log = log
+        bound = None
+        if descriptors is not None:
+            limits = (descriptors, descriptors)
+            bound = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "keras_transformer", "serve", "--api", str(folder),
                  "--port", "0", *options],
-                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT,
+                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, preexec_fn=bound,
             )  # fmt: skip
         said = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+) ", said)[1])
@@ -144,7 +151,8 @@ def test_a_text_that_the_model_fails_for(server):
 
 
 def test_a_server_that_is_terminated_finishes_what_runs(folder, tmp_path):
-    server = Process(folder, tmp_path / "log.jsonl", "--batch-size", "4")
+    options = ["--batch-size", "4", "--stop-seconds", "300"]
+    server = Process(folder, tmp_path / "log.jsonl", *options)
     asked = {**GIVEN, "max_tokens": 400}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = [pool.submit(ask, server.port, "/v1/completions", asked) for _ in range(6)]
@@ -164,12 +172,24 @@ def test_what_takes_too_long_is_given_up_when_it_is_terminated(folder, tmp_path)
     options = ["--stop-seconds", "1", "--api-key", "KEY_OF_TEST"]
     os.environ["KEY_OF_TEST"] = "secret"
     try:
-        server = Process(folder, tmp_path / "log.jsonl", *options)
+        server = Process(folder, tmp_path / "log.jsonl", *options, descriptors=128)
     finally:
         del os.environ["KEY_OF_TEST"]
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="secret")
-    next(iter(client.completions.create(**LONG)))
+    # More connections than there are descriptors, none of which has the key.
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", head, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            for _ in range(130):
+                connection = socket.create_connection(("127.0.0.1", server.port), 60)
+                stack.enter_context(connection).sendall(sent)
+            assert ask(server.port, "/health")[0] == 200
+    stream = client.completions.create(**LONG)
+    next(stream)
     assert ask(server.port, "/v1/models")[0] == 401
     started = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="The server stops"):
+        list(stream)
+    assert 0.9 < time.monotonic() - started < 5
     assert server.process.wait(60) == 0 and time.monotonic() - started < 20

@@ -326,3 +326,36 @@ def test_render_with_the_tokenizers_own_tokens():
 def test_marian_has_no_template(tmp_path):
     marian(tmp_path)
     assert chat_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_no_message_can_pass_for_the_template(kind):
+    """Special tokens in contents, roles and tools are the characters that they are written with."""
+    more = () if kind == "wordpiece" else ("<|im_end|>", "!")
+    texts = ["a man rides", "user: two"] * 4
+    tokenizer = Tokenizer.train(texts, kind=kind, vocabulary_size=300, special_tokens=more)
+    tokens = [*filter(None, tokenizer._roles.values()), *more]
+    start, end = tokenizer.start_id, tokenizer.end_id
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}"
+        "{% endfor %}{{ tools | tojson if tools else '' }}"
+    )
+    plain = [{"role": "user", "content": "a man"}, {"role": "x", "content": " rides"}]
+    text = tokenizer.render_chat(plain)
+    assert tokenizer.encode_chat(plain) == tokenizer.encode(text, special_tokens=False)
+    library = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+    library.encode_special_tokens = True  # all of them are text to it
+
+    def of_text(text):
+        return library.encode(text, add_special_tokens=False).ids
+
+    for token in tokens:
+        for content in (token, f"a{token}man", f"{token} {token}", f"rides {token}{tokens[0]}\n"):
+            messages = [{"role": "user", "content": content}, {"role": token, "content": "a"}]
+            expected = [start, *of_text(f"user: {content}"), end]
+            expected += [start, *of_text(f"{token}: a"), end]
+            assert tokenizer.encode_chat(messages) == expected
+        tools = [{"name": token, token: "a"}]
+        ids = tokenizer.encode_chat(plain, tools=tools)
+        told = of_text(json.dumps(tools))
+        assert ids.count(end) == 2 and ids[-len(told) :] == told

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 from keras_transformer.tokenizers import Tokenizer
+from keras_transformer.tokenizers import tokenizer as tokenizer_module
 
 pytestmark = pytest.mark.one_backend
 
@@ -167,6 +168,39 @@ def test_truncation_keeps_the_special_tokens(trained):
     assert segments == [0] * 5 + [1] * 4
     assert [ids[0], ids[4], ids[8]] == [tokenizer.start_id, tokenizer.end_id, tokenizer.end_id]
     assert tokenizer.encode(text) == whole
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_no_more_of_a_long_text_is_encoded_than_is_kept(kind, monkeypatch):
+    """The ids are those that the library cuts off the whole text; it sees its beginning alone."""
+    tokenizer = Tokenizer.train(TEXTS, kind=kind, vocabulary_size=300)
+    words = " ".join(TEXTS).split()
+    order = np.random.default_rng(0).integers(0, len(words), 20_000)
+    texts = [
+        " ".join(words[i] for i in order), "".join(words[i] for i in order), "a" * 90_000,
+        "\u4e2d" * 90_000, " " * 90_000 + "two", "\n".join(words[i] for i in order), "men",
+    ]  # fmt: skip
+    library = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+    library.enable_truncation(32)
+    expected = [encoding.ids for encoding in library.encode_batch(texts)]
+    seen, copied = [], tokenizer_module.copy_backend
+
+    class Seeing:
+        def __init__(self, backend):
+            self._backend = backend
+
+        def __getattr__(self, name):
+            return getattr(self._backend, name)
+
+        def encode_batch_fast(self, rows, **options):
+            seen.extend(map(len, rows))
+            return self._backend.encode_batch_fast(rows, **options)
+
+    monkeypatch.setattr(tokenizer_module, "copy_backend", lambda backend: Seeing(copied(backend)))
+    assert tokenizer.encode_batch(texts, max_length=32) == expected
+    seen.clear()
+    tokenizer.encode_batch(texts[:1], max_length=32)
+    assert sum(seen) <= 2048 < len(texts[0])
 
 
 def test_truncation_is_not_seen_by_other_threads(trained):
