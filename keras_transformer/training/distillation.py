@@ -10,6 +10,7 @@ from keras import ops
 from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.initializers import HostZeros
+from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models import build_backbone
 from keras_transformer.models.turns import ThreadSafe, Turns
 from keras_transformer.structure import sides
@@ -232,7 +233,7 @@ class _DistillationLoss(TrainingLoss):
             ids = model.student.intake.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             pair = (states["states"], states["teacher_states"])
-            pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in pair]
+            pair = [unit_vectors(ops.cast(x, "float32")) for x in pair]
             parts["cosine"] = _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
         loss = 0.0
         for name, part in parts.items():

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.checking import check_int, check_number, describe, nearest, shorten
 from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.layers.unit_vectors import unit_vectors
 
 _HIDDEN = -1e9
 
@@ -65,7 +66,7 @@ class EmbeddingLoss(keras.losses.Loss):
         dims = self.matryoshka_dims or [width]
         shares = self.matryoshka_weights or [1.0] * len(dims)
         total = sum(
-            share * self.of_units(ops.normalize(vectors[..., :dim], axis=-1), scores, weights)
+            share * self.of_units(unit_vectors(vectors[..., :dim]), scores, weights)
             for share, dim in zip(shares, dims, strict=True)
         )
         return total * share_of_weight(ops.sum(weights))
