@@ -176,6 +176,24 @@ def test_a_batch_is_its_rows(task):
         assert sorted(labels.tolist()) == sorted(("bad", "good").index(name) for name in y)
 
 
+@pytest.mark.one_backend("tensorflow")
+@pytest.mark.parametrize("longest", [512, 64])
+def test_first_batches_of_one_length_and_a_later_one_of_another(longest):
+    """TensorFlow takes the shapes of the first two for those of all; 64 is the most there is."""
+    words = tokenizer(lowercase=True)
+    values = {"position": "learned", "max_sequence_length": longest}
+    short, long = ["never dull", "dull"], [" ".join(["never dull"] * 25)] * 2
+    for make, rows in (
+        (kt.TextClassifier, lambda texts: (texts, ["B", "O"])),
+        (kt.TokenClassifier, lambda texts: (texts, [[(0, 5, "B")], []])),
+    ):
+        for order in ((short, short, long, short), (long, long, short)):
+            task = make(kt.models.Encoder(config("encoder", words, **values)), words,
+                        labels=["O", "B"])  # fmt: skip
+            history = task.fit(iter([rows(texts) for texts in order]), epochs=1, verbose=0).history
+            assert np.isfinite(history["loss"]).all()
+
+
 def test_other_tokens_are_hidden_each_time():
     words = tokenizer(lowercase=True)
     masked = kt.MaskedLM(kt.models.Encoder(config("encoder", words)), words)
