@@ -213,3 +213,37 @@ def test_data_sets_that_cannot_be_meant(task):
         task.fit(iter([(TEXTS, ["fine"] * 8)]))
     arrays = (({"token_ids": np.ones((2, 3), "int32")},) for _ in range(2))
     assert task.predict(arrays, verbose=0).shape == (4, 2)  # as Keras takes them
+
+
+@pytest.mark.one_backend("tensorflow")
+def test_tensors_and_data_sets_of_tensorflow(task, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    expected = task.classify(ENGLISH)
+    slices = tf.data.Dataset.from_tensor_slices(ENGLISH)
+    for texts in (tf.constant(ENGLISH), slices, slices.batch(3), slices.map(lambda x: (x, 1))):
+        assert [name for name, _ in task.classify(texts)] == [name for name, _ in expected]
+    for text in (tf.constant(ENGLISH[0]), np.array(ENGLISH[0])):  # one text, not a list of them
+        assert task.classify(text) == task.classify(ENGLISH[0])
+    mt = translator()
+    written = mt.generate(ENGLISH, max_new_tokens=3)
+    for prompts in (slices.batch(3), tf.constant(ENGLISH), (text for text in ENGLISH)):
+        assert mt.generate(prompts, max_new_tokens=3) == written
+    assert mt.generate(tf.constant(ENGLISH[0]), max_new_tokens=3) == written[0]
+    with pytest.raises(ValueError, match="The data set has no end"):
+        mt.generate(slices.repeat(), max_new_tokens=3)
+    embedder = kt.TextEmbedder(task.backbone, task.tokenizer)
+    vectors = embedder.encode(slices.batch(3))
+    np.testing.assert_array_equal(vectors, embedder.encode(ENGLISH))
+
+    for name in ("good", "bad"):  # Keras sorts them, and numbers them so
+        (tmp_path / name).mkdir()
+        for place, text in enumerate(ENGLISH):
+            (tmp_path / name / f"{place}.txt").write_text(text)
+    for mode in ("int", "binary", "categorical"):
+        data = keras.utils.text_dataset_from_directory(
+            tmp_path, batch_size=8, label_mode=mode, shuffle=False, verbose=False
+        )
+        swapped = classifier(labels=["good", "bad"])
+        given = swapped.evaluate(ENGLISH * 2, ["bad"] * 4 + ["good"] * 4, verbose=0)
+        assert swapped.evaluate(data, verbose=0) == pytest.approx(given, rel=1e-5)
+        assert np.isfinite(swapped.fit(data, verbose=0).history["loss"]).all()
