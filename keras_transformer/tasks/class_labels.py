@@ -168,20 +168,19 @@ class _Names:
         )
         if not numbers or not (swapped or other):
             return
-        shown = "; ".join(
-            f"`{reading.place}`, {shorten(reading.value)}, is "
-            + ("no name" if reading.named is None else f"the name of class {reading.named}")
-            + " and "
-            + ("no number" if reading.number is None else f"the number of {self._shown(reading)}")
-            for reading in sorted(readings, key=lambda reading: reading.named is not None)[:3]
-        )
+        unnamed_first = sorted(readings, key=lambda reading: reading.named is not None)
+        shown = "; ".join(map(self._both_readings, unnamed_first[:3]))
         raise ValueError(
             f"`{name}` has two readings, since the names {shorten(self.labels)} are numbers too: "
             f"{shown}. Give the names of all: [labels[number] for number in y]."
         )
 
-    def _shown(self, reading: _Reading) -> str:
-        return repr(self.labels[reading.number])
+    def _both_readings(self, reading: _Reading) -> str:
+        number = "not a number of a class"
+        if reading.number is not None:
+            number = f"the number of {self.labels[reading.number]!r}"
+        named = "not a name" if reading.named is None else f"the name of class {reading.named}"
+        return f"`{reading.place}`, {shorten(reading.value)}, is {named} and {number}"
 
 
 def value_of(label: Any) -> bool | int | float | None:

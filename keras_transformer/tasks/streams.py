@@ -57,7 +57,7 @@ class TextBatches(keras.utils.PyDataset):
         self._batches, self._next = begin(), 0
         self._begun = False
         self._looked_at: dict[int, tuple] = {}
-        self.finish: Callable | None = None  # gives a batch that is made what is wanted of it
+        self.finish: Callable | None = None  # a change of each batch, such as weights
 
     @property
     def num_batches(self) -> int | None:
@@ -195,7 +195,7 @@ class _Source(NamedTuple):
 
 
 def is_data_set(data: Any) -> bool:
-    """Whether it may be gone through: no list of texts, array, tensor, mapping or set."""
+    """Return whether it is to be gone through: not texts, an array, a mapping or a set."""
     if isinstance(data, _WHOLE) or ops.is_tensor(data) or is_column(data):
         return False
     return hasattr(data, "__iter__") and not hasattr(data, "__array__")

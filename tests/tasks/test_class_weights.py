@@ -53,33 +53,23 @@ def test_weights_of_classes_are_sample_weights():
 
         __len__ = Batches.__len__
 
-    for data, expected in (
-        ((ENGLISH, NAMES, GIVEN), (ENGLISH, NAMES, weights)),
-        ((x, y, GIVEN[rows]), (x, y, weights[rows])),
-        ((x, np.eye(3, dtype="float32")[y], GIVEN[rows]), (x, y, weights[rows])),
+    loss, values = learned(x, y, sample_weight=weights[rows])
+    dataset = classifier(labels=CLASSES).make_dataset(ENGLISH, NAMES, GIVEN, max_buckets=1)
+    for data, class_weight in (
+        ((ENGLISH, NAMES, GIVEN), BY_NAME),
+        ((x, y, GIVEN[rows]), BY_NUMBER),
+        ((x, np.eye(3, dtype="float32")[y], GIVEN[rows]), BY_NAME),
+        ((dataset, None, None), BY_NAME),
+        ((Batches(), None, None), BY_NAME),
+        ((Loader(), None, None), BY_NUMBER),
+        ((((x, y, GIVEN[rows]) for _ in range(1)), None, None), BY_NAME),
+        ((iter([(ENGLISH, NAMES, GIVEN)]), None, None), BY_NAME),
     ):
-        loss, values = learned(*expected[:2], sample_weight=expected[2])
-        for class_weight in (BY_NAME, BY_NUMBER):
-            found = learned(*data[:2], sample_weight=data[2], class_weight=class_weight)
-            assert found[0] == pytest.approx(loss, rel=1e-6)
-            for one, two in zip(found[1], values, strict=True):
-                np.testing.assert_allclose(one, two, atol=1e-6)
-    expected = learned(x, y, sample_weight=weights[rows])[0]
-    for data in (
-        classifier(labels=CLASSES).make_dataset(ENGLISH, NAMES, GIVEN, max_buckets=1),
-        Batches(),
-        Loader(),
-        ((x, y, GIVEN[rows]) for _ in range(1)),
-        iter([(ENGLISH, NAMES, GIVEN)]),
-    ):
-        assert learned(data, class_weight=BY_NAME)[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_dataset_is_as_before():
-    task = classifier(labels=CLASSES)
-    dataset = task.make_dataset(ENGLISH, NAMES)
-    task.fit(dataset, class_weight=BY_NAME, verbose=0)
-    assert len(dataset[0]) == 2
+        found = learned(*data[:2], sample_weight=data[2], class_weight=class_weight)
+        assert found[0] == pytest.approx(loss, rel=1e-5)
+        for one, two in zip(found[1], values, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+    assert dataset[0][2].tolist() == GIVEN[rows].tolist()  # as before
 
 
 @pytest.mark.each_backend

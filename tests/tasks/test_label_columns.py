@@ -94,17 +94,17 @@ def test_a_column_that_can_be_read_in_two_ways(tmp_path):
         (["01", "1"], [1, 1]),
     ):
         task, texts = classifier(labels=names), TEXTS[: len(labels)]
-        with pytest.raises(ValueError, match="has two readings.*is no name|may be each of the nam"):
+        with pytest.raises(ValueError, match="is not a name and|may be each of the names"):
             task.make_dataset(texts, labels)
     with pytest.raises(
-        ValueError, match=r"`y\[0\]`, 0, is no name and the number of '1'; `y\[1\]`"
+        ValueError, match=r"`y\[0\]`, 0, is not a name and the number of '1'; `y\[1\]`"
     ):
         classifier(labels=["1", "2"]).make_dataset(TEXTS[:2], [0, 1])
     several = classifier(labels=["1", "2", "3"], multi_label=True)
     assert several.make_dataset(TEXTS[:2], [[1, 3], [2]]).values["labels"].tolist() == [
         [1, 0, 1], [0, 1, 0]
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"`y\[1\]\[0\]`, 0, is no name"):
+    with pytest.raises(ValueError, match=r"`y\[1\]\[0\]`, 0, is not a name"):
         several.make_dataset(TEXTS[:2], [[1, 3], [0]])
     with pytest.raises(ValueError, match="has two readings"):
         classifier(labels=["1", "0"], multi_label=True).make_dataset(TEXTS[:2], [[0, 1], [1, 0]])
@@ -118,7 +118,7 @@ def test_every_classifier_reads_alike():
     for labels in (["010"], [[0, 1, 0]], [["0", "1", "0"]], [np.array([0, 1, 0])]):
         assert labeler.make_dataset(["ACG"], labels)[0][1][0, :3].tolist() == [1, 0, 1]
     rows = kt.SequenceLabeler.for_rows(["ACG"], labels=["1", "2"])
-    with pytest.raises(ValueError, match=r"`y\[1\]\[2\]`, 0, is no name and the number of '1'"):
+    with pytest.raises(ValueError, match=r"`y\[1\]\[2\]`, 0, is not a name and the number of '1'"):
         rows.make_dataset(["ACG"] * 2, [[1, 2, 1], [1, 1, 0]])  # one column, in all its rows
     spans = [[(0, 2, 1)], [(1, 3, "2")]]
     tagger = kt.SequenceLabeler.for_rows(["ACG"], labels=["O", "B-2", "I-2", "B-1", "I-1"])
