@@ -1,6 +1,7 @@
 """Keras's verbs, on strings too: fit, evaluate, predict, and their steps on one batch."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -85,7 +86,7 @@ class Verbs(Explains, PacksWeights):
             }
         )  # fmt: skip
         check_known(processing, self.processor_class.options)
-        weigh = self._class_weights(class_weight)
+        weigh = self.class_weights(class_weight)
         sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
         x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
@@ -101,10 +102,9 @@ class Verbs(Explains, PacksWeights):
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size, processing)
-        if weigh is not None and isinstance(x, Mapping):
-            sample_weight = weigh(y, sample_weight)
-        options |= {"validation_data": validation_data, "sample_weight": sample_weight}
-        with weighted(self, x, steps_per_epoch, weigh) as x:
+        options["validation_data"] = validation_data
+        with self.weighing(x, y, sample_weight, weigh, steps_per_epoch) as (x, weights):
+            options["sample_weight"] = weights
             return self._fit_batches(x, y, sizes["batch_size"], shuffle, **options)
 
     def _fit_batches(self, x, y, batch_size: int | None, shuffle: bool, **options):
@@ -207,12 +207,22 @@ class Verbs(Explains, PacksWeights):
         size = options.pop("validation_batch_size") or batch_size
         return self._batches(x, y, sample_weight, processing, **check_batch(size))[0]
 
-    def _class_weights(self, class_weight) -> ClassWeights | None:
+    def class_weights(self, class_weight: Any) -> ClassWeights | None:
         """Return the function that adds weights of classes, None if there are none to add."""
         if class_weight is None:
             return None
         check_class_weight(class_weight)
         return self.weights_of_classes(class_weight) if class_weight else None
+
+    @contextlib.contextmanager
+    def weighing(
+        self, x, y, sample_weight, weigh: ClassWeights | None, steps: int | None
+    ) -> Iterator[tuple]:
+        """Give arrays or batches, and the sample weights of arrays, with weights of classes."""
+        if weigh is not None and isinstance(x, Mapping):
+            sample_weight = weigh(y, sample_weight)
+        with weighted(self, x, steps, weigh) as batches:
+            yield batches, sample_weight
 
     def weights_of_classes(self, class_weight: dict) -> ClassWeights:
         """Return the weights of the classes of the task's targets. A task without them refuses."""
@@ -236,7 +246,7 @@ class Verbs(Explains, PacksWeights):
         self, x, y=None, sample_weight=None, class_weight=None, return_dict: bool = False
     ):
         """One step, as `keras.Model.train_on_batch`, on strings too."""
-        weigh = self._class_weights(class_weight)
+        weigh = self.class_weights(class_weight)
         x, y, sample_weight = self._one_batch(x, y, sample_weight, learns=True)
         sample_weight = sample_weight if weigh is None else weigh(y, sample_weight)
         self._expect("train", x, is_batch=True)

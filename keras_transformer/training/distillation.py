@@ -180,7 +180,16 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
             x = self.student._named(x)
         if isinstance(x, BucketedDataset):
             kwargs["shuffle"] = False  # It shuffles by itself.
-        return super().fit(x, y, **kwargs)
+        weigh = self.student.class_weights(kwargs.pop("class_weight", None))
+        weights, steps = kwargs.pop("sample_weight", None), kwargs.get("steps_per_epoch")
+        with self.student.weighing(x, y, weights, weigh, steps) as (x, weights):
+            return super().fit(x, y, sample_weight=weights, **kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """As `keras.Model.train_on_batch`, with `class_weight` as the student takes it."""
+        weigh = self.student.class_weights(class_weight)
+        sample_weight = sample_weight if weigh is None else weigh(y, sample_weight)
+        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     @property
     def turns(self) -> Turns:

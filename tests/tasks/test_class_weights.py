@@ -94,7 +94,7 @@ def test_weights_of_several_right_classes():
 def test_weights_of_tokens():
     words, labels = [["a", "man", "rides"], ["dogs"]], [["B-PER", "I-PER", "O"], ["O"]]
     task = token_classifier()
-    weigh = task._class_weights({"O": 0.5, "B-PER": 2.0})
+    weigh = task.class_weights({"O": 0.5, "B-PER": 2.0})
     dataset = task.make_dataset(words, labels, sample_weight=[[1.0, 3.0, 2.0], [4.0]])
     _, targets, weights = dataset[0]
     found = weigh(targets, weights)
@@ -117,6 +117,21 @@ def test_weights_of_tokens():
     for key in (token, lm.tokenizer.id_to_token(token)):
         loss = lm.train_on_batch(ENGLISH, class_weight={key: 3.0})
         assert float(np.ravel(loss)[0]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_weights_of_a_student():
+    """Keras would take the largest token of a row for its class."""
+    teacher = language_model(num_layers=2)
+    distiller = kt.training.Distiller(kt.training.smaller(teacher, 1), teacher)
+    x, y, mask = teacher.make_dataset(ENGLISH)[0]
+    token = int(y[0, 0])
+    weights = mask * np.where(y == token, 3.0, 1.0)
+    found = []
+    for given, class_weight in ((weights, None), (mask, {token: 3.0})):
+        distiller.compile(keras.optimizers.SGD(0.0))
+        options = {"sample_weight": given, "class_weight": class_weight, "verbose": 0}
+        found.append(distiller.fit(x, y, **options).history["hard_loss"][0])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_weights_that_mean_nothing():
