@@ -227,18 +227,14 @@ def test_tensors_and_data_sets_of_tensorflow(task, tmp_path):
         assert mt.generate(prompts, max_new_tokens=3) == written
     with pytest.raises(ValueError, match="The data set has no end"):
         mt.generate(slices.repeat(), max_new_tokens=3)
-    embedder = kt.TextEmbedder(task.backbone, task.tokenizer)
-    vectors = embedder.encode(slices.batch(3))
-    np.testing.assert_array_equal(vectors, embedder.encode(ENGLISH))
 
-    for name in ("good", "bad"):  # Keras sorts them, and numbers them so
+    for name, count in (("good", 3), ("bad", 1)):  # Keras sorts them, and numbers them so
         (tmp_path / name).mkdir()
-        for place, text in enumerate(ENGLISH):
+        for place, text in enumerate(ENGLISH[:count]):
             (tmp_path / name / f"{place}.txt").write_text(text)
     swapped = classifier(labels=["good", "bad"])
-    given = swapped.evaluate(ENGLISH * 2, ["bad"] * 4 + ["good"] * 4, verbose=0)
     for mode in ("int", "binary", "categorical"):
         data = keras.utils.text_dataset_from_directory(
-            tmp_path, batch_size=8, label_mode=mode, shuffle=False, verbose=False
+            tmp_path, batch_size=4, label_mode=mode, verbose=False
         )
-        assert swapped.evaluate(data, verbose=0) == pytest.approx(given, rel=1e-5)
+        assert sorted(held(swapped, data)[0][1].tolist()) == [0, 0, 0, 1]
