@@ -1,7 +1,7 @@
 """Columns and data frames of other libraries, known by what they can do and not by import."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,20 @@ class TableColumn(Sequence):
         return self._table[int(place)][self.name]
 
 
+def class_names(data: Any, column: Any) -> list[str] | None:
+    """Names of the classes that a data set numbers in a column of labels, or None.
+
+    They are those of a `ClassLabel` of `datasets`, also within a list, or the `class_names` of what
+    `keras.utils.text_dataset_from_directory` and its like return.
+    """
+    features = getattr(data, "features", None)
+    feature = features.get(column) if isinstance(features, Mapping) else None
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    names = getattr(feature, "names", None) or getattr(data, "class_names", None)
+    return list(names) if isinstance(names, Sequence) and not isinstance(names, str) else None
+
+
 def is_column(values: Any) -> bool:
     """Whether it is one column: of a data frame or a `datasets.Dataset`; or a tensor of strings."""
     known = (str, bytes, list, tuple, np.ndarray)
@@ -62,6 +76,16 @@ def is_column(values: Any) -> bool:
     methods = ("to_list", "to_pylist", "to_numpy")
     named = any(hasattr(values, name) for name in methods) or isinstance(values, Sequence)
     return named or getattr(values, "dtype", None) == "string"
+
+
+def text_alone(value: Any) -> Any:
+    """An array or a tensor that is one string as a `str`; anything else as it is."""
+    dtype = getattr(value, "dtype", None)
+    if getattr(value, "shape", None) == () and (
+        dtype == "string" or getattr(dtype, "kind", "") in ("U", "S")
+    ):
+        return plain(value, "the text")
+    return value
 
 
 def plain(value: Any, place: str) -> Any:

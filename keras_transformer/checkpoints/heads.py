@@ -61,7 +61,7 @@ def _write_labels(task: Values) -> dict[str, Any]:
 
 def _read_problem(values: Values) -> dict[str, Any]:
     kind, count = values.get("problem_type"), len(values.get("id2label", "ab"))
-    if kind is not None and (kind == "regression") != (count == 1):
+    if kind not in (None, _MULTI_LABEL) and (kind == "regression") != (count == 1):
         _LOGGER.warning(
             "problem_type=%r of %s labels is not learned here: `predict` gives the same numbers, "
             "and `fit` learns %s.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_transformer.checking import check_choice, check_path, describe, shorten
-from keras_transformer.columns import TableColumn, is_frame, is_table, listed_column
+from keras_transformer.columns import TableColumn, class_names, is_frame, is_table, listed_column
 from keras_transformer.data.held_column import HeldColumn
 from keras_transformer.data.record_files import FORMATS, FileSource, find_files
 from keras_transformer.data.record_objects import ObjectSource
@@ -46,6 +46,11 @@ class Records:
     def columns(self) -> tuple:
         """The columns that are read: those of `x`, then `y` if there is one."""
         return self.x if self.y is None else (*self.x, self.y)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes that a data set numbers in `y`; None if it does not say."""
+        return class_names(getattr(self.sources[0], "data", None), self.y)
 
     @property
     def size(self) -> int:

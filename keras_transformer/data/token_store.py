@@ -25,7 +25,7 @@ from keras_transformer.data.records import Chunk, Records, check_texts
 from keras_transformer.data.token_rows import TokenRows
 from keras_transformer.scratch import scratch_folder
 
-_VERSION = 2  # of the file's layout
+_VERSION = 3  # of the file's layout
 _MAX_LABELS = 10_000_000  # Of a regression each row may have its own.
 _SECONDS_UNTIL_BAR = 2
 
@@ -112,7 +112,7 @@ def _write(
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 rows += len(part.columns[0])
                 bar.update((part.done if size else rows) - bar.n)
-            known = [] if labels is None else list(zip(labels.numbers, labels.places, strict=True))
+            known = [] if labels is None else labels.known()
             end = {"store": json.dumps({"rows": rows, "labels": known})}
             writer.write_batch(pa.RecordBatch.from_pylist([], schema), custom_metadata=end)
         file.flush()
@@ -148,7 +148,7 @@ class _Labels:
 
     def __init__(self, column, check: Callable | None):
         self.column, self.check = column, check
-        self.numbers: dict[Any, int] = {}
+        self.numbers: dict[tuple, int] = {}  # by type and value
         self.places: list[str] = []  # of the first of each
 
     def of(self, part: Chunk) -> np.ndarray:
@@ -158,10 +158,15 @@ class _Labels:
             "int32",
         )
 
+    def known(self) -> list[tuple]:
+        """The labels, each with the place where it came first."""
+        return [(label, place) for (_, label), place in zip(self.numbers, self.places, strict=True)]
+
     def _number(self, value, part: Chunk, index: int) -> int:
         label = _plain_label(value)
-        if label in self.numbers:
-            return self.numbers[label]
+        key = (type(label), label)  # Python takes True, 1 and 1.0 for one key.
+        if key in self.numbers:
+            return self.numbers[key]
         place = part.place(index)
         if label is None:
             raise ValueError(
@@ -175,7 +180,7 @@ class _Labels:
                 "labels. Is it one of labels?"
             )
         self.places.append(place)
-        return self.numbers.setdefault(label, len(self.numbers))
+        return self.numbers.setdefault(key, len(self.numbers))
 
 
 def _load(path: Path, dtypes: dict[str, str], with_labels: bool) -> tuple[Stored, list] | None:
@@ -252,7 +257,9 @@ def _plain_label(value):
     if isinstance(value, (list, tuple)):
         parts = tuple(map(_plain_label, value))
         return None if None in parts else parts
-    if isinstance(value, bool) or is_int(value):
+    if isinstance(value, bool):
+        return value
+    if is_int(value):
         return int(value)
     if is_number(value):
         return float(value) if math.isfinite(value) else None

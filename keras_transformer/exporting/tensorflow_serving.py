@@ -69,7 +69,7 @@ def _writes(task: keras.Model) -> bool:
 
 def _pass(task: keras.Model, graph: Graph) -> Callable:
     """A function of the arrays of a graph to its outputs, or to the labels of a classifier."""
-    labels = isinstance(task, RowClassifier) and task.num_classes > 1
+    labels = isinstance(task, RowClassifier) and not task.is_regression
 
     def run(*arrays):
         outputs = graph.function(*arrays)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
+from keras_transformer.layers.unit_vectors import unit_vectors
+
 # Measured on a CPU: of 4 queries (beams) the transposed keys are the faster ones again.
 _FEW_QUERIES = 1
 
@@ -102,7 +104,7 @@ class Cosine(Score):
 
     def call(self, queries, keys):
         keys = _ungrouped(queries, keys)
-        queries, keys = (ops.normalize(ops.cast(x, "float32"), axis=-1) for x in (queries, keys))
+        queries, keys = (unit_vectors(ops.cast(x, "float32")) for x in (queries, keys))
         strength = ops.cast(self.strength, "float32")[:, None, None]
         return strength * ops.einsum("bnth,bnsh->bnts", queries, keys)
 

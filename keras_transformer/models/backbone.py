@@ -18,7 +18,7 @@ from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.stems import STEMS, Input, Stem, TokenStem
 from keras_transformer.models.before_logits import output_transform, state_projection
 from keras_transformer.models.block_run import COLLECTED, OpaqueCache
-from keras_transformer.models.inputs import check_ids, check_inputs, named_inputs
+from keras_transformer.models.inputs import check_dtype, check_ids, check_inputs, named_inputs
 from keras_transformer.models.quantized import refuse_quantized
 from keras_transformer.models.stack import Stack
 from keras_transformer.models.state import KeepsState
@@ -68,6 +68,7 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             )
         refuse_vectors(config)
         check_config(config)
+        check_dtype(dtype)
         tune_once()  # Before the first array: JAX asks no later.
         super().__init__(dtype=dtype, name=name or self.kind, autocast=False, **kwargs)
         self.config = config
@@ -90,6 +91,11 @@ class Backbone(ForeignNames, ThreadSafe, KeepsState, keras.Model):
             )
 
     def _token_embedding(self, side: TransformerConfig, name: str, tied: bool) -> TokenEmbedding:
+        if side.vocabulary_size < 1:
+            raise ValueError(
+                "`vocabulary_size` must be at least 1 for a model of tokens, received "
+                f"{side.vocabulary_size}. It is that of the tokenizer."
+            )
         return TokenEmbedding(
             side.vocabulary_size,
             side.embedding_dim,

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.config import TransformerConfig
+from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.layers.vector import SideVector
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.block_run import BlockRun
@@ -169,8 +170,7 @@ class DualEncoder(Backbone):
             text_vectors: float `(texts, vector_width)`.
         """
         images, texts = (
-            ops.normalize(ops.cast(each, "float32"), axis=-1)
-            for each in (image_vectors, text_vectors)
+            unit_vectors(ops.cast(each, "float32")) for each in (image_vectors, text_vectors)
         )
         logits = ops.matmul(images, ops.transpose(texts))
         logits = logits * ops.exp(ops.cast(self.similarity_scale, "float32"))

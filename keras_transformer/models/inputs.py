@@ -4,9 +4,11 @@ Names are checked in every call. Values are checked of arrays of NumPy, which ar
 the host: what a compiled step gets has none yet.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_transformer.checking import (
@@ -21,12 +23,26 @@ from keras_transformer.checking import (
 from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.stems import Input
 
+_DTYPES = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+
 # What Transformers calls the same arrays.
 _PUBLISHED_NAMES = {
     "input_ids": "token_ids",
     "attention_mask": "padding_mask",
     "token_type_ids": "segment_ids",
 }
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise ValueError unless it is None, or a dtype policy or its name, of floats."""
+    policy = None
+    with contextlib.suppress(ValueError, TypeError, AttributeError):  # Keras says less.
+        policy = dtype if dtype is None else keras.dtype_policies.get(dtype)
+    if dtype is not None and (policy is None or "float" not in str(policy.compute_dtype)):
+        raise ValueError(
+            "`dtype` must be a dtype of floats, such as 'float32', or a dtype policy, such as "
+            f"'mixed_bfloat16', received {describe(dtype)}.{nearest(dtype, _DTYPES)}"
+        )
 
 
 def published_name(name: Any) -> Any:

@@ -9,6 +9,7 @@ from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel
 from keras_transformer.tasks.text import (
+    check_said,
     encode_rows,
     take_max_length,
     text_columns,
@@ -62,12 +63,14 @@ class CausalLM(LanguageModel):
 
         def encode(texts, place):
             rows = with_end(tokenizer.encode_batch(*texts), tokenizer.end_id)
+            (empty,) = with_end(tokenizer.encode_batch([""]), tokenizer.end_id)
             rows = [row[: max_length + 1] for row in rows]
             for index, row in enumerate(rows):
                 if len(row) < 2:
                     raise ValueError(
                         f"{place(index)} is too short: there is no next token to predict."
                     )
+            check_said(*texts, rows, empty[: max_length + 1], place)
             return {"tokens": rows}
 
         rows = encode_rows(self, text_columns(x), encode, max_length=max_length).columns["tokens"]

@@ -10,6 +10,7 @@ from keras_transformer.checking import check_int, check_number, check_text, shor
 from keras_transformer.config import TransformerConfig
 from keras_transformer.models.backbone import Backbone, as_mask
 from keras_transformer.structure import CLASSIFIER_HEAD, shapes_of
+from keras_transformer.tasks.class_weights import ClassWeights, by_class
 from keras_transformer.tasks.hidden import OptionalHidden
 from keras_transformer.tasks.labels import class_numbers
 from keras_transformer.tasks.task import Task
@@ -26,6 +27,7 @@ class Classifier(OptionalHidden, Task):
     task_options = ("num_classes", "labels", "dropout", *OptionalHidden.hidden_options)
     adversarial_norm: float = 0.0
     fewest_classes = 2
+    weighs_each_class = False
     output_weights = CLASSIFIER_HEAD
 
     def __init__(
@@ -89,7 +91,7 @@ class Classifier(OptionalHidden, Task):
         return {**super().compile_values(), "adversarial_norm": self.adversarial_norm}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss_of = super().compute_loss
+        loss_of = self._loss_of
         if not training or not self.adversarial_norm:
             return loss_of(x, y, y_pred, sample_weight, training=training)
 
@@ -103,6 +105,14 @@ class Classifier(OptionalHidden, Task):
         other = adversarial_loss(loss_again, self, inputs, self.adversarial_norm)
         loss = loss_of(x, y, y_pred, sample_weight, training=True)
         return (loss + other) / 2
+
+    def _loss_of(self, x, y, y_pred, sample_weight, training: bool):
+        """The loss as compiled; also of classes that have a weight each, `(batch, classes)`."""
+        shape = None if sample_weight is None else sample_weight.shape
+        if self.weighs_each_class and shape is not None and len(shape) == 2:
+            # A loss takes the mean over the last axis: with one more it is of each class.
+            y, y_pred = ops.expand_dims(y, -1), ops.expand_dims(y_pred, -1)
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
     @property
     def number_of_targets(self) -> int:
@@ -139,6 +149,9 @@ class Classifier(OptionalHidden, Task):
         weights = (*cls.hidden_weights(config, values), *cls.output_weights)
         width = config.sides[-1].hidden_dim
         return shapes_of(weights, config, num_classes=classes, hidden_dim=width)
+
+    def weights_of_classes(self, class_weight: dict) -> ClassWeights:
+        return ClassWeights(by_class(class_weight, self.num_classes, self.labels))
 
     def _class_numbers(self, y, count: int, unit: str = "text", name: str = "y") -> np.ndarray:
         """Labels, by number or by name, as int32 `(count,)`; `name` is whose, in errors."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_choice, check_int, is_int, shorten
+from keras_transformer.columns import text_alone
 from keras_transformer.explanations.building import (
     Side,
     check_attention,
@@ -100,6 +101,7 @@ class Explains:
             return [
                 {n: a if len(a) == 1 else a[part] for n, a in arrays.items()} for part in slices
             ], False
+        x = tuple(map(text_alone, x)) if isinstance(x, tuple) else text_alone(x)
         alone = self._is_one(x)
         if alone and isinstance(x, tuple):
             x = tuple([part] for part in x)

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.checking import check_bool, check_choice, describe, shorten
 from keras_transformer.data import BucketedDataset
+from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors import ImageProcessor
@@ -20,6 +21,7 @@ from keras_transformer.tasks.task import Task, sigmoid, softmax
 from keras_transformer.tasks.text import (
     check_ends,
     check_equal,
+    check_said,
     take_max_length,
     text_rows,
     token_batches,
@@ -173,7 +175,7 @@ class ImageEmbedder(TakesTables, Task):
         else:
             vectors = pool_stem(states, self.pooling, num_tokens(self.backbone.config))
         vectors = ops.cast(vectors, "float32")
-        return ops.normalize(vectors, axis=-1) if self.normalize else vectors
+        return unit_vectors(vectors) if self.normalize else vectors
 
     # Images and texts as batches.
 
@@ -222,9 +224,8 @@ class ImageEmbedder(TakesTables, Task):
         side, tokenizer = self.backbone.config.side("decoder"), self.tokenizer
         max_length = take_max_length(self, options)
         ids = tokenizer.encode_batch(texts, max_length=max_length)
-        for i, row in enumerate(ids):
-            if not row:
-                raise ValueError(f"`texts[{i}]` has no tokens: write something in its place.")
+        (empty,) = tokenizer.encode_batch([""], max_length=max_length)
+        check_said(texts, ids, empty, "`texts[{}]`".format)
         check_ends(side, ids)
         if options.get("shuffle"):  # Images cost more than the padding of texts, and programs most.
             options.setdefault("max_buckets", 2)

@@ -59,6 +59,7 @@ class InputClassifier(TakesTables, RowClassifier):
         block_norm: bool = False,
     ):
         hidden = (hidden_activation, hidden_bias, block_norm)
+        num_classes = self.count_of(num_classes, labels, multi_label)
         super().__init__(backbone, processor, num_classes, labels, dropout, name, *hidden)
         if backbone.id_inputs[0] not in self.reads_arrays:
             raise ValueError(

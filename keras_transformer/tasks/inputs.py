@@ -1,13 +1,16 @@
 """What the verbs of a task are given, checked before any work: arrays, weights, options."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_transformer.checking import (
     check_choice,
+    check_flag,
     check_int,
     check_number,
     describe,
@@ -79,17 +82,58 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
         )
     check_choice("verbose", options.get("verbose", 0), ("auto", 0, 1, 2, True, False))
     check_number("validation_split", options.get("validation_split", 0), at_least=0, below=1)
+    _check_callbacks(options.get("callbacks"))
+    check_flag("return_dict", options.get("return_dict", False))
     frequency = options.get("validation_freq", 1)
     several = isinstance(frequency, (list, tuple, set))
     for epochs in frequency if several else [frequency]:
         check_int("validation_freq", epochs, at_least=1)
-    class_weight = options.get("class_weight")
-    if not isinstance(class_weight, dict | None):
-        raise ValueError(f"`class_weight` must be a dict, received {describe(class_weight)}.")
-    for number, weight in (class_weight or {}).items():
-        check_int("class_weight", number, at_least=0, hint="Its keys are numbers of classes.")
-        check_number(f"class_weight[{number}]", weight, at_least=0)
     return checked
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    """Raise ValueError unless it is None, a callback, or a list of callbacks."""
+    kinds = (keras.callbacks.Callback, keras.callbacks.CallbackList)
+    if callbacks is None or isinstance(callbacks, kinds):
+        return
+    if not isinstance(callbacks, (list, tuple)):
+        raise ValueError(
+            f"`callbacks` must be a list of keras.callbacks.Callback, received "
+            f"{describe(callbacks)}."
+        )
+    for place, callback in enumerate(keras.tree.flatten(list(callbacks))):
+        if not isinstance(callback, keras.callbacks.Callback):
+            hint = " Give an object, with ()." if isinstance(callback, type) else ""
+            raise ValueError(
+                f"`callbacks[{place}]` must be a keras.callbacks.Callback, received "
+                f"{describe(callback)}.{hint}"
+            )
+
+
+def not_empty(data: Any) -> Any:
+    """Return a data set as it is, or a generator from its beginning. Raises ValueError if empty."""
+    if hasattr(data, "__next__"):
+        for first in data:
+            return (element for element in itertools.chain([first], data))
+        raise ValueError("The data is empty: its generator gives nothing. Make it anew each time.")
+    size = None
+    if hasattr(data, "cardinality"):
+        size = int(data.cardinality())
+    elif hasattr(data, "__len__"):
+        with contextlib.suppress(TypeError):  # a loader of a PyTorch data set without a length
+            size = len(data)
+    if size == 0:
+        raise ValueError(f"The data is empty: the {type(data).__name__} has no batches.")
+    return data
+
+
+def parts_of(data: tuple, name: str) -> tuple:
+    """Return `(x, y, sample_weight)`, None where a part is missing. Raises ValueError for more."""
+    if not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"{name} must be (x,), (x, y) or (x, y, sample_weight), received {len(data)} parts."
+        )
+    return (*data, None, None)[:3]
 
 
 def check_known(processing: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -137,7 +181,7 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
                 f"{type(task).__name__} takes {task.processor_class.raw}, a dict of arrays or a "
                 f"dataset, received {describe(x)}."
             )
-        return x, sample_weight
+        return not_empty(x), sample_weight
     x = task._named(x)
     held = {name: on_host(array) for name, array in x.items()}
     if any(held[name] is not x[name] for name in x):
@@ -156,7 +200,26 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
     weights = check_weights("sample_weight", sample_weight, rows, shape, unit="row")
     if weights is not None and weights.ndim < len(shape) and loss_name(task) == _OF_TOKENS:
         weights = np.broadcast_to(weights[:, None], shape)  # Each token counts as its row.
+    if learns:
+        _check_padding(held, weights)
     return x, weights
+
+
+def _check_padding(x: Mapping, weights: np.ndarray | None) -> None:
+    """Raise ValueError for a row of nothing but padding, unless its weight is 0."""
+    for name, mask in x.items():
+        if not name.endswith("padding_mask") or not isinstance(mask, np.ndarray):
+            continue
+        empty = ~mask.any(axis=-1)
+        if weights is not None and empty.any():
+            counts = weights.reshape(len(weights), -1).any(axis=1)
+            empty &= counts.reshape(-1, *[1] * (empty.ndim - 1))
+        if empty.any():
+            row = int(np.argwhere(empty)[0][0])
+            raise ValueError(
+                f"`{name}[{row}]` is False everywhere: the row has nothing to learn from. Remove "
+                "it, or give it a `sample_weight` of 0."
+            )
 
 
 def loss_name(task) -> str:

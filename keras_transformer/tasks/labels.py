@@ -10,13 +10,11 @@ from keras_transformer.checking import (
     check_int,
     check_number,
     describe,
-    is_int,
-    is_number,
-    nearest,
     shorten,
 )
 from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data.buckets import array_of
+from keras_transformer.tasks.class_labels import read_labels
 
 
 def on_host(array):
@@ -29,29 +27,7 @@ def class_numbers(
 ) -> np.ndarray:
     """Labels by number or name, of two classes also as bool, as int32 `(count,)`."""
     rows = _rows(y, count, unit, name)
-    if rows.dtype.kind in "iu" or (rows.dtype.kind == "f" and (rows == np.floor(rows)).all()):
-        numbers = rows
-    elif rows.dtype.kind == "b" and num_classes == 2:
-        numbers = rows.astype("int32")
-    else:
-        numbers = _one_by_one(rows.tolist(), num_classes, labels, name)
-    outside = np.flatnonzero((numbers < 0) | (numbers >= num_classes))
-    if outside.size:
-        raise _outside(name, outside[0], numbers[outside[0]], num_classes)
-    return numbers.astype("int32")
-
-
-def class_number(label: Any, num_classes: int, labels: list[str] | None) -> int:
-    """The number of one label. ValueError for one that is not known, without a place."""
-    number = _number_of(label, labels or ()) if isinstance(label, str) else label
-    if not is_number(number) or not 0 <= number < num_classes or int(number) != number:
-        names = labels or [str(n) for n in range(num_classes)]
-        known = f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}"
-        raise ValueError(
-            f"the label {shorten(label)} is not known. Known are {known}, or the numbers from 0 to "
-            f"{num_classes - 1}."
-        )
-    return int(number)
+    return read_labels(rows, num_classes, labels, lambda row: f"{name}[{row}]", name)
 
 
 def class_rows(
@@ -63,12 +39,23 @@ def class_rows(
     unit: str = "text",
 ) -> np.ndarray | None:
     """Labels that are a row for each `unit`, float32 `(count, num_classes)`; None for one."""
+    if multi_label and num_classes == 1 and isinstance(y, (list, tuple, np.ndarray)):
+        # Of one class that may be right or not, 0 and 1 say so, and are no numbers of classes.
+        alone = array_of(y)
+        y = alone.reshape(-1, 1) if alone.dtype.kind in "iufb" and alone.shape == (count,) else y
     array = _matrix(y, count, num_classes)
     if array is not None and not np.isfinite(array).all():
         raise ValueError(f"`y[{np.argwhere(~np.isfinite(array))[0][0]}]` holds no finite numbers.")
     if not multi_label:
         return array
     if array is not None and ((array >= 0) & (array <= 1)).all():
+        listed = isinstance(y, (list, tuple)) or is_column(y)
+        if listed and set(labels or ()) == {"0", "1"} and (array.sum(axis=1) == 1).all():
+            raise ValueError(
+                "`y` has two readings, since the names '0' and '1' are numbers too: each row may "
+                f"be 0 or 1 for each class, or the names of two classes, as {shorten(y[0])}. Give "
+                "a NumPy array of 0 and 1, or lists of strings."
+            )
         return array
     rows = plain(y, "`y`") if is_column(y) or hasattr(y, "tolist") else y
     if not isinstance(rows, Sequence) or isinstance(rows, str) or len(rows) != count:
@@ -76,10 +63,9 @@ def class_rows(
             f"`y` must be a list with the labels of each {unit}, {count} in all, or an array of 0 "
             f"and 1 of shape {(count, num_classes)}, received {describe(y)}."
         )
+    rows = [list(r) if isinstance(r, (list, tuple, set, np.ndarray)) else [r] for r in rows]
     array = np.zeros((count, num_classes), "float32")
-    for row, names in enumerate(rows):
-        names = list(names) if isinstance(names, (list, tuple, set, np.ndarray)) else [names]
-        numbers = class_numbers(names, len(names), num_classes, labels, "label", f"y[{row}]")
+    for row, numbers in enumerate(_read_lists(rows, num_classes, labels)):
         array[row, numbers] = 1
     return array
 
@@ -191,6 +177,65 @@ def check_weights(
     return array
 
 
+def labels_of_words(
+    rows: Sequence, counts: Sequence[int], num_classes: int, labels: list[str] | None
+) -> list[np.ndarray]:
+    """Read the labels of the words of each text, of which there are so many, as one column."""
+    return _read_lists(
+        [
+            _rows(row, count, "word", f"y[{i}]").tolist()
+            for i, (row, count) in enumerate(zip(rows, counts, strict=True))
+        ],
+        num_classes,
+        labels,
+    )
+
+
+def _read_lists(rows: list[list], num_classes: int, labels: list[str] | None) -> list[np.ndarray]:
+    """Read lists of labels, one a row, as one column."""
+    ends = np.cumsum([len(row) for row in rows])
+
+    def place(index: int) -> str:
+        row = int(np.searchsorted(ends, index, side="right"))
+        return f"y[{row}][{index - ends[row] + len(rows[row])}]"
+
+    column = [label for row in rows for label in row]
+    return np.split(read_labels(column, num_classes, labels, place), ends[:-1])
+
+
+def weights_of_words(
+    weights: Any, counts: Sequence[int]
+) -> tuple[Sequence[Sequence[int]], np.ndarray, np.ndarray]:
+    """Read weights of texts, or of each of their words, of which there are so many.
+
+    Returns a number for each word of each text, the weight that is at this number, and the weight
+    of each text, of which the two are multiplied. 0 is the number of what does not count.
+    """
+    of_texts = np.ones(len(counts), "float32")
+    numbers = [np.ones(count, "int32") for count in counts]
+    rows = (list, tuple, np.ndarray)
+    listed = isinstance(weights, rows) and len(weights) == len(counts)
+    if not listed or np.ndim(weights[0]) != 1 or not all(isinstance(row, rows) for row in weights):
+        found = check_weights("sample_weight", weights, len(counts))
+        return numbers, np.array([0, 1], "float32"), of_texts if found is None else found
+    for i, (row, count) in enumerate(zip(weights, counts, strict=True)):
+        if len(row) != count:
+            shape = array_of(weights).shape
+            shape = f"shape {shape}" if shape else "lists"
+            raise ValueError(
+                f"`sample_weight` must be one number a text, {len(counts)} in all, or for each one "
+                f"number a word, received {shape}: `sample_weight[{i}]` has {len(row)} numbers, "
+                f"and `x[{i}]` {count} words."
+            )
+    of_words = [
+        check_weights(f"sample_weight[{i}]", row, count, unit="word")
+        for i, (row, count) in enumerate(zip(weights, counts, strict=True))
+    ]
+    ends = np.cumsum(counts)
+    numbers = np.split(np.arange(1, ends[-1] + 1, dtype="int32"), ends[:-1])
+    return numbers, np.concatenate([np.zeros(1, "float32"), *of_words]), of_texts
+
+
 def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
     """`y` as float32 if it is numbers of the shape `(count, num_classes)`, else None."""
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
@@ -224,57 +269,3 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows
-
-
-def _number_of(label: str, names: Any) -> int | None:
-    """The number of a name; of text that is none, but a number, that one, as files have it."""
-    if label in names:
-        return names[label] if isinstance(names, dict) else names.index(label)
-    return int(label) if label.isascii() and label.isdecimal() and len(label) < 10 else None
-
-
-def _outside(name: str, row: int, label: Any, num_classes: int) -> ValueError:
-    return ValueError(
-        f"Labels must be from 0 to {num_classes - 1}, but `{name}[{row}]` is {shorten(label)}. "
-        "Give `num_classes` to match the data."
-    )
-
-
-def _one_by_one(rows: list, num_classes: int, labels: list[str] | None, name: str) -> np.ndarray:
-    """Numbers of labels whose types differ, or are names. ValueError for the first wrong one."""
-    places = {label: number for number, label in enumerate(labels or ())}
-    of_bools = num_classes == 2 and all(isinstance(label, (bool, np.bool_)) for label in rows)
-    kinds = {isinstance(label, str) for label in rows}
-    numbers = np.zeros(len(rows), "int64")
-    for row, label in enumerate(rows):
-        here = f"`{name}[{row}]`"
-        if isinstance(label, str):
-            number = _number_of(label, places)
-            if number is None and labels is None:
-                raise ValueError(
-                    f"{here} is {shorten(label)}, a name, but the classes have none: make the task "
-                    "with `labels`, the names in the order of their numbers, or give numbers."
-                )
-            if number is None:
-                raise ValueError(
-                    f"{here} is {shorten(label)}, which is none of the labels "
-                    f"{shorten(labels)}.{nearest(label, labels)}"
-                )
-            if not number < num_classes:
-                raise _outside(name, row, label, num_classes)
-            numbers[row] = number
-        elif of_bools or is_int(label) or (is_number(label) and float(label).is_integer()):
-            if not 0 <= label < num_classes:
-                raise _outside(name, row, label, num_classes)
-            numbers[row] = int(label)
-        else:
-            or_name = "" if labels is None else " or the name"
-            raise ValueError(
-                f"{here} must be the number{or_name} of a class, received {describe(label)}."
-            )
-        if len(kinds) > 1 and isinstance(label, str) != isinstance(rows[0], str):
-            raise ValueError(
-                f"`{name}` has names and numbers: `{name}[0]` is {shorten(rows[0])}, {here} is "
-                f"{shorten(label)}. Give one kind."
-            )
-    return numbers

@@ -14,6 +14,7 @@ from keras_transformer.checking import (
     is_int,
     shorten,
 )
+from keras_transformer.columns import text_alone
 from keras_transformer.generation import published, samplers
 from keras_transformer.generation.constraints import Constraints, TokenAutomaton
 from keras_transformer.generation.engine import Engine
@@ -27,6 +28,7 @@ from keras_transformer.tasks.explaining import Asked
 from keras_transformer.tasks.explaining_text import ExplainsWritten
 from keras_transformer.tasks.generating import Completion, GenerationCall
 from keras_transformer.tasks.inputs import listed, padded_places
+from keras_transformer.tasks.streams import is_data_set
 from keras_transformer.tasks.task import PER_TOKEN
 from keras_transformer.tasks.text import text_rows, tokenizer_of
 from keras_transformer.tasks.token_predictor import TokenPredictor
@@ -122,7 +124,8 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         are decoded `batch_size` at a time, and those that are done make room for others.
 
         Args:
-            prompts: a string, a list of strings, a list of ids, or a list of lists of ids.
+            prompts: a string, a list of strings, a list of ids, or a list of lists of ids; or a
+                data set of strings, such as a `tf.data.Dataset`, which is read to its end.
             max_new_tokens: int, the most tokens of a continuation. Defaults to what the checkpoint
                 says (`backbone.generation_config`), else to 64.
             sampler: `"greedy"`, `"beam"`, `"random"`, `"top_k"`, `"top_p"`, `"contrastive"`,
@@ -324,12 +327,17 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         """Rows of ids of the argument `name`, whether they were text, and one prompt alone."""
         if isinstance(prompts, IdsOfText):
             return [list(prompts)], True, True
+        prompts = text_alone(prompts)
         if isinstance(prompts, str):
             check_text(name, prompts)
             return self._encode_prompts([prompts]), True, True
         rows = listed(prompts, name)
         if keras.ops.is_tensor(rows):
-            rows = keras.ops.convert_to_numpy(rows).tolist()
+            rows = keras.ops.convert_to_numpy(rows)
+        if hasattr(rows, "__array__"):  # also a tensor of another backend
+            rows = np.asarray(rows).tolist()
+        if is_data_set(rows):
+            rows = self.processor_class.whole(self, rows, {})
         if isinstance(rows, (list, tuple)) and not rows:
             raise ValueError(f"`{name}` is empty: there must be at least one prompt.")
         if not isinstance(rows, (list, tuple)):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
+from keras_transformer.columns import text_alone
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
@@ -180,11 +181,20 @@ class MaskedLM(HiddenLayer, TokenPredictor):
                 f"MaskedLM learns `MaskedTokens`, received objective={shorten(objective)}."
             )
         max_length = take_max_length(self, options)
-        encode = segmented_rows(self, max_length)
+        # A text without a token to mask has targets of weight 0: it counts for nothing.
+        encode = segmented_rows(self, max_length, may_be_empty=True)
         columns = encode_rows(self, text_columns(x), encode, max_length=max_length).columns
         if not check_bool("masked", masked):
             return token_batches(self, columns, **options)
         hide = objective.bind(tokenizer_of(self))
+        special = tokenizer_of(self).special_ids
+        blocks = columns["token_ids"].blocks
+        # Most often the first tokens say so.
+        if all(np.isin(part, special).all() for b in blocks for part in (b[:4096], b[4096:])):
+            raise ValueError(
+                "`x` has no token that can be masked: its texts are empty, or all their tokens are "
+                "special ones, such as the unknown one."
+            )
 
         def finish(inputs, arrays):
             random = generator_of(dataset, arrays)
@@ -211,6 +221,7 @@ class MaskedLM(HiddenLayer, TokenPredictor):
             ValueError: for a text without a mask, or longer than the model's longest sequence.
         """
         top_k = check_int("top_k", top_k, at_least=1)
+        texts = text_alone(texts)
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings, places = self._masks(rows)
         positions = np.zeros((len(rows), max(map(len, places))), "int32")

@@ -103,4 +103,11 @@ class OneText(OneInput):
 
 def one_text(backbone: Backbone, start_id: int | None) -> OneText | None:
     """What gives a text to both sides of a backbone, None for one that has a single side."""
-    return OneText(backbone, start_id) if backbone.config.kind == "seq2seq" else None
+    if backbone.config.kind == "seq2seq":
+        return OneText(backbone, start_id)
+    if start_id is not None:
+        raise ValueError(
+            "`start_id` is what the decoder of an encoder-decoder starts from, and the backbone is "
+            f"of kind {backbone.config.kind!r}: leave it out."
+        )
+    return None

@@ -17,6 +17,7 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.checkpoints.heads import SEPARATOR
+from keras_transformer.columns import text_alone
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.layers.position import sequence_positions
@@ -141,7 +142,8 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         super().__init__(backbone, tokenizer, name=name)
         self.one_input = one_text(backbone, start_id)
         self.start_id = self.one_input and self.one_input.start_id
-        self.separator_id = separator_id
+        most = self.intake.config.vocabulary_size - 1
+        self.separator_id = check_int("separator_id", separator_id, 0, most, none=True)
         self.mask_question = check_bool("mask_question", mask_question)
         if self.mask_question and separator_id is None:
             raise ValueError("`mask_question` needs `separator_id`, by which a question ends.")
@@ -245,6 +247,7 @@ class QuestionAnswerer(OptionalHidden, OptionalFeedForward, Task):
         top_k = check_int("top_k", top_k, at_least=1)
         max_answer_tokens = check_int("max_answer_tokens", max_answer_tokens, at_least=1)
         allow_no_answer = check_bool("allow_no_answer", allow_no_answer)
+        questions, contexts = text_alone(questions), text_alone(contexts)
         alone = isinstance(questions, str) and isinstance(contexts, str)
         if isinstance(questions, str):
             questions = [questions] * (1 if alone else len(text_rows(contexts, "contexts")))

@@ -9,11 +9,12 @@ import numpy as np
 from keras_transformer.checking import check_bool, check_int, check_number
 from keras_transformer.checkpoints.heads import LABELS, PROBLEM
 from keras_transformer.config import TransformerConfig
+from keras_transformer.tasks.class_labels import class_number
+from keras_transformer.tasks.class_weights import ClassWeights, by_class
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import OF_CLASSES, loss_name
 from keras_transformer.tasks.labels import (
     check_probabilities,
-    class_number,
     class_rows,
     likeliest,
     real_numbers,
@@ -36,36 +37,71 @@ class RowClassifier(Classifier):
 
     def compile_usual(self, multi_label: bool, optimizer=None) -> None:
         """Compiles with what fits the classes, once the layers are made."""
-        self.multi_label = check_bool("multi_label", multi_label) and self.num_classes > 1
+        self.multi_label = check_bool("multi_label", multi_label)
         loss, metric = ClassCrossEntropy(), ClassAccuracy(self.multi_label)
         if self.multi_label:
             loss = keras.losses.BinaryCrossentropy(from_logits=True)
-        elif self.num_classes == 1:
+        elif self.is_regression:
             loss = keras.losses.MeanSquaredError()
             metric = keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
         self.compile(optimizer or FineTuningAdamW(), loss, metrics=[metric])
 
     def metric_of(self, given):
         """A metric by name is that of logits, and with `multi_label` of each class."""
-        return given if self.num_classes == 1 else metric_of_logits(given, self.multi_label)
+        return given if self.is_regression else metric_of_logits(given, self.multi_label)
+
+    @staticmethod
+    def count_of(num_classes: int | None, labels: Any, multi_label: Any) -> int | None:
+        """Return `num_classes`, or 1 for the one name of a class that may be right or not."""
+        alone = isinstance(labels, (list, tuple)) and len(labels) == 1 and multi_label
+        return 1 if alone and num_classes is None else num_classes
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers: there is one output, and it is not of a class."""
+        return self.num_classes == 1 and not self.multi_label
+
+    @property
+    def weighs_each_class(self) -> bool:
+        """Whether the loss of a row is that of each class, with a weight of its own."""
+        return self.multi_label or "binary" in loss_name(self).lower()
 
     @property
     def number_of_targets(self) -> int | None:
-        return None if self.multi_label or self.num_classes == 1 else self.num_classes
+        return None if self.multi_label or self.is_regression else self.num_classes
+
+    def weights_of_classes(self, class_weight: dict) -> ClassWeights:
+        if self.is_regression:
+            raise ValueError(
+                "`class_weight` gives classes a weight, and this task is a regression "
+                "(num_classes=1). Leave it out; a weight for each row is `sample_weight`."
+            )
+        if not self.weighs_each_class:
+            return super().weights_of_classes(class_weight)
+        if "binary" not in loss_name(self).lower():
+            raise ValueError(
+                "`class_weight` of a task with several right classes weighs the loss of each, and "
+                f"{loss_name(self)} has one for all: compile with keras.losses.BinaryCrossentropy("
+                "from_logits=True), or leave it out."
+            )
+        if self._compile_metrics is not None and self._compile_metrics._user_weighted_metrics:
+            raise ValueError(
+                "`class_weight` of a task with several right classes is a weight for each class, "
+                "which `weighted_metrics` do not take: compile with `metrics`."
+            )
+        return ClassWeights(by_class(class_weight, self.num_classes, self.labels), True)
 
     def _targets(self, y, count: int, of_file: bool = False) -> np.ndarray:
         """Labels as the loss takes them; `of_file`: the different ones of a file."""
-        if self.num_classes == 1:
+        if self.is_regression:
             return real_numbers(y, count, self.row_unit)
         given = (self.num_classes, self.labels, self.multi_label, self.row_unit)
         rows = class_rows(y, count, *given)
         by_number = loss_name(self) in OF_CLASSES
         if rows is None:
-            if of_file:
-                numbers = [class_number(label, self.num_classes, self.labels) for label in y]
-                found = np.asarray(numbers, "int32")
-            else:
-                found = self._class_numbers(y, count, self.row_unit)
+            for label in y if of_file else ():
+                class_number(label, self.num_classes, self.labels)
+            found = self._class_numbers(y, count, self.row_unit)
             by_row = loss_name(self).lower().replace("_", "") in _BY_ROW
             return np.eye(self.num_classes, dtype="float32")[found] if by_row else found
         if by_number:
@@ -80,7 +116,7 @@ class RowClassifier(Classifier):
         return rows
 
     def _check_training_set(self, dataset):
-        if "labels" not in dataset.values or self.num_classes == 1:
+        if "labels" not in dataset.values or self.is_regression:
             return
         labels = dataset.values["labels"]
         present = set((labels if labels.ndim == 1 else np.nonzero(labels)[1]).tolist())
@@ -97,7 +133,7 @@ class RowClassifier(Classifier):
         """What `classify` gives; `alone`: `x` has one row, and its result is wanted."""
         check_int("top_k", top_k, at_least=1, none=True)  # before anything is computed
         check_number("threshold", threshold, at_least=0, at_most=1, none=True)
-        if self.num_classes == 1:
+        if self.is_regression:
             raise ValueError("This task is a regression (num_classes=1): `predict` gives numbers.")
         logits = self.predict(x, batch_size=batch_size, verbose=0)
         shares = sigmoid(logits) if self.multi_label else softmax(logits)

@@ -126,6 +126,8 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
     def task_values(self) -> dict[str, Any]:
         return Task.task_values(self)
 
+    weights_of_classes = Task.weights_of_classes  # Its tokens are values.
+
     def window_arrays(self, known, following):
         inputs, scale = self._read(known)
         ids, given, _ = self.bins.encode(following, scale)

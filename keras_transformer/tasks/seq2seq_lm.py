@@ -13,6 +13,7 @@ from keras_transformer.tasks.asked import engine_inputs, scoring_inputs
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.text import (
     check_equal,
+    check_said,
     encode_rows,
     pair_rows,
     take_max_length,
@@ -108,10 +109,15 @@ class Seq2SeqLM(LanguageModel):
 
         def encode(texts, place):
             sources, targets = texts
+            rows = tokenizer.encode_batch(sources, max_length=max_length)
+            (empty,) = tokenizer.encode_batch([""], max_length=max_length)
+            check_said(sources, rows, empty, lambda i: f"{place(i)}, the source,")
             encoded = self._encode_targets(targets)
+            (empty,) = self._encode_targets([""])
+            check_said(targets, encoded, empty, lambda i: f"{place(i)}, the target,")
             targets = with_end([row[: max_length - 1] for row in encoded], tokenizer.end_id)
             return {
-                "sources": tokenizer.encode_batch(sources, max_length=max_length),
+                "sources": rows,
                 "targets": [[self.start_id, *row] for row in targets],
             }
 
@@ -151,9 +157,7 @@ class Seq2SeqLM(LanguageModel):
 
         def encode(texts, place):
             rows = tokenizer.encode_batch(*texts, special_tokens=False, max_length=longest)
-            empty = next((index for index, row in enumerate(rows) if not row), None)
-            if empty is not None:
-                raise ValueError(f"{place(empty)} is empty: there is nothing to learn from it.")
+            check_said(*texts, rows, [], place)
             return {"tokens": rows}
 
         columns = encode_rows(self, text_columns(x), encode, longest=longest).columns

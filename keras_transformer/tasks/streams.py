@@ -11,11 +11,12 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import shorten
-from keras_transformer.columns import is_column, is_frame, plain
+from keras_transformer.columns import class_names, is_column, is_frame, plain
 from keras_transformer.data import BucketedDataset, Records, read
 from keras_transformer.data.record_objects import column_names, elements_of
 from keras_transformer.distribution import DatasetShard
-from keras_transformer.tasks.inputs import check_labels_given
+from keras_transformer.tasks.class_labels import by_name
+from keras_transformer.tasks.inputs import check_labels_given, parts_of
 
 _MULTIPLE = 32  # Batches come one by one: few lengths, since each is a program.
 _ROWS = 32  # of a batch, where a data set gives one row after the other
@@ -54,13 +55,24 @@ class TextBatches(keras.utils.PyDataset):
         learned = config.position == "learned"
         self._multiple = math.gcd(_MULTIPLE, config.max_sequence_length) if learned else _MULTIPLE
         self._batches, self._next = begin(), 0
+        self._begun = False
         self._looked_at: dict[int, tuple] = {}
+        self.finish: Callable | None = None  # a change of each batch, such as weights
 
     @property
     def num_batches(self) -> int | None:
         return self._number
 
+    def on_epoch_begin(self):
+        self._begun = True
+
     def __getitem__(self, index: int):
+        # On TensorFlow the shapes of the first two batches are those of all, and a size that both
+        # have is fixed. They are fetched before the first epoch, to be looked at alone.
+        looks = keras.backend.backend() == "tensorflow" and not self._begun
+        return _of_other_length(self._batch(index)) if looks and index == 1 else self._batch(index)
+
+    def _batch(self, index: int) -> tuple:
         if index in self._looked_at:
             return self._looked_at[index]
         if index < self._next and not self._once:
@@ -84,9 +96,23 @@ class TextBatches(keras.utils.PyDataset):
             options = {"seed": drawn, "multiple": self._multiple, **self._processing}
             options |= {"shuffle": self._shuffle, "batch_size": _ALL, "max_buckets": 1}
             made = self._task.make_dataset(*batch, **options)[0]
+        made = made if self.finish is None else self.finish(made)
         if self._once and index < _LOOKED_AT:
             self._looked_at[index] = made
         return made
+
+
+def _of_other_length(batch: tuple) -> tuple:
+    """The arrays of a batch with one token more, for their shapes."""
+    x, *others = keras.tree.map_structure(np.asarray, batch)
+    is_ids = {name: 1 < a.ndim < 4 and a.dtype.kind in "iub" for name, a in x.items()}
+    lengths = {array.shape[-1] for name, array in x.items() if is_ids[name]}
+
+    def longer(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, 1)])
+
+    x = {name: longer(array) if is_ids[name] else array for name, array in x.items()}
+    return x, *(longer(a) if a.ndim > 1 and a.shape[-1] in lengths else a for a in others)
 
 
 def held(
@@ -103,6 +129,7 @@ def held(
             return read(data, x=x, y=y)
         texts = _one_or_pair(list(data[name]) for name in x)
         labels = None if y is None else list(map(_answer, data[y]))
+        labels = by_name(labels, class_names(data, y), getattr(task, "labels", None))
         check_labels_given(task, texts, labels)
         if options.get("seed", 0) is None:
             options["seed"] = int(np.random.randint(2**31))
@@ -142,7 +169,7 @@ def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
     return list(itertools.chain(*parts))
 
 
-_WHOLE = (str, bytes, list, tuple, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
+_WHOLE = (str, bytes, list, tuple, set, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
           TextBatches)  # fmt: skip
 
 
@@ -165,6 +192,13 @@ class _Source(NamedTuple):
             if isinstance(x[0], tuple):
                 x = tuple(map(list, zip(*x, strict=True)))
             yield x, y if self.labelled else None, None if weights[0] is None else weights
+
+
+def is_data_set(data: Any) -> bool:
+    """Return whether it is to be gone through: not texts, an array, a mapping or a set."""
+    if isinstance(data, _WHOLE) or ops.is_tensor(data) or is_column(data):
+        return False
+    return hasattr(data, "__iter__") and not hasattr(data, "__array__")
 
 
 def not_texts(name: str) -> ValueError:
@@ -197,8 +231,10 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
         return data, None
     elements = elements_of(data)
     first = next(elements, None)
+    if first is None:
+        raise ValueError(f"The data is empty: the {type(data).__name__} gives nothing.")
     if once:
-        elements = itertools.chain([] if first is None else [first], elements)
+        elements = itertools.chain([first], elements)
     if isinstance(first, Mapping):
         parts = _parts_by_name(task, data, first)
     else:
@@ -207,6 +243,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
             raise _of_other_names(data, first[0])
     if parts is None:
         return (element for element in elements) if once else data, None
+    parts = _named_parts(task, data, first, parts)
     x, y, _ = parts(first)
     single = not isinstance(x, Mapping) and isinstance(x[0] if isinstance(x, tuple) else x, str)
     # That a question has no answer is a label too.
@@ -215,10 +252,28 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
         has_label = not {*_LABELS}.isdisjoint(first)
     labelled = y is not None or (task.answers and has_label)
     begin = (lambda: map(parts, elements)) if once else (lambda: map(parts, elements_of(data)))
-    return data, _Source(begin, once, _size(data, steps), single, labelled)
+    return data, _Source(begin, once, number_of_elements(data, steps), single, labelled)
 
 
-def _size(data: Any, steps: int | None) -> int | None:
+def _named_parts(task, data: Any, first: Any, parts: Callable) -> Callable:
+    """`parts` with labels by name, where the data set says which class a number is."""
+    column = next((n for n in _LABELS if n in first), None) if isinstance(first, Mapping) else None
+    names, known = class_names(data, column), getattr(task, "labels", None)
+    if names is None:
+        return parts
+
+    def named(element: Any) -> tuple:
+        x, y, weights = parts(element)
+        if isinstance(y, list) and all(isinstance(row, list) and len(row) == 1 for row in y):
+            y = [label for (label,) in y]  # Keras's label_mode="binary"
+        if isinstance(x[0] if isinstance(x, tuple) else x, str):  # a single row
+            return x, by_name([y], names, known)[0], weights
+        return x, by_name(y, names, known), weights
+
+    return named
+
+
+def number_of_elements(data: Any, steps: int | None) -> int | None:
     """The number of elements; None where it is not known. ValueError for no end and no steps."""
     size = None
     if hasattr(data, "cardinality"):
@@ -308,7 +363,7 @@ def _parts(task, element: Any, pair: bool = False) -> tuple[Any, Any, Any]:
         element = tuple(element)  # PyTorch's loaders make a list of a tuple.
     alone = task.answers and isinstance(element, tuple) and isinstance(element[0], (str, bytes))
     element = element if isinstance(element, tuple) and not alone else (element,)
-    x, y, weights = (*element, None, None)[:3]
+    x, y, weights = parts_of(element, "An element of the data")
     y, weights = plain(y, "y"), plain(weights, "sample_weight")
     if isinstance(x, (list, tuple)):
         of_strings = all(isinstance(part, str) for part in x)

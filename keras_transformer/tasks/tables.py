@@ -1,15 +1,16 @@
 """Data sets of images and sound as one argument: which columns are inputs, texts and labels."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import is_int, shorten
+from keras_transformer.checking import shorten
 from keras_transformer.columns import (
     TableColumn,
+    class_names,
     is_frame,
     is_table,
     listed_column,
@@ -17,6 +18,7 @@ from keras_transformer.columns import (
 )
 from keras_transformer.data import Records
 from keras_transformer.data.record_objects import column_names
+from keras_transformer.tasks.class_labels import by_name
 from keras_transformer.tasks.streams import TextBatches
 
 _ROWS = 32  # of a batch, where a data set gives one row after the other
@@ -101,13 +103,7 @@ class TakesTables:
 
     def _by_name(self, data: Any, name: str | None, labels: list | None) -> list | None:
         """Numbers of classes by their names in the data set, if these are the task's."""
-        names = getattr((getattr(data, "features", None) or {}).get(name), "names", None)
-        known = getattr(self, "labels", None)
-        if labels is None or not isinstance(names, Sequence) or not known:
-            return labels
-        if {*names} != {*known}:
-            return labels
-        return [names[label] if is_int(label) else label for label in labels]
+        return by_name(labels, class_names(data, name), getattr(self, "labels", None))
 
     def _streamed(self, data: Any, batch_size, steps, **options) -> TextBatches:
         """The batches of a data set that is gone through from its beginning."""

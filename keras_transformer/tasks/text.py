@@ -8,10 +8,11 @@ import numpy as np
 import tokenizers
 
 from keras_transformer.checking import check_int, check_text, describe, shorten
-from keras_transformer.columns import is_column, is_frame
+from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records, TokenRows
 from keras_transformer.data.packing import packed_inputs
+from keras_transformer.data.record_objects import elements_of
 from keras_transformer.data.token_store import Stored, fingerprint, tokenize
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks import streams
@@ -124,6 +125,8 @@ def text_rows(texts, name: str = "x") -> list[str]:
     texts = listed(texts, name)
     if is_frame(texts):
         raise streams.not_texts(name)
+    if hasattr(texts, "as_numpy_iterator"):  # a `tf.data.Dataset`
+        texts = _texts_of(texts, name)
     if isinstance(texts, str):
         hint = "put it in []."
         if os.path.isfile(texts):
@@ -137,6 +140,15 @@ def text_rows(texts, name: str = "x") -> list[str]:
     for place, text in enumerate(rows):
         if not (isinstance(text, str) and text.isascii()):
             check_text(f"{name}[{place}]", text)
+    return rows
+
+
+def _texts_of(dataset: Any, name: str) -> list:
+    """The texts of a data set of strings, single ones or batches, with labels or without."""
+    rows = []
+    for element in elements_of(dataset):
+        texts = plain(element[0] if isinstance(element, tuple) else element, f"`{name}`")
+        rows += texts if isinstance(texts, list) else [texts]
     return rows
 
 
@@ -200,19 +212,42 @@ def encode_rows(
     return tokenize(texts, encode, recipe, dtypes, with_labels, check_label)
 
 
+def check_said(
+    texts: Iterable[str], rows: Iterable[list[int]], empty: list[int], place: Callable[[int], str]
+) -> None:
+    """Raise ValueError for a text that is empty or white space, or has no tokens of its own.
+
+    `empty` are the ids of a text without characters: what the template of the tokenizer adds.
+    """
+    for i, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        if not text or text.isspace() or row == empty:
+            why = "is empty" if not text.strip() else "has no token of its own"
+            raise ValueError(
+                f"{place(i)} {why}: {shorten(text)}. There is nothing in it to read or to learn "
+                "from: remove the row."
+            )
+
+
 def token_columns(task, ids: list, segments: list) -> dict[str, list]:
     """Rows of ids and of their segments, if the model tells segments apart, by input."""
     segmented = task.backbone.config.segment_vocabulary_size > 1
     return {"token_ids": ids, "segment_ids": segments} if segmented else {"token_ids": ids}
 
 
-def segmented_rows(task, max_length: int) -> Callable:
-    """`encode` of `encode_rows` for texts, or pairs of them, with their segments."""
+def segmented_rows(task, max_length: int, may_be_empty: bool = False) -> Callable:
+    """`encode` of `encode_rows` for texts, or pairs of them, with their segments.
+
+    It refuses texts without a token of their own, unless these `may_be_empty`.
+    """
     tokenizer = tokenizer_of(task)
 
     def encode(texts, place):
-        rows = tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
-        return token_columns(task, *rows)
+        ids, segments = tokenizer.encode_batch_with_segments(*texts, max_length=max_length)
+        nothing = [[""] for _ in texts]
+        empty = tokenizer.encode_batch_with_segments(*nothing, max_length=max_length)[0][0]
+        if not may_be_empty:  # Of a pair one text is enough.
+            check_said(map("".join, zip(*texts, strict=True)), ids, empty, place)
+        return token_columns(task, ids, segments)
 
     return encode
 
@@ -275,7 +310,13 @@ def words_of(text: str, encoding: tokenizers.Encoding) -> list[Word]:
         start, end = spans[token]
         first = words.get(number, Word(token, start, end))
         words[number] = first._replace(end=max(first.end, end))
-    return [word for word in words.values() if word.start < word.end]
+    found = []
+    for token, start, end in words.values():
+        piece = text[start:end]  # White space may be tokens of a word, or a word of its own.
+        start += len(piece) - len(piece.lstrip())
+        if piece.strip():
+            found.append(Word(token, start, start + len(piece.strip())))
+    return found
 
 
 def windows(encoding: tokenizers.Encoding, part: int, max_length: int) -> list[np.ndarray]:

@@ -5,17 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.checking import (
-    check_choice,
-    check_ids,
-)
+from keras_transformer.checking import check_choice, check_ids
+from keras_transformer.columns import text_alone
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset, Records
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.labels import (
-    check_weights,
-)
+from keras_transformer.tasks.class_labels import by_name
+from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.one_input import one_text
 from keras_transformer.tasks.pooling import POOLINGS, mask_of_ids, pool
 from keras_transformer.tasks.row_classifier import RowClassifier
@@ -27,9 +24,6 @@ from keras_transformer.tasks.text import (
     token_batches,
 )
 from keras_transformer.tokenizers import Tokenizer
-
-# Losses that take rows of probabilities alone.
-_BY_ROW = ("categoricalcrossentropy", "binarycrossentropy", "kldivergence")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -46,9 +40,11 @@ class TextClassifier(RowClassifier):
     sentence encoders are trained, and the pooler is not used either.
 
     Labels are names (with `labels`) or numbers of classes, or a row for each text with the
-    probability of each class: one-hot and soft labels. With `multi_label` several classes of a text
-    may be right, or none: its labels are a list of names or numbers, or a row of 0 and 1. With
-    `num_classes=1` the task is a regression: labels are numbers, and `predict` gives them.
+    probability of each class: one-hot and soft labels. A column of them is read by name first: of
+    `labels=["1", "2"]` the label 1 is the first. With `multi_label` several classes of a text may
+    be right, or none: its labels are a list of names or numbers, or a row of 0 and 1; one class is
+    then right or not. With `num_classes=1` alone the task is a regression: labels are numbers, and
+    `predict` gives them.
 
     Compiled with AdamW (5e-5), cross-entropy (with `multi_label` the binary one of each class) and
     accuracy, as a regression with the mean squared error; `compile` changes that.
@@ -125,6 +121,7 @@ class TextClassifier(RowClassifier):
         end_ids: list[int] | None = None,
     ):
         hidden = (hidden_activation, hidden_bias, block_norm)
+        num_classes = self.count_of(num_classes, labels, multi_label)
         super().__init__(backbone, tokenizer, num_classes, labels, dropout, name, *hidden)
         self.one_input = one_text(backbone, start_id)
         self.start_id = self.one_input and self.one_input.start_id
@@ -142,6 +139,11 @@ class TextClassifier(RowClassifier):
     def _ends(self, end_ids) -> list[int] | None:
         """The ids that end a text of an encoder-decoder; None of a model of one side."""
         if self.one_input is None:
+            if end_ids:
+                raise ValueError(
+                    "`end_ids` are where an encoder-decoder is read, and the backbone is of kind "
+                    f"{self.backbone.config.kind!r}: leave them out."
+                )
             return None
         if end_ids is None:
             end = None if self.tokenizer is None else self.tokenizer.end_id
@@ -178,16 +180,20 @@ class TextClassifier(RowClassifier):
             names = ("x",) if len(texts) == 1 else ("x[0]", "x[1]")
             texts = tuple(text_rows(p, n) for p, n in zip(texts, names, strict=True))
 
+        of_file = getattr(x, "class_names", None)
         columns, names, labels = encode_rows(
             self,
             texts,
             segmented_rows(self, max_length),
             with_labels=isinstance(x, Records) and x.y is not None,
-            check_label=lambda label: self._targets([label], 1, of_file=True),
+            check_label=lambda label: self._targets(
+                by_name([label], of_file, self.labels), 1, of_file=True
+            ),
             max_length=max_length,
         )
         values = {}
         if names is not None:
+            names = by_name(names, of_file, self.labels)
             values["labels"] = self._targets(names, len(names), of_file=True)[labels]
         elif y is not None:
             values["labels"] = self._targets(y, len(columns["token_ids"]))
@@ -220,6 +226,7 @@ class TextClassifier(RowClassifier):
         Raises:
             ValueError: for a regression, which has no classes.
         """
+        texts = tuple(map(text_alone, texts)) if isinstance(texts, tuple) else text_alone(texts)
         sides = texts if isinstance(texts, tuple) and texts else (texts,)
         alone = all(isinstance(side, str) for side in sides)
         if alone:

@@ -15,10 +15,12 @@ from keras_transformer.checking import (
     describe,
     shorten,
 )
+from keras_transformer.columns import text_alone
 from keras_transformer.config import TransformerConfig
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.feed_forward import get_activation
 from keras_transformer.layers.remat import recomputed
+from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.labels import check_weights, real_margins, real_numbers
@@ -26,6 +28,7 @@ from keras_transformer.tasks.pooling import POOLINGS, check_pooler, pool, pool_b
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import (
     check_ends,
+    check_said,
     take_max_length,
     text_rows,
     token_batches,
@@ -207,7 +210,7 @@ class TextEmbedder(Task):
             if values["activation"] is not None:
                 vectors = get_activation(values["activation"])(vectors)
         vectors = ops.cast(vectors, "float32")
-        return ops.normalize(vectors, axis=-1) if self.normalize else vectors
+        return unit_vectors(vectors) if self.normalize else vectors
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts, or a tuple of lists of them, as batches. See `Task.make_dataset`.
@@ -230,6 +233,10 @@ class TextEmbedder(Task):
             tokenizer.encode_batch([prompt + t for t in part], max_length=max_length)
             for part in parts
         ]
+        (empty,) = tokenizer.encode_batch([prompt], max_length=max_length)
+        for i, (part, rows) in enumerate(zip(parts, ids, strict=True)):
+            name = f"x[{i}]" if several else "x"
+            check_said(part, rows, empty, f"`{name}[{{}}]`".format)
         if self.pooling == "pooler":
             for rows in ids:
                 check_ends(self.backbone.config, rows)
@@ -331,6 +338,7 @@ class TextEmbedder(Task):
         ```
         """
         prompt = self._prompt_named(prompt_name or self.default_prompt_name)
+        texts = text_alone(texts)
         alone = isinstance(texts, str)
         options = {"sizes": self._sizes, "batch_size": batch_size, "prompt": prompt}
         dataset = self.make_dataset([texts] if alone else texts, **options)

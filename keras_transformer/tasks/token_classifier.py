@@ -8,17 +8,20 @@ import tokenizers
 
 from keras_transformer.checking import describe, is_int, nearest, shorten
 from keras_transformer.checkpoints.heads import LABELS
+from keras_transformer.columns import text_alone
 from keras_transformer.data import BucketedDataset
 from keras_transformer.data.dataset import check_batch
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import TOKEN_HEAD
 from keras_transformer.tasks.classifier import Classifier
 from keras_transformer.tasks.inputs import listed
-from keras_transformer.tasks.labels import check_weights
+from keras_transformer.tasks.labels import labels_of_words, weights_of_words
+from keras_transformer.tasks.tag_schemes import OUTSIDE, TagScheme
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import (
     Word,
     character_spans,
+    check_said,
     counted,
     take_max_length,
     target_rows,
@@ -30,11 +33,9 @@ from keras_transformer.tasks.text import (
 )
 from keras_transformer.training import FineTuningAdamW, TokenAccuracy, TokenCrossEntropy
 
-OUTSIDE = "O"
-
 
 class Entity(NamedTuple):
-    """A span `text[start:end]`, its label without `B-`; its score is the mean over its words."""
+    """A span `text[start:end]`; its label has no `B-`, its score is the mean over its words."""
 
     label: str
     text: str
@@ -54,7 +55,11 @@ class TokenClassifier(Classifier):
 
     `fit` takes, as `x`, lists of words with, as `y`, lists of their labels; or texts with lists of
     `(start, end, label)`, the characters of each entity. The latter needs `labels` with `"O"` and
-    with `B-` and `I-` before each entity's label.
+    the tags of each entity's label, such as `B-` and `I-` before it.
+
+    Entities are told by tags of BIO (IOB2), IOB1, IO, BIOES (IOBES), BILOU, BMES or IOE, whichever
+    the labels are; labels without such a prefix are entities where they follow each other. Labels
+    with `B-` and `I-` are read right in BIO and in IOB1, and made of characters as in BIO.
 
     Compiled with AdamW (5e-5), token cross-entropy and accuracy; `compile` changes that.
 
@@ -91,7 +96,8 @@ class TokenClassifier(Classifier):
         assert entity.text == "I met Anna in New York"[entity.start : entity.end]
     ```
 
-    Source: Devlin et al. 2018, "BERT", section 5.3.
+    Source: Devlin et al. 2018, "BERT", section 5.3; for the schemes of tags Ramshaw and Marcus
+    1995, Tjong Kim Sang and Veenstra 1999, and Ratinov and Roth 2009.
     """
 
     backbone_kinds = ("encoder", "decoder")
@@ -115,10 +121,19 @@ class TokenClassifier(Classifier):
         """Words with labels, or texts with entities, as batches. See `Task.make_dataset`.
 
         With `y` a long text gives several rows, without it one row, cut at the end.
+
+        Args:
+            x: lists of words, or texts, as for `fit`.
+            y: for each the labels of its words, or the entities of a text.
+            sample_weight: one number a text; or, for lists of words, for each a list of one number
+                a word.
+            **options: as in `Task.make_dataset`.
         """
         max_length = take_max_length(self, options)
         texts, words = _texts_and_words(x)
         encodings = tokenizer_of(self).encode_batch_with_offsets(texts)
+        own = [[n for n in encoding.word_ids if n is not None] for encoding in encodings]
+        check_said(texts, own, [], "`x[{}]`".format)
         parts = [windows(e, 0, max_length) for e in encodings]
         parts = [part[:1] for part in parts] if y is None else parts
         chosen = [(i, places) for i, part in enumerate(parts) for places in part]
@@ -126,33 +141,38 @@ class TokenClassifier(Classifier):
             return window_batches(self, encodings, chosen, **options)
 
         rows = target_rows(y, len(texts), "a list of labels", "texts")
-        columns = {"labels": [], "counts": []}
+        columns: dict[str, list] = {"labels": [], "counts": []}
+        if words is None:
+            found = [words_of(*pair) for pair in zip(texts, encodings, strict=True)]
+            rows = [
+                self._labels_of_spans(text, *pair, f"y[{i}]")
+                for i, (text, *pair) in enumerate(zip(texts, found, rows, strict=True))
+            ]
+        else:
+            found = [_first_tokens(*row) for row in zip(words, texts, encodings, strict=True)]
+        counts = [len(row) for row in found]
+        labels = labels_of_words(rows, counts, self.num_classes, self.labels)
+        numbers, weight_of, row_weights = weights_of_words(sample_weight, counts)
         for i, part in enumerate(parts):
-            if words is None:
-                found = words_of(texts[i], encodings[i])
-                labels = self._labels_of_spans(texts[i], found, rows[i], f"y[{i}]")
-            else:
-                found = _first_tokens(words[i], texts[i], encodings[i])
-                labels = self._class_numbers(rows[i], len(found), "word", f"y[{i}]")
             targets = np.full(len(encodings[i]), -1)
-            for word, label in zip(found, labels, strict=True):
+            number = np.zeros(len(encodings[i]), "int32")
+            if all(word is None for word in found[i]):
+                raise ValueError(f"The tokenizer finds no token in a word of `x[{i}]`: remove it.")
+            for word, *values in zip(found[i], labels[i], numbers[i], strict=True):
                 if word is not None:
-                    targets[word.token] = label
+                    targets[word.token], number[word.token] = values
             for places, mask in zip(part, counted(part), strict=True):
                 columns["labels"].append(np.maximum(targets, 0)[places].tolist())
-                columns["counts"].append(((targets >= 0)[places] & mask).tolist())
-        row_weights = check_weights("sample_weight", sample_weight, len(texts))
-        if row_weights is None:
-            row_weights = np.ones(len(texts), "float32")
+                columns["counts"].append((number[places] * mask).tolist())
 
         def finish(inputs, arrays):
-            weights = arrays["counts"] * arrays["row_weights"][:, None]
+            weights = weight_of[arrays["counts"]] * arrays["row_weights"][:, None]
             return inputs, arrays["labels"], weights.astype("float32")
 
         options["values"] = {"row_weights": row_weights[[i for i, _ in chosen]]}
         return window_batches(self, encodings, chosen, finish, columns, **options)
 
-    def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> np.ndarray:
+    def _labels_of_spans(self, text, words: list[Word], spans, place: str) -> list[str]:
         """The label of each word of a text, given the entities' characters."""
         if self.labels is None:
             raise ValueError(
@@ -163,9 +183,10 @@ class TokenClassifier(Classifier):
             raise ValueError(
                 f"The entities of `{place}` must be a list, received {describe(spans)}."
             )
-        names = [OUTSIDE] * len(words)
+        names, scheme = [OUTSIDE] * len(words), TagScheme(self.labels)
         for span in spans:
             start, end, label = span if _is_span(span) else (None, None, None)
+            label = str(label) if is_int(label) else label  # a name that is a number
             if label is None:
                 raise ValueError(
                     f"An entity of `{place}` must be (start, end, label), received "
@@ -176,26 +197,28 @@ class TokenClassifier(Classifier):
                     f"The entity {shorten(span)} of `{place}` is not within its text, which has "
                     f"{len(text)} characters."
                 )
-            if f"B-{label}" not in self.labels:  # whether or not it has a word
-                kinds = [known[2:] for known in self.labels if known.startswith("B-")]
+            if label not in scheme.kinds:  # whether or not it has a word
                 raise ValueError(
                     f"The label {shorten(label)} of `{place}` is not known: there is none "
-                    f"{shorten(f'B-{label}')} in {shorten(self.labels)}.{nearest(label, kinds)}"
+                    f"{shorten(f'B-{label}')} in {shorten(self.labels)}."
+                    f"{nearest(label, scheme.kinds)}"
                 )
             inside = [i for i, word in enumerate(words) if word.start < end and start < word.end]
             if any(names[i] != OUTSIDE for i in inside):
                 raise ValueError(f"The entity {shorten(span)} of `{place}` overlaps another one.")
-            for number, i in enumerate(inside):
-                names[i] = f"I-{label}" if number else f"B-{label}"
-        return self._class_numbers(np.asarray(names, dtype=str), len(words), "word", place)
+            for i, name in zip(inside, scheme.labels(label, len(inside)), strict=False):
+                names[i] = name
+        return names
 
     @reads
     def recognize(self, texts, batch_size: int | None = None) -> list:
         """The entities of texts: neighbouring words of one label that is not `"O"`.
 
-        A word has the label of its first token. The prefix `B-` starts a new entity, `I-` continues
-        one of the same label, as do labels without a prefix. Texts longer than the model
-        takes are read in overlapping windows.
+        A word has the label of its first token. Tags are read as the scheme of the labels has it,
+        see the class: in BIO `B-` starts a new entity and `I-` continues one of the same label, as
+        do labels without a prefix. Where tags break the rules of their scheme, entities are those
+        of conlleval; of BILOU only complete ones count. Texts longer than the model takes are read
+        in overlapping windows.
 
         Args:
             texts: a string or a list of strings.
@@ -204,6 +227,7 @@ class TokenClassifier(Classifier):
         Returns:
             For each text a list of `Entity`; for a string its list alone. Example: see the class.
         """
+        texts = text_alone(texts)
         rows = text_rows([texts] if isinstance(texts, str) else texts, "texts")
         encodings, found = self._token_probabilities(rows, batch_size)
         results = [
@@ -236,27 +260,14 @@ class TokenClassifier(Classifier):
         return encodings, probabilities
 
     def _entities(self, text: str, words: list[Word], probabilities) -> list[Entity]:
-        groups: list[tuple[str, list[Word]]] = []
-        before = None
-        for word in words:
-            name = self.label_names[probabilities[word.token].argmax()]
-            label = name[2:] if name.startswith(("B-", "I-")) else name
-            if label == before and not name.startswith("B-"):
-                groups[-1][1].append(word)
-            else:
-                groups.append((label, [word]))
-            before = label
-        return [
-            Entity(
-                label,
-                text[group[0].start : group[-1].end],
-                group[0].start,
-                group[-1].end,
-                float(np.mean([probabilities[word.token].max() for word in group])),
-            )
-            for label, group in groups
-            if label != OUTSIDE
-        ]
+        rows = probabilities[[word.token for word in words]]
+        labels = [self.label_names[number] for number in rows.argmax(axis=-1)]
+        found = []
+        for kind, first, end in TagScheme(self.label_names).spans(labels):
+            start, stop = words[first].start, words[end - 1].end
+            score = float(rows[first:end].max(axis=-1).mean())
+            found.append(Entity(kind, text[start:stop], start, stop, score))
+        return found
 
 
 def _is_span(span) -> bool:
@@ -264,7 +275,7 @@ def _is_span(span) -> bool:
     if not isinstance(span, (list, tuple)) or len(span) != 3:
         return False
     start, end, label = span
-    return is_int(start) and is_int(end) and isinstance(label, str)
+    return is_int(start) and is_int(end) and (isinstance(label, str) or is_int(label))
 
 
 def _texts_and_words(x) -> tuple[list[str], list[list[tuple[int, int]]] | None]:

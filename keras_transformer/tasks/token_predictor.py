@@ -1,10 +1,13 @@
 """The base of the tasks with logits of the vocabulary, and their loss without logits."""
 
 import keras
+import numpy as np
 from keras import ops
 
+from keras_transformer.checking import check_int, shorten
 from keras_transformer.distribution.replicas import part_of_mean
 from keras_transformer.layers.embedding import VocabularyBias
+from keras_transformer.tasks.class_weights import ClassWeights
 from keras_transformer.tasks.task import Task
 from keras_transformer.training.linear_cross_entropy import linear_cross_entropy, mean_of
 from keras_transformer.training.losses import TokenCrossEntropy
@@ -69,6 +72,28 @@ class TokenPredictor(Task):
     @property
     def number_of_targets(self) -> int:
         return self.backbone.config.vocabulary_size
+
+    def weights_of_classes(self, class_weight: dict) -> ClassWeights:
+        """Weights of tokens: keys are ids, or strings of the vocabulary."""
+        ids: dict[int, float] = {}
+        for key, weight in class_weight.items():
+            if isinstance(key, str):
+                token_id = None if self.tokenizer is None else self.tokenizer.token_to_id(key)
+                if token_id is None:
+                    raise ValueError(
+                        f"`class_weight` has the key {shorten(key)}, which is not a token of the "
+                        "vocabulary. Keys are tokens, such as those of `tokenizer.id_to_token`, or "
+                        "their ids."
+                    )
+            else:
+                most = self.number_of_targets - 1
+                token_id = check_int("class_weight", key, 0, most, hint="Its keys are tokens.")
+            if token_id in ids:
+                raise ValueError(f"`class_weight` has two weights for the token {token_id}.")
+            ids[token_id] = weight
+        table = np.ones(self.number_of_targets, "float32")
+        table[list(ids)] = list(ids.values())
+        return ClassWeights(table)
 
     def projected_states(self, states, inputs):
         """What is projected to the vocabulary, `(batch, length, embedding_dim)`."""

@@ -1,5 +1,7 @@
 """Keras's verbs, on strings too: fit, evaluate, predict, and their steps on one batch."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -12,6 +14,7 @@ from keras_transformer.distribution import DatasetShard
 from keras_transformer.models.packed import PacksWeights
 from keras_transformer.models.quantized import refuse_training
 from keras_transformer.models.turns import changes, reads
+from keras_transformer.tasks.class_weights import ClassWeights, check_class_weight, weighted
 from keras_transformer.tasks.explaining import Explains
 from keras_transformer.tasks.inputs import (
     check_arrays,
@@ -19,6 +22,7 @@ from keras_transformer.tasks.inputs import (
     check_labels_given,
     checked_options,
     naming,
+    parts_of,
     split_rows,
 )
 from keras_transformer.tasks.streams import TextBatches
@@ -41,7 +45,7 @@ class Verbs(Explains, PacksWeights):
         validation_split: float = 0.0,
         validation_data=None,
         shuffle: bool = True,
-        class_weight: dict[int, float] | None = None,
+        class_weight: dict[int | str, float] | None = None,
         sample_weight=None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -59,7 +63,12 @@ class Verbs(Explains, PacksWeights):
             x: strings, or what `data.read` makes, with `y` in it; a dict of arrays; or a dataset.
             y: labels, or target strings.
             validation_data: likewise, as `x` or `(x, y)`.
-            sample_weight: one number a row.
+            class_weight: dict of names or numbers of classes to their weights, by which losses are
+                multiplied. With `multi_label` it is the loss of that class, in each row; for labels
+                or logits of tokens, that of the token; for soft labels, the mean weight of the row.
+                Language models have tokens as classes, by id or as strings of the vocabulary.
+            sample_weight: one number a row; or for labels of words or tokens one for each. They
+                are multiplied by those of `class_weight`.
             batch_tokens: int, about this many tokens a batch, in place of `batch_size`.
             seed: int, of the shuffling. Defaults to one drawn from NumPy, which
                 `keras.utils.set_random_seed` seeds.
@@ -70,13 +79,14 @@ class Verbs(Explains, PacksWeights):
         options = checked_options(
             {
                 "epochs": epochs, "verbose": verbose, "callbacks": callbacks,
-                "validation_split": validation_split, "class_weight": class_weight,
-                "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
-                "validation_steps": validation_steps, "validation_freq": validation_freq,
+                "validation_split": validation_split, "initial_epoch": initial_epoch,
+                "steps_per_epoch": steps_per_epoch, "validation_steps": validation_steps,
+                "validation_freq": validation_freq,
                 "validation_batch_size": validation_batch_size,
             }
         )  # fmt: skip
         check_known(processing, self.processor_class.options)
+        weigh = self.class_weights(class_weight)
         sizes = check_batch(batch_size, batch_tokens)
         drawn = {"shuffle": shuffle, "seed": check_seed("seed", seed, none=True)}
         x = self.processor_class.stream(self, x, batch_size, steps_per_epoch, **drawn, **processing)
@@ -92,8 +102,10 @@ class Verbs(Explains, PacksWeights):
         x, y, sample_weight = self._batches(x, y, sample_weight, processing, **sizes, **drawn)
         with naming("validation_data"):
             validation_data = self._validation(validation_data, options, batch_size, processing)
-        options |= {"validation_data": validation_data, "sample_weight": sample_weight}
-        return self._fit_batches(x, y, sizes["batch_size"], shuffle, **options)
+        options["validation_data"] = validation_data
+        with self.weighing(x, y, sample_weight, weigh, steps_per_epoch) as (x, weights):
+            options["sample_weight"] = weights
+            return self._fit_batches(x, y, sizes["batch_size"], shuffle, **options)
 
     def _fit_batches(self, x, y, batch_size: int | None, shuffle: bool, **options):
         self._check_precision()
@@ -188,13 +200,36 @@ class Verbs(Explains, PacksWeights):
             data = (data,)  # Texts that are their own targets.
         if data is None:
             return None
-        parts = data if isinstance(data, tuple) else (data,)
-        x, y, sample_weight = (*parts, None, None, None)[:3]
+        x, y, sample_weight = parts_of(data if isinstance(data, tuple) else (data,), "A tuple")
         if not self._takes(x):
             made, _, weights = self._batches(x, y, sample_weight, {})
             return data if made is data else (made, y, weights)
         size = options.pop("validation_batch_size") or batch_size
         return self._batches(x, y, sample_weight, processing, **check_batch(size))[0]
+
+    def class_weights(self, class_weight: Any) -> ClassWeights | None:
+        """Return the function that adds weights of classes, None if there are none to add."""
+        if class_weight is None:
+            return None
+        check_class_weight(class_weight)
+        return self.weights_of_classes(class_weight) if class_weight else None
+
+    @contextlib.contextmanager
+    def weighing(
+        self, x, y, sample_weight, weigh: ClassWeights | None, steps: int | None
+    ) -> Iterator[tuple]:
+        """Give arrays or batches, and the sample weights of arrays, with weights of classes."""
+        if weigh is not None and isinstance(x, Mapping):
+            sample_weight = weigh(y, sample_weight)
+        with weighted(self, x, steps, weigh) as batches:
+            yield batches, sample_weight
+
+    def weights_of_classes(self, class_weight: dict) -> ClassWeights:
+        """Return the weights of the classes of the task's targets. A task without them refuses."""
+        raise ValueError(
+            f"`class_weight` gives classes a weight, and {type(self).__name__} does not learn "
+            "classes. Leave it out; a weight for each row is `sample_weight`."
+        )
 
     def _check_precision(self) -> None:
         """ValueError for weights and an optimizer that would not change them."""
@@ -211,9 +246,11 @@ class Verbs(Explains, PacksWeights):
         self, x, y=None, sample_weight=None, class_weight=None, return_dict: bool = False
     ):
         """One step, as `keras.Model.train_on_batch`, on strings too."""
+        weigh = self.class_weights(class_weight)
         x, y, sample_weight = self._one_batch(x, y, sample_weight, learns=True)
+        sample_weight = sample_weight if weigh is None else weigh(y, sample_weight)
         self._expect("train", x, is_batch=True)
-        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict: bool = False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch`, on strings too."""

@@ -149,8 +149,11 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
             "`texts` must be an iterable of strings, such as a list or an open text file. "
             f"Received: {type(texts).__name__}"
         )
-    number = 0
+    number, said = 0, False
     for number, text in enumerate(texts, start=1):
-        yield check_text(f"texts[{number - 1}]", text)
-    if not number:
-        raise ValueError("`texts` is empty: a vocabulary needs at least one text to learn from.")
+        check_text(f"texts[{number - 1}]", text)
+        said = said or not (text == "" or text.isspace())
+        yield text
+    if not said:
+        what = f"has {number} texts, all empty or white space" if number else "is empty"
+        raise ValueError(f"`texts` {what}: a vocabulary needs at least one text to learn from.")

@@ -10,6 +10,7 @@ from keras import ops
 from keras_transformer.checking import check_int, check_number, describe
 from keras_transformer.data import BucketedDataset
 from keras_transformer.layers.initializers import HostZeros
+from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models import build_backbone
 from keras_transformer.models.turns import ThreadSafe, Turns
 from keras_transformer.structure import sides
@@ -179,7 +180,16 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
             x = self.student._named(x)
         if isinstance(x, BucketedDataset):
             kwargs["shuffle"] = False  # It shuffles by itself.
-        return super().fit(x, y, **kwargs)
+        weigh = self.student.class_weights(kwargs.pop("class_weight", None))
+        weights, steps = kwargs.pop("sample_weight", None), kwargs.get("steps_per_epoch")
+        with self.student.weighing(x, y, weights, weigh, steps) as (x, weights):
+            return super().fit(x, y, sample_weight=weights, **kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """As `keras.Model.train_on_batch`, with `class_weight` as the student takes it."""
+        weigh = self.student.class_weights(class_weight)
+        sample_weight = sample_weight if weigh is None else weigh(y, sample_weight)
+        return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
     @property
     def turns(self) -> Turns:
@@ -232,7 +242,7 @@ class _DistillationLoss(TrainingLoss):
             ids = model.student.intake.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             pair = (states["states"], states["teacher_states"])
-            pair = [ops.normalize(ops.cast(x, "float32"), axis=-1) for x in pair]
+            pair = [unit_vectors(ops.cast(x, "float32")) for x in pair]
             parts["cosine"] = _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
         loss = 0.0
         for name, part in parts.items():

@@ -16,6 +16,7 @@ from keras_transformer.checking import (
     shorten,
 )
 from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.layers.unit_vectors import unit_vectors
 
 _HIDDEN = -1e9
 
@@ -87,7 +88,7 @@ class EmbeddingLoss(keras.losses.Loss):
 
     def of_vectors(self, vectors, scores, weights):
         """Return the loss, a scalar, of vectors `(batch, texts, dim)` of any length."""
-        return self.of_units(ops.normalize(vectors, axis=-1), scores, weights)
+        return self.of_units(unit_vectors(vectors), scores, weights)
 
     def of_units(self, units, scores, weights):
         """The loss, a scalar, of vectors of length 1, and of scores and weights `(batch,)`."""
@@ -353,7 +354,7 @@ class TripletLoss(EmbeddingLoss):
     def _distances(self, first, second):
         """Distance of vectors over the last axis."""
         if self.distance == "cosine":
-            first, second = (ops.normalize(x, axis=-1) for x in (first, second))
+            first, second = unit_vectors(first), unit_vectors(second)
             return 1 - ops.sum(first * second, axis=-1)
         difference = first - second
         if self.distance == "manhattan":

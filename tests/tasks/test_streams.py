@@ -176,6 +176,21 @@ def test_a_batch_is_its_rows(task):
         assert sorted(labels.tolist()) == sorted(("bad", "good").index(name) for name in y)
 
 
+@pytest.mark.one_backend("tensorflow")
+def test_first_batches_of_one_length_and_a_later_one_of_another():
+    """TensorFlow takes the shapes of the first two for those of all; 64 is the longest here."""
+    words = tokenizer(lowercase=True)
+    values = config("encoder", words, position="learned", max_sequence_length=64)
+    short, long = ["never dull", "dull"], [" ".join(["never dull"] * 25)] * 2
+    for make, y, order in (
+        (kt.TextClassifier, ["B", "O"], (short, short, long)),
+        (kt.TokenClassifier, [[(0, 5, "B")], []], (long, long, short)),
+    ):
+        task = make(kt.models.Encoder(values), words, labels=["O", "B"])
+        history = task.fit(iter([(texts, y) for texts in order]), verbose=0).history
+        assert np.isfinite(history["loss"]).all()
+
+
 def test_other_tokens_are_hidden_each_time():
     words = tokenizer(lowercase=True)
     masked = kt.MaskedLM(kt.models.Encoder(config("encoder", words)), words)
@@ -195,3 +210,31 @@ def test_data_sets_that_cannot_be_meant(task):
         task.fit(iter([(TEXTS, ["fine"] * 8)]))
     arrays = (({"token_ids": np.ones((2, 3), "int32")},) for _ in range(2))
     assert task.predict(arrays, verbose=0).shape == (4, 2)  # as Keras takes them
+
+
+@pytest.mark.one_backend("tensorflow")
+def test_tensors_and_data_sets_of_tensorflow(task, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    expected = task.classify(ENGLISH)
+    slices = tf.data.Dataset.from_tensor_slices(ENGLISH)
+    for texts in (tf.constant(ENGLISH), slices, slices.batch(3), slices.map(lambda x: (x, 1))):
+        assert [name for name, _ in task.classify(texts)] == [name for name, _ in expected]
+    for text in (tf.constant(ENGLISH[0]), np.array(ENGLISH[0])):  # one text, not a list of them
+        assert task.classify(text) == task.classify(ENGLISH[0])
+    mt = translator()
+    written = mt.generate(ENGLISH, max_new_tokens=3)
+    for prompts in (slices.batch(3), tf.constant(ENGLISH), (text for text in ENGLISH)):
+        assert mt.generate(prompts, max_new_tokens=3) == written
+    with pytest.raises(ValueError, match="The data set has no end"):
+        mt.generate(slices.repeat(), max_new_tokens=3)
+
+    for name, count in (("good", 3), ("bad", 1)):  # Keras sorts them, and numbers them so
+        (tmp_path / name).mkdir()
+        for place, text in enumerate(ENGLISH[:count]):
+            (tmp_path / name / f"{place}.txt").write_text(text)
+    swapped = classifier(labels=["good", "bad"])
+    for mode in ("int", "binary", "categorical"):
+        data = keras.utils.text_dataset_from_directory(
+            tmp_path, batch_size=4, label_mode=mode, verbose=False
+        )
+        assert sorted(held(swapped, data)[0][1].tolist()) == [0, 0, 0, 1]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.tasks.text import words_of
 from tests.tasks.common import ENGLISH, config, predictions_alone, randomized
 from tests.tasks.common import tokenizer as common_tokenizer
 from tests.tasks.published import (
@@ -247,6 +248,37 @@ def test_fit_learns():
         ("PER", "Angela  Merkel", 0, 14), ("LOC", "Paris", 38, 43)
     ]  # fmt: skip
     assert found[0][0].score > 0.5
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_white_space_is_no_word(kind):
+    texts = ["New   York   Anna", "a\nb\n\n\nc", "   a", " \n\n a\t\tb "]
+    words = kt.Tokenizer.train(texts * 4, kind, vocabulary_size=300)
+    for text in texts:
+        (encoding,) = words.encode_batch_with_offsets([text])
+        assert [text[word.start : word.end] for word in words_of(text, encoding)] == text.split()
+
+
+def test_tags_of_other_schemes():
+    """A kind may be called "O", and what `fit` makes of spans is what `recognize` reads."""
+    text, spans = "Anna met Angela Merkel in Paris", [(0, 4, "O"), (9, 22, "PER"), (26, 31, "O")]
+    for letters, expected in (
+        ("BIES", ["S-O", "O", "B-PER", "E-PER", "O", "S-O"]),
+        ("BILU", ["U-O", "O", "B-PER", "L-PER", "O", "U-O"]),
+        ("I", ["I-O", "O", "I-PER", "I-PER", "O", "I-O"]),
+    ):
+        labels = ["O", *(f"{letter}-{kind}" for letter in letters for kind in ("PER", "O"))]
+        task = small(labels=labels)
+        (encoding,) = task.tokenizer.encode_batch_with_offsets([text])
+        words = words_of(text, encoding)
+        _, targets, weights = task.make_dataset([text], [spans])[0]
+        made = [labels[i] for i in targets[weights > 0]]
+        assert made == expected
+        shares = np.zeros((len(encoding), len(labels)))
+        shares[np.arange(len(encoding)), targets[0, : len(encoding)]] = 1.0
+        found = task._entities(text, words, shares)
+        assert [(e.start, e.end, e.label) for e in found] == spans
+        assert [e.text for e in found] == ["Anna", "Angela Merkel", "Paris"]
 
 
 def test_the_mask_and_arrays():

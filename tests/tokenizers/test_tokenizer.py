@@ -318,6 +318,7 @@ def test_what_are_no_ids_is_refused(trained, ids, message):
         ({"vocabulary_size": "8000"}, "must be an integer"),
         ({"special_tokens": "<mask>"}, "must be a sequence of strings"),
         ({"texts": []}, "`texts` is empty"),
+        ({"texts": ["", " \n"]}, "`texts` has 2 texts, all empty or white space"),
         ({"texts": "one string"}, "an iterable of strings.*Received: str"),
         ({"texts": 3}, "an iterable of strings.*Received: int"),
         ({"texts": ["a", b"b"]}, r"`texts\[1\]` must be a string.* of type bytes. Did you forget"),

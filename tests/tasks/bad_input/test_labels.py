@@ -178,7 +178,7 @@ WEIGHTS = [
 def test_weights_of_texts(task, words_task, answerer, weights, message):
     for one, x, y in (
         (task, TEXTS, [0, 1, 2]),
-        (words_task, [["a"]] * 3, [[0]] * 3),
+        (words_task, [["a", "man", "rides"]] * 3, [[0, 0, 0]] * 3),
         (answerer, (TEXTS, TEXTS), [None] * 3),
     ):
         check(message, one.fit, x, y, sample_weight=weights)

@@ -1,5 +1,6 @@
 """Options and texts of tasks that cannot be meant: refused, and named."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -46,6 +47,42 @@ def test_options_of_fit(task, options, message):
     check(message, task.fit, TEXTS, [0, 1, 2], **options)
     if "batch_tokens" not in options:
         check(message, task.fit, GOOD, np.array([0, 1]), **options)
+
+
+def test_callbacks_and_parts_of_data(task):
+    early = keras.callbacks.EarlyStopping
+    for verb, data in ((task.fit, (TEXTS, [0, 1, 2])), (task.predict, (TEXTS,))):
+        check(r"`callbacks\[0\]` must be a keras.callbacks.Callback, received 3 of type int", verb,
+              *data, callbacks=[3])  # fmt: skip
+        check(r"`callbacks\[1\]` must be a .*Give an object, with \(\)", verb, *data,
+              callbacks=[keras.callbacks.Callback(), early])  # fmt: skip
+        for wrong in (3, early, "x", {}):
+            check("`callbacks` must be a list of keras.callbacks.Callback", verb, *data,
+                  callbacks=wrong)  # fmt: skip
+    for parts in ((), (TEXTS, [0, 1, 2], None, 1, 2), (GOOD, np.array([0, 1]), None, 1)):
+        message = rf"`validation_data`: A tuple must be \(x,\), .*received {len(parts)} parts"
+        check(message, task.fit, TEXTS, [0, 1, 2], validation_data=parts)
+    check("An element of the data must be .*received 4 parts", task.fit,
+          iter([(TEXTS, [0, 1, 2], None, 1)]))  # fmt: skip
+
+
+def test_options_of_models():
+    words = tokenizer(lowercase=True)
+    encoder = kt.models.Encoder(config("encoder", words))
+    for dtype in ("float7", "bool", "complex64", 3, ""):
+        check("`dtype` must be a dtype of floats", kt.models.Encoder, encoder.config, dtype=dtype)
+        check("`dtype` must be a dtype of floats", kt.SequenceClassifier.for_rows, ["AC"],
+              num_classes=2, dtype=dtype)  # fmt: skip
+    for kind, made in (("encoder", kt.models.Encoder), ("seq2seq", kt.models.Seq2Seq)):
+        values = {**config(kind, words).to_dict(), "vocabulary_size": 0}
+        none = kt.TransformerConfig.from_dict(values)
+        check("`vocabulary_size` must be at least 1 for a model of tokens", made, none)
+    for separator in ("x", -5, 10**9, 1.5):
+        check("`separator_id` must be an integer", kt.QuestionAnswerer, encoder, words,
+              separator_id=separator)  # fmt: skip
+    check("`start_id` is what the decoder", kt.QuestionAnswerer, encoder, words, start_id=1)
+    check("`end_ids` are where an encoder-decoder is", kt.TextClassifier, encoder, words, 2,
+          end_ids=[1])  # fmt: skip
 
 
 def test_batch_size_of_other_verbs(task, words_task, answerer, masked):

@@ -1,0 +1,129 @@
+"""`class_weight` of `fit`: weights of classes as sample weights, whatever the batches come from."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.checking import check_number, describe
+from keras_transformer.data import BucketedDataset
+from keras_transformer.data.record_objects import elements_of
+from keras_transformer.distribution import DatasetShard
+from keras_transformer.tasks.class_labels import read_labels
+from keras_transformer.tasks.labels import on_host
+from keras_transformer.tasks.streams import TextBatches, number_of_elements
+
+
+def by_class(class_weight: Mapping, num_classes: int, labels: list[str] | None) -> np.ndarray:
+    """Return the weight of each class, float32 `(num_classes,)`: 1 if it is not given.
+
+    Keys are names or numbers of classes, as labels are. Raises ValueError for unknown ones.
+    """
+    keys = list(class_weight)
+    numbers = read_labels(
+        keys, num_classes, labels, lambda i: "a key of class_weight", "class_weight"
+    )
+    if len(set(numbers.tolist())) < len(keys):
+        raise ValueError(f"`class_weight` has two weights for one class: {class_weight}.")
+    table = np.ones(num_classes, "float32")
+    table[numbers] = list(class_weight.values())
+    return table
+
+
+class ClassWeights:
+    """Function of targets and sample weights to sample weights by which classes count too.
+
+    Args:
+        table: float `(classes,)`, the weight of each.
+        multi_label: bool, whether targets are a row of 0 and 1 for each class. Then there is a
+            weight for each class of a row, `(batch, classes)`.
+    """
+
+    def __init__(self, table: np.ndarray, multi_label: bool = False):
+        self.table, self.multi_label = table, multi_label
+
+    def __call__(self, y: Any, sample_weight: Any = None) -> np.ndarray:
+        """Return the weights, float32, of targets as numbers, or as a probability of each class."""
+        if y is None or isinstance(y, Mapping):
+            raise ValueError(f"`class_weight` weighs targets of classes, received y={describe(y)}.")
+        y = np.asarray(on_host(y))
+        if self.multi_label:
+            found = np.broadcast_to(self.table, y.shape)
+        elif y.ndim == 2 and y.dtype.kind == "f" and y.shape[1] == len(self.table):
+            found = y @ self.table  # of soft labels the mean over what may be right
+        else:
+            # A target that does not count, such as -1, has weight 0 beside it.
+            found = self.table[np.clip(y.astype("int64"), 0, len(self.table) - 1)]
+        if sample_weight is not None:
+            given = np.asarray(on_host(sample_weight), "float32")
+            found = found * given.reshape(given.shape + (1,) * (found.ndim - given.ndim))
+        return found.astype("float32")
+
+    def of_batch(self, batch: Any) -> tuple:
+        """Return a batch, `(x, y)` or `(x, y, sample_weight)`, with its weights."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        return x, y, self(y, sample_weight)
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Raise ValueError unless it is a dict of numbers of at least 0."""
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(f"`class_weight` must be a dict, received {describe(class_weight)}.")
+    for key, weight in class_weight.items():
+        check_number(f"class_weight[{key!r}]", weight, at_least=0)
+
+
+@contextlib.contextmanager
+def weighted(task, x: Any, steps: int | None, weigh: ClassWeights | None) -> Iterator[Any]:
+    """Give batches of any kind with the weights of their classes; arrays have theirs already."""
+    dataset = x.dataset if isinstance(x, DatasetShard) else x
+    if weigh is None or isinstance(x, Mapping):
+        yield x
+    elif isinstance(dataset, BucketedDataset):
+        # The same object: whoever counts its epochs has it too.
+        make_batch = dataset.make_batch
+        dataset.make_batch = lambda arrays, masks: weigh.of_batch(make_batch(arrays, masks))
+        try:
+            yield x
+        finally:
+            dataset.make_batch = make_batch
+    elif isinstance(x, TextBatches):
+        x.finish = weigh.of_batch
+        yield x
+    elif isinstance(x, keras.utils.PyDataset):
+        yield _Weighted(x, weigh)
+    elif hasattr(x, "__next__"):
+        yield (weigh.of_batch(batch) for batch in x)
+    else:
+        begin = _beginning(x, weigh)
+        number = number_of_elements(x, steps) if steps is None else None
+        if number is None and steps is None:
+            number = sum(1 for _ in begin())
+        yield TextBatches(task, begin, number)
+
+
+def _beginning(data: Any, weigh: ClassWeights) -> Callable[[], Iterator]:
+    return lambda: map(weigh.of_batch, elements_of(data))
+
+
+class _Weighted(keras.utils.PyDataset):
+    """The batches of another `PyDataset` with the weights of their classes."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, weigh: ClassWeights):
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset, self._weigh = dataset, weigh
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._dataset.num_batches
+
+    def __getitem__(self, index: int) -> tuple:
+        return self._weigh.of_batch(self._dataset[index])
+
+    def on_epoch_begin(self):
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self._dataset.on_epoch_end()
