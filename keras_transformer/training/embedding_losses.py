@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import check_int, check_number, describe, nearest, shorten
-from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
 
 _HIDDEN = -1e9
 
@@ -69,6 +69,11 @@ class EmbeddingLoss(keras.losses.Loss):
             for share, dim in zip(shares, dims, strict=True)
         )
         return total * share_of_weight(ops.sum(weights))
+
+    def total_weight(self, y_true, sample_weight=None):
+        """What a batch counts by, a float scalar: its rows, by weight."""
+        weights = ops.ones_like(y_true) if sample_weight is None else sample_weight
+        return mean_over_replicas(ops.sum(ops.cast(weights, "float32")))
 
     def of_units(self, units, scores, weights):
         """The loss, a scalar, of vectors of length 1, and of scores and weights `(batch,)`."""
