@@ -79,7 +79,8 @@ class Perplexity(TokenMean):
         return sums.cross_entropy
 
     def result(self):
-        return ops.exp(super().result())
+        """The perplexity of all batches so far; 0 for none, as with the metrics of Keras."""
+        return ops.where(ops.equal(self.count, 0), 0.0, ops.exp(super().result()))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -262,9 +263,12 @@ class BLEU:
         self._references += [[r] if isinstance(r, str) else list(r) for r in y_true]
 
     def result(self) -> float:
-        """BLEU of all texts so far, from 0 to 100. ValueError for none, or unequal references."""
+        """BLEU of all texts so far, from 0 to 100; 0 for none, as with the metrics of Keras.
+
+        Raises ValueError if texts have different numbers of references.
+        """
         if not self._hypotheses:
-            raise ValueError("BLEU of no texts: call update_state first.")
+            return 0.0
         counts = {len(texts) for texts in self._references}
         if len(counts) > 1:
             raise ValueError(f"Texts must have equally many references, got {sorted(counts)}.")
