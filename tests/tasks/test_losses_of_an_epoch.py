@@ -68,10 +68,12 @@ def cross_entropy(task, dataset):
 
 
 @pytest.mark.parametrize(
-    "name", ["causal", "labels", *map(on_one, ("packed", "from logits", "seq2seq", "masked"))]
+    "name", ["labels", *map(on_one, ("causal", "packed", "from logits", "seq2seq", "masked"))]
 )
 def test_it_is_the_mean_over_the_tokens(name):
     make, data, options = TASKS[name]
+    if name != "packed":
+        options = {"max_buckets": 2, **options}
     task = make()
     datasets = [task.make_dataset(*data(), batch_size=size, **options) for size in (2, 7)]
     assert len(datasets[0]) > 1

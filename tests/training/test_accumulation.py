@@ -154,6 +154,7 @@ class Kill(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.one_backend("jax")  # whose programs are compiled ahead
 def test_a_run_resumes_in_the_middle_of_an_update(tmp_path):
     """Eleven batches an epoch, four an update: the last state has 15, of which three wait."""
 
