@@ -45,13 +45,14 @@ A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or
 `help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
 """
 
-from keras_transformer.backend import choose_backend
+from keras_transformer.backend import choose_backend, let_threads_sleep
 from keras_transformer.cli import parse_before_keras, tell_errors_of_import
 
 __version__ = "0.1.0"
 
 tell_errors_of_import()
 choose_backend()  # Before the first import of Keras.
+let_threads_sleep()  # Before that of PyTorch.
 parse_before_keras()
 
 from keras_transformer import (  # noqa: E402

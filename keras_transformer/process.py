@@ -13,6 +13,7 @@ import platform
 
 import keras
 
+from keras_transformer.backend import WAITING
 from keras_transformer.checking import check_bool
 
 # From malloc.h.
@@ -27,6 +28,9 @@ _SETTINGS = (
     "MALLOC_MMAP_MAX_",
     "MALLOC_TRIM_THRESHOLD_",
 )
+
+# Steps of one size that take so many times as long as the quickest, and of how many it is said.
+_SLOW, _OFTEN = 5, 3
 
 _forbidden = False
 _tuned: bool | None = None  # None before it was tried.
@@ -91,6 +95,35 @@ def release_memory() -> None:
     """
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class SlowSteps:
+    """Says once that steps of one size differ much in time, as they do where threads spin.
+
+    Of use on PyTorch on a CPU, whose OpenMP was loaded before anything was said about it.
+    """
+
+    def __init__(self):
+        self._quickest: dict = {}
+        self._count = 0
+
+    def note(self, size, seconds: float) -> None:
+        """Hear that a step of a size, which may be any key, took so many seconds."""
+        quickest = self._quickest[size] = min(seconds, self._quickest.get(size, seconds))
+        if seconds < _SLOW * quickest:
+            return
+        self._count += 1
+        if self._count == _OFTEN and not set(WAITING) & set(os.environ):
+            logging.getLogger("keras_transformer").warning(
+                "Steps of one size take from %.2g to %.2g seconds: other programs want the cores, "
+                "for which PyTorch's threads spin. OMP_WAIT_POLICY=PASSIVE in the environment, or "
+                "`import keras_transformer` before `import torch`, lets them sleep.",
+                quickest,
+                seconds,
+            )
+
+
+SLOW_STEPS = SlowSteps()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_transformer.backend import choose_backend
+from keras_transformer.backend import WAITING, choose_backend, let_threads_sleep
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,6 +97,35 @@ def test_keras_json_decides_if_it_names_what_is_there(
     installed("jax", "torch")
     (tmp_path / "keras.json").write_text(content)
     assert chosen(caplog)[0] == backend
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("backend", "content", "given", "imported", "policy"),
+    [
+        ("torch", "{}", {}, False, "PASSIVE"),
+        (None, '{"backend": "torch"}', {}, False, "PASSIVE"),
+        ("jax", '{"backend": "torch"}', {}, False, None),
+        (None, '{"backend": ["torch"]}', {}, False, None),
+        ("torch", "{}", {"OMP_WAIT_POLICY": "ACTIVE"}, False, "ACTIVE"),
+        ("torch", "{}", {"GOMP_SPINCOUNT": "5"}, False, None),
+        ("torch", "{}", {}, True, None),  # too late
+    ],
+)
+def test_threads_of_pytorch_sleep(monkeypatch, tmp_path, backend, content, given, imported, policy):
+    (tmp_path / "keras.json").write_text(content)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    for name in WAITING:
+        monkeypatch.setenv(name, "")  # so that what is set below is undone
+        monkeypatch.delenv(name)
+    for name, value in {**given, **({"KERAS_BACKEND": backend} if backend else {})}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "torch", json)
+    let_threads_sleep()
+    assert os.environ.get("OMP_WAIT_POLICY") == policy
 
 
 HIDE = """

@@ -10,6 +10,8 @@ import keras
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.backend import WAITING
+from keras_transformer.process import SlowSteps
 
 ROOT = Path(__file__).parents[1]
 # On JAX the first array decides how programs run, so what is asked for comes first.
@@ -149,3 +151,23 @@ def test_what_is_free_goes_back_when_it_is_asked_for(tuned, forks):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="`enabled` must be"):
         kt.tune_process("no")
+
+
+@pytest.mark.backend_independent
+@pytest.mark.parametrize("policy", [None, "PASSIVE"])
+def test_slow_steps_are_said_once(caplog, monkeypatch, policy):
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    steps = SlowSteps()
+    with caplog.at_level("WARNING", "keras_transformer"):
+        for size, seconds in [("a", 3.0), ("b", 0.4), ("a", 0.1), ("b", 0.5)] * 3:
+            steps.note(size, seconds)  # twice three seconds after a tenth of one
+        assert not caplog.records
+        for _ in range(3):
+            steps.note("a", 0.9)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (policy is None)
+    if said:
+        assert "from 0.1 to 0.9 seconds" in said[0] and "OMP_WAIT_POLICY=PASSIVE" in said[0]

@@ -28,6 +28,12 @@ def share_of_weight(weight):
     return 1.0 if count == 1 else ops.divide_no_nan(count * weight, total)
 
 
+def mean_over_replicas(weight):
+    """The mean weight of the replicas: with `share_of_weight` each counts as much as the others."""
+    count, total = _over_replicas(weight)
+    return total / count
+
+
 def _over_replicas(weight):
     """The number of replicas, and the sum of their weights."""
     if keras.backend.backend() == "tensorflow":
@@ -110,7 +116,7 @@ def _averaged_step(task: keras.Model, options: dict):
     import torch
     from torch import distributed
 
-    own_loss = getattr(task, "training_loss", lambda: None)
+    own_loss = getattr(task, "step_loss", lambda: None)
     count = distributed.get_world_size()
 
     class Loss(torch.nn.Module):
@@ -125,10 +131,10 @@ def _averaged_step(task: keras.Model, options: dict):
                 loss = task._compute_loss(
                     x=x, y=y, y_pred=states, sample_weight=weights, training=True
                 )
-            else:
-                states = own.states(x, weights, training=True)
-                loss = own.loss(states, x, y, weights, training=True)
-            return loss, states
+                return loss, states, len(keras.tree.flatten(x)[0])
+            states = own.states(x, weights, training=True)
+            loss = own.loss(states, x, y, weights, training=True)
+            return loss, states, own.weight(x, y, weights)
 
     wrapped = torch.nn.parallel.DistributedDataParallel(Loss(), **options)
 
@@ -136,20 +142,23 @@ def _averaged_step(task: keras.Model, options: dict):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         token = _processes.set(count)
         try:
-            loss, states = wrapped(x, y, weights)
+            loss, states, weight = wrapped(x, y, weights)
         finally:
             _processes.reset(token)
         task.zero_grad()
         task.optimizer.scale_loss(loss).backward()
-        trained = task.trainable_weights[:]
+        trained, own = task.trainable_weights[:], own_loss()
+        gradients = [variable.value.grad for variable in trained]
         with torch.no_grad():
-            task.optimizer.apply([variable.value.grad for variable in trained], trained)
+            if own is None:
+                task.optimizer.apply(gradients, trained)
+            else:
+                own.apply(gradients, trained, weight)
         whole = loss.detach().clone()
         distributed.all_reduce(whole)
-        task._loss_tracker.update_state(whole / count, sample_weight=len(keras.tree.flatten(x)[0]))
-        own = own_loss()
-        if own is not None:
-            return own.logs(states, x, y, weights)
-        return task.compute_metrics(x, y, states, sample_weight=weights)
+        task._loss_tracker.update_state(whole / count, sample_weight=weight)
+        if own is None:
+            return task.compute_metrics(x, y, states, sample_weight=weights)
+        return own.logs(states, x, y, weights)
 
     return train_step

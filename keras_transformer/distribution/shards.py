@@ -39,14 +39,18 @@ class DatasetShard(keras.utils.PyDataset):
         if targets is None:
             return (inputs,)
         weights = np.ones(rows, "float32") if weights is None else weights
-        # A mean over rows counts the rows that were added: the others weigh more for it.
-        scale = np.float32(size * self.count / rows)
 
         def weigh(array):
             array = np.asarray(share(array), "float32")
+            # A mean over rows counts the rows that were added: the others weigh more for it. One of
+            # tokens is by weight, and by the sum of their weights a batch counts among others.
+            of_tokens = array.ndim > 1 and array.shape == targets_of_share
+            scale = np.float32(1.0 if of_tokens else size * self.count / rows)
             return array * (scale * real).reshape(-1, *[1] * (array.ndim - 1)).astype("float32")
 
         targets = keras.tree.map_structure(share, targets)
+        integers = isinstance(targets, np.ndarray) and targets.dtype.kind in "iu"
+        targets_of_share = targets.shape if integers else None
         return inputs, targets, keras.tree.map_structure(weigh, weights)
 
     def on_epoch_begin(self):

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from keras_transformer.layers.products import on_cpu
+from keras_transformer.models.accumulation import count_updates
 from keras_transformer.programs import PROGRAMS, Compiled
 
 _SIGNALS = sorted(number for number in signal.valid_signals() if number < 32)
@@ -92,6 +93,12 @@ class KeepsState:
     assert model.predict(np.ones((4, 3)), verbose=0).shape == (4, 2)
     ```
     """
+
+    def __setattr__(self, name, value):
+        # Not in a `compile` of its own: Keras would not call it for a model from a file.
+        if name == "optimizer":
+            count_updates(value)
+        super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False):
         if self.train_function is not None and not force:

@@ -184,9 +184,14 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         return super().__call__(named, *args, **kwargs)
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
-        """The outputs of the head, and with `collect` what it names: `"states"`, `"attention"`."""
+        """The outputs of the head, and with `collect` what it names: `"states"`, `"attention"`.
+
+        Whatever the model computes in, the outputs have at least the precision of float32.
+        """
         states, collected = self.backbone_states(inputs, collect, training)
-        outputs = self.head_outputs(states, inputs, training)
+        outputs = keras.tree.map_structure(
+            _at_least_float32, self.head_outputs(states, inputs, training)
+        )
         return (outputs, collected) if collect else outputs
 
     def backbone_states(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
@@ -365,6 +370,12 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
     def _repr_html_(self) -> str:
         task = {"name": type(self).__name__, **self.task_values()}
         return model_table(self, self.backbone.config, task, tokenizer=self.tokenizer)
+
+
+def _at_least_float32(outputs):
+    # Losses and metrics of Keras compute in what they are given, and some know no half precision.
+    low = keras.backend.standardize_dtype(outputs.dtype) in ("float16", "bfloat16")
+    return keras.ops.cast(outputs, "float32") if low else outputs
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:

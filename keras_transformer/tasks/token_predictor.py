@@ -51,6 +51,9 @@ class TokenLoss(TrainingLoss):
             loss = loss + ops.cast(task._aggregate_additional_loss(more), loss.dtype)
         return loss
 
+    def weight(self, x, y, sample_weight):
+        return self.model.loss.total_weight(y, sample_weight)
+
     def logs(self, states, x, y, sample_weight):
         # The metrics were updated with the loss. Keras builds its list of them at the first update.
         compiled = self.model._compile_metrics

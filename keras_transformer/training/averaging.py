@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, write_safetensors
+from keras_transformer.models.accumulation import batches_done, batches_of_update
 
 
 def average_checkpoints(
@@ -92,12 +93,13 @@ class LastCheckpoints(keras.callbacks.Callback):
     """Saves the model's weights as training goes on and keeps the last few, for averaging.
 
     Files are named by the optimizer's step, `step-00001200.safetensors`, and appear whole or not at
-    all. A resumed run continues with its own files; those of earlier runs are left alone.
+    all. With `gradient_accumulation_steps` a step is an update of the weights, not a batch. A
+    resumed run continues with its own files; those of earlier runs are left alone.
 
     Args:
         directory: where the files go; made if it does not exist.
         keep: int, how many to keep.
-        every: "epoch", or int: steps between two files.
+        every: "epoch", or int: steps between two files. Defaults to "epoch".
 
     Raises:
         ValueError: for `keep` or `every` out of range.
@@ -127,13 +129,16 @@ class LastCheckpoints(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         # Here and not in on_train_begin: by now `ResumableRun` has put back the step.
-        self._step = self._begin = self._current_step()
+        self._batches = self._begin = batches_done(self.model.optimizer)
         self._find()
 
     def on_train_batch_end(self, batch, logs=None):
         # Counts, rather than ask the optimizer: on JAX that would copy the whole state.
-        before, self._step = self._step, self._begin + batch + 1
-        if self.every != "epoch" and before // self.every < self._step // self.every:
+        before, self._batches = self._batches, self._begin + batch + 1
+        if self.every == "epoch":
+            return
+        every = self.every * batches_of_update(self.model.optimizer)
+        if before // every < self._batches // every:
             self._save_model()
 
     def on_epoch_end(self, epoch, logs=None):

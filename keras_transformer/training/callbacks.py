@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_int, check_path, describe
+from keras_transformer.models.accumulation import batches_of_update
 from keras_transformer.training.text_metrics import BLEU, check_translations
 
 
@@ -17,7 +18,8 @@ class StopAtNaN(keras.callbacks.Callback):
     are. So it is checked every few steps only, since reading it waits for the step to end.
 
     Args:
-        every: int, steps between two checks.
+        every: int, steps between two checks; with `gradient_accumulation_steps` a step is an
+            update of the weights, not a batch. Defaults to 50.
         checkpoints: folder of what the run keeps, whose newest file or folder is named; or None.
 
     Raises:
@@ -43,11 +45,12 @@ class StopAtNaN(keras.callbacks.Callback):
         self.checkpoints = None if checkpoints is None else check_path("checkpoints", checkpoints)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._epoch, self._good = epoch, 0
+        self._epoch, self._good, self._steps = epoch, 0, 0
 
     def on_train_batch_end(self, batch, logs=None):
-        if (batch + 1) % self.every == 0:
-            self._look(batch + 1, logs)
+        before, self._steps = self._steps, (batch + 1) // batches_of_update(self.model.optimizer)
+        if before // self.every < self._steps // self.every:
+            self._look(self._steps, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         self._look(None, logs)

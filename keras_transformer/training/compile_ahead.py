@@ -10,14 +10,16 @@ import concurrent.futures
 import contextlib
 import gc
 import os
+import time
 import weakref
 
 import keras
 
 from keras_transformer.data import BucketedDataset
 from keras_transformer.models.state import KeepsState, StepPrograms, signature_of
+from keras_transformer.process import SLOW_STEPS
 from keras_transformer.programs import PROGRAMS, TRACING, Compiled
-from keras_transformer.training.steps import TrainingLoss, compute_step
+from keras_transformer.training.steps import OutputLoss, TrainingLoss, compute_step
 
 # A compilation keeps one core busy, and needs some hundred megabytes.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -35,17 +37,21 @@ class CompiledSteps(KeepsState):
         """What `fit` and `evaluate` compute in a step. None for Keras's loss of the outputs."""
         return None
 
+    def step_loss(self) -> TrainingLoss:
+        """What a step computes: the model's own loss, or Keras's."""
+        return self.training_loss() or OutputLoss(self)
+
     def train_step(self, *args):
-        loss = self.training_loss()
-        if loss is None or not self.trainable_weights:  # of which Keras warns
+        if not self.trainable_weights:  # of which Keras warns
             return super().train_step(*args)
-        return compute_step(loss, *args, training=True)
+        begin = time.perf_counter()
+        logs = compute_step(self.step_loss(), *args, training=True)
+        if _runs_at_once(self):
+            SLOW_STEPS.note((id(self), _signature(args[-1])), time.perf_counter() - begin)
+        return logs
 
     def test_step(self, *args):
-        loss = self.training_loss()
-        if loss is None:
-            return super().test_step(*args)
-        return compute_step(loss, *args, training=False)
+        return compute_step(self.step_loss(), *args, training=False)
 
     def _expect(self, step: str, data, is_batch: bool = False) -> None:
         """Tells the programs of a step, such as `"train"`, what a verb now goes through."""
@@ -170,6 +176,13 @@ def _is_served() -> bool:
     # A distribution gives the arrays of a batch a layout, which a shape does not tell. On a GPU
     # XLA tries kernels out when it compiles, and would do so beside the training.
     return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
+
+
+def _runs_at_once(model: keras.Model) -> bool:
+    """Whether a call of a step takes the time of the step: on PyTorch on a CPU, not compiled."""
+    if keras.backend.backend() != "torch" or model.jit_compile:
+        return False
+    return model.trainable_weights[0].value.device.type == "cpu"
 
 
 def _shapes(data, is_batch: bool) -> set:

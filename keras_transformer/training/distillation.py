@@ -16,7 +16,7 @@ from keras_transformer.models.turns import ThreadSafe, Turns
 from keras_transformer.structure import sides
 from keras_transformer.training.compile_ahead import CompiledSteps
 from keras_transformer.training.optimizers import FineTuningAdamW
-from keras_transformer.training.steps import TrainingLoss
+from keras_transformer.training.steps import OutputLoss
 
 
 def smaller(teacher, num_layers: int, num_decoder_layers: int | None = None):
@@ -211,11 +211,17 @@ class Distiller(ThreadSafe, CompiledSteps, keras.Model):
     def call(self, inputs, training: bool = False):
         return self.student(inputs, training=training)
 
+    def get_metrics_result(self) -> dict:
+        """As of a `keras.Model`; the loss is the sum of its parts, each a mean of its own."""
+        logs = super().get_metrics_result()
+        parts = (weight * logs[f"{name}_loss"] for name, weight in self.loss_parts.items())
+        return {**logs, "loss": sum(parts)}
+
     def training_loss(self) -> "_DistillationLoss":
         return _DistillationLoss(self)
 
 
-class _DistillationLoss(TrainingLoss):
+class _DistillationLoss(OutputLoss):
     """What a `Distiller` trains its student by."""
 
     def states(self, x, sample_weight, training):
@@ -238,15 +244,21 @@ class _DistillationLoss(TrainingLoss):
             ),
             "hard": model._compute_loss(x, y, logits, sample_weight, training=training),
         }
+        # What each is a mean over.
+        weights = {
+            "soft": _total_weight(logits[..., 0], sample_weight),
+            "hard": self.weight(x, y, sample_weight),
+        }
         if model.loss_parts["cosine"]:
             ids = model.student.intake.id_inputs[-1]
             mask = model.student._named(x).get(ids.replace("token_ids", "padding_mask"))
             pair = (states["states"], states["teacher_states"])
             pair = [unit_vectors(ops.cast(x, "float32")) for x in pair]
             parts["cosine"] = _mean(1.0 - ops.sum(pair[0] * pair[1], axis=-1), mask)
+            weights["cosine"] = _total_weight(states["states"][..., 0], mask)
         loss = 0.0
         for name, part in parts.items():
-            getattr(model, f"{name}_loss").update_state(part)
+            getattr(model, f"{name}_loss").update_state(part, sample_weight=weights[name])
             loss = loss + model.loss_parts[name] * part
         return loss
 
@@ -293,6 +305,11 @@ def _mean(values, weights):
     # where: what two models say of a padded place, be it no number, does not matter.
     values = ops.where(weights > 0, values, 0.0)
     return ops.divide_no_nan(ops.sum(values * weights), ops.sum(weights))
+
+
+def _total_weight(values, weights):
+    """What `_mean` is over, a float scalar."""
+    return ops.cast(ops.size(values) if weights is None else ops.sum(weights), "float32")
 
 
 def _no_gradient():

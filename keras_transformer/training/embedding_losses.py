@@ -15,7 +15,7 @@ from keras_transformer.checking import (
     nearest,
     shorten,
 )
-from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
 from keras_transformer.layers.unit_vectors import unit_vectors
 
 _HIDDEN = -1e9
@@ -89,6 +89,11 @@ class EmbeddingLoss(keras.losses.Loss):
     def of_vectors(self, vectors, scores, weights):
         """Return the loss, a scalar, of vectors `(batch, texts, dim)` of any length."""
         return self.of_units(unit_vectors(vectors), scores, weights)
+
+    def total_weight(self, y_true, sample_weight=None):
+        """What a batch counts by, a float scalar: its rows, by weight."""
+        weights = ops.ones_like(y_true) if sample_weight is None else sample_weight
+        return mean_over_replicas(ops.sum(ops.cast(weights, "float32")))
 
     def of_units(self, units, scores, weights):
         """The loss, a scalar, of vectors of length 1, and of scores and weights `(batch,)`."""

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import check_choice, check_int, check_number
-from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
 
 _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
 
@@ -75,6 +75,12 @@ class TokenCrossEntropy(keras.losses.Loss):
         if sample_weight is None or self.reduction != "mean_with_sample_weight":
             return loss
         return loss * share_of_weight(ops.sum(ops.cast(sample_weight, "float32")))
+
+    def total_weight(self, y_true, sample_weight=None):
+        """What the loss of these targets is a mean over, a float scalar: the tokens, by weight."""
+        if sample_weight is None or self.reduction != "mean_with_sample_weight":
+            return ops.cast(ops.size(y_true), "float32")
+        return mean_over_replicas(ops.sum(ops.cast(sample_weight, "float32")))
 
     def call(self, y_true, y_pred):
         return token_cross_entropy(y_true, y_pred, self.label_smoothing)

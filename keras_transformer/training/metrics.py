@@ -78,7 +78,8 @@ class Perplexity(TokenMean):
         return sums.cross_entropy
 
     def result(self):
-        return ops.exp(super().result())
+        """The perplexity of all batches so far; 0 for none, as with the metrics of Keras."""
+        return ops.where(ops.equal(self.count, 0), 0.0, ops.exp(super().result()))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import check_number
+from keras_transformer.models.accumulation import count_updates
 from keras_transformer.process import tune_once
 from keras_transformer.structure import VECTORS, block_of, is_before_blocks
 
@@ -17,6 +18,10 @@ _Adam, _AdamW = (type(cls.__new__(cls)) for cls in (keras.optimizers.Adam, keras
 
 class OnePass:
     """Mixin before `keras.optimizers.Adam` or what derives from it; the numbers are Adam's."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        count_updates(self)  # Here, for models that are no models of this library.
 
     def update_step(self, gradient, variable, learning_rate):
         # Of TensorFlow and JAX; PyTorch's come all at once, see below.

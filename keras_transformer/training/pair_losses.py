@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import agree, known_shape, nearest, shorten
-from keras_transformer.distribution.replicas import share_of_weight
+from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
 
 _HIDDEN = -1e9
 
@@ -34,6 +34,11 @@ class PairLoss(keras.losses.Loss):
         total = ops.sum(weights)
         mean = ops.divide_no_nan(ops.sum(losses * weights), total)
         return mean * share_of_weight(total)
+
+    def total_weight(self, y_true, sample_weight=None):
+        """What the loss of a batch is a mean over, a float scalar: the pairs, by weight."""
+        weights = ops.ones_like(y_true) if sample_weight is None else sample_weight
+        return mean_over_replicas(ops.sum(ops.cast(weights, "float32")))
 
     def of_pairs(self, logits, there):
         """The loss of each pair, `(pairs,)`; `there` says which count, bool `(pairs,)`."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, has_file, write_safetensors
+from keras_transformer.models.accumulation import batches_of_update
 from keras_transformer.scratch import PathLock
 from keras_transformer.training.averaging import to_numpy
 
@@ -34,8 +35,9 @@ class ResumableRun(keras.callbacks.Callback):
         directory: where the file goes; made if it does not exist.
         dataset: the `BucketedDataset` that is trained on. None for other data, which must then
             come in the same order whenever the program starts.
-        every: int, steps from one save to the next, beside the one after each epoch. Defaults to
-            none.
+        every: int, steps from one save to the next, beside the one after each epoch; with
+            `gradient_accumulation_steps` a step is an update of the weights, not a batch. Defaults
+            to none.
 
     Raises:
         ValueError: for `every` out of range or without a `dataset`; from `fit` for a state of
@@ -102,6 +104,7 @@ class ResumableRun(keras.callbacks.Callback):
         self.model._initial_epoch = 0  # Heard already. Another `fit` begins where it is told to.
         resumed, batch, metrics = self._within
         self._epoch, self._first = epoch, batch if epoch == resumed else 0
+        self._done = self._first
         if self.dataset is None:
             return
         self.dataset.epoch = epoch
@@ -123,9 +126,12 @@ class ResumableRun(keras.callbacks.Callback):
             self._torch.begin(self._epoch, resumed=self._first > 0)
 
     def on_train_batch_end(self, batch, logs=None):
-        done = self._first + batch + 1
-        if self.every and done % self.every == 0 and done < self.dataset.batches_per_epoch:
-            self._save(self._epoch, done, logs)
+        before, self._done = self._done, self._first + batch + 1
+        if not self.every or self._done >= self.dataset.batches_per_epoch:
+            return
+        every = self.every * batches_of_update(self.model.optimizer)
+        if before // every < self._done // every:
+            self._save(self._epoch, self._done, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         if self._warnings is not None:

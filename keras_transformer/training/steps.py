@@ -1,12 +1,19 @@
-"""Training and evaluation steps of a model whose loss is not one of what `call` returns."""
+"""Training and evaluation steps, in which a batch counts by what its loss is a mean over.
+
+Keras counts a batch by its rows. Where rows have more or fewer tokens, the loss of an epoch then
+depends on the size of the batches, and so do the gradients that are accumulated over some of them.
+"""
 
 import contextlib
 
 import keras
+from keras import ops
+
+from keras_transformer.models.accumulation import weighed
 
 
 class TrainingLoss:
-    """What a step computes in place of Keras's loss and metrics of the outputs of `call`."""
+    """What a step computes: the forward pass, the loss of it, the metrics."""
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -19,9 +26,46 @@ class TrainingLoss:
         """The loss, a scalar, from the states of the inputs `x`."""
         raise NotImplementedError
 
+    def weight(self, x, y, sample_weight):
+        """What the loss is a mean over, a float scalar: by it a batch counts. The rows of `x`."""
+        rows = ops.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+        return ops.cast(rows, "float32")
+
+    def apply(self, gradients: list, variables: list, weight) -> None:
+        """Gives the optimizer the gradients of a loss that is a mean over `weight`."""
+        with weighed(self.model.optimizer, weight):
+            self.model.optimizer.apply(gradients, variables)
+
     def logs(self, states, x, y, sample_weight) -> dict:
         """The values of all metrics after the step."""
         return self.model.get_metrics_result()
+
+
+class OutputLoss(TrainingLoss):
+    """Keras's loss and metrics of the outputs of `call`."""
+
+    def states(self, x, sample_weight, training):
+        options = {"training": training} if self.model._call_has_training_arg else {}
+        return self.model(x, **options)
+
+    def loss(self, states, x, y, sample_weight, training):
+        return self.model._compute_loss(x, y, states, sample_weight, training=training)
+
+    def weight(self, x, y, sample_weight):
+        counted = getattr(self.model.loss, "total_weight", None)
+        # A loss of the user's own has the meaning that Keras gives it.
+        if counted is None or not _is_of_library(type(self.model), "compute_loss"):
+            return super().weight(x, y, sample_weight)
+        return counted(y, sample_weight)
+
+    def logs(self, states, x, y, sample_weight):
+        return self.model.compute_metrics(x, y, states, sample_weight)
+
+
+def _is_of_library(kind: type, method: str) -> bool:
+    """Whether a method of a model is of this library or of Keras, and not of a user's subclass."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
+    return owner.__module__.partition(".")[0] in ("keras", "keras_transformer")
 
 
 def compute_step(loss: TrainingLoss, *args, training: bool):
@@ -30,14 +74,13 @@ def compute_step(loss: TrainingLoss, *args, training: bool):
     return step(loss, *args, training=training)
 
 
-def _logs(loss: TrainingLoss, value, states, x, y, weights) -> dict:
-    rows = keras.ops.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+def _logs(loss: TrainingLoss, value, weight, states, x, y, weights) -> dict:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         # Keras divides losses by the number of replicas, whose sum then is the mean.
         value = value * tf.distribute.get_strategy().num_replicas_in_sync
-    loss.model._loss_tracker.update_state(value, sample_weight=rows)
+    loss.model._loss_tracker.update_state(value, sample_weight=weight)
     return loss.logs(states, x, y, weights)
 
 
@@ -56,6 +99,7 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
         return keras.StatelessScope(state_mapping=pairs, collect_losses=True)
 
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    weight = loss.weight(x, y, weights)
 
     def forward(trainable):
         with scope_of(trainable, others, metrics) as scope:
@@ -67,15 +111,16 @@ def _step_of_jax(loss: TrainingLoss, state, data, training: bool):
 
     if training:
         gradients, aux = jax.grad(forward, has_aux=True)(trainable)
-        trainable, new_optimizer = model.optimizer.stateless_apply(
-            optimizer[0], gradients, trainable
-        )
+        with weighed(model.optimizer, weight):
+            trainable, new_optimizer = model.optimizer.stateless_apply(
+                optimizer[0], gradients, trainable
+            )
     else:
         _, aux = forward(trainable)
         new_optimizer = None
     value, states, (others, metrics) = aux
     with scope_of(trainable, others, metrics) as scope:
-        logs = _logs(loss, value, states, x, y, weights)
+        logs = _logs(loss, value, weight, states, x, y, weights)
     metrics = [scope.get_current_value(v) for v in groups[1]]
     if training:
         return logs, (trainable, others, new_optimizer, metrics)
@@ -86,6 +131,7 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
     """On TensorFlow and PyTorch, where a step changes the variables themselves."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     model, tape = loss.model, contextlib.nullcontext()
+    weight = loss.weight(x, y, weights)
     tensorflow = keras.backend.backend() == "tensorflow"
     if tensorflow and training:
         import tensorflow as tf
@@ -97,12 +143,12 @@ def _step_of_variables(loss: TrainingLoss, data, training: bool):
         scaled = model.optimizer.scale_loss(value) if training else value
     trained = model.trainable_weights[:]
     if training and tensorflow:
-        model.optimizer.apply_gradients(zip(tape.gradient(scaled, trained), trained, strict=True))
+        loss.apply(tape.gradient(scaled, trained), trained, weight)
     elif training:
         import torch
 
         model.zero_grad()
         scaled.backward()
         with torch.no_grad():
-            model.optimizer.apply([weight.value.grad for weight in trained], trained)
-    return _logs(loss, value, states, x, y, weights)
+            loss.apply([variable.value.grad for variable in trained], trained, weight)
+    return _logs(loss, value, weight, states, x, y, weights)

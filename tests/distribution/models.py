@@ -93,20 +93,21 @@ class Batches(keras.utils.PyDataset):
 
 
 class Losses(keras.callbacks.Callback):
-    """The loss of each step, out of Keras's means over the rows of the epoch so far."""
+    """The loss of each step, out of the means over the tokens of the epoch so far."""
 
-    def __init__(self, rows: list[int]):
+    def __init__(self, tokens: list[float]):
         super().__init__()
-        self.rows, self.values, self._sum = rows, [], 0.0
+        self.tokens, self.values, self._sum = tokens, [], 0.0
 
     def on_train_batch_end(self, batch, logs=None):
-        total = float(logs["loss"]) * sum(self.rows[: batch + 1])
-        self.values.append((total - self._sum) / self.rows[batch])
+        total = float(logs["loss"]) * sum(self.tokens[: batch + 1])
+        self.values.append((total - self._sum) / self.tokens[batch])
         self._sum = total
 
 
-def losses(task: kt.Task, dataset: keras.utils.PyDataset, rows=None) -> list[float]:
-    """The loss of each of the 20 steps. `rows`: numbers of rows, where they are not 8."""
-    watch = Losses(rows or [8] * STEPS)
+def losses(task: kt.Task, dataset: keras.utils.PyDataset) -> list[float]:
+    """The loss of each of the 20 steps, of whole batches, whatever part of them is read here."""
+    whole = getattr(dataset, "dataset", dataset)
+    watch = Losses([float(whole[place][2].sum()) for place in range(STEPS)])
     task.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
     return watch.values

@@ -46,6 +46,19 @@ def test_shares_make_the_batch(weights):
 
 
 @pytest.mark.backend_independent
+def test_tokens_weigh_what_they_weigh_in_the_whole():
+    """Their loss is a mean by weight, and by the sum of the weights a batch counts."""
+
+    def make_batch(arrays, masks):
+        return {"ids": arrays["ids"]}, arrays["ids"], masks["ids"].astype("float32")
+
+    rows = {"ids": [[i + 1] * (i % 5 + 1) for i in range(4)]}
+    whole = BucketedDataset(rows, make_batch, batch_size=4)
+    weights = [shard_of(whole, i, 3)[0][2] for i in range(3)]
+    assert sum(part.sum() for part in weights) == whole[0][2].sum()
+
+
+@pytest.mark.backend_independent
 def test_one_process_reads_all():
     _, y, weights = shard_of(dataset())[0]
     np.testing.assert_array_equal(y, dataset()[0][1])

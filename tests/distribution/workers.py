@@ -13,9 +13,8 @@ import numpy as np
 
 import keras_transformer as kt
 from keras_transformer.data import BucketedDataset
-from tests.distribution.models import STEPS, Batches, config, losses, make
+from tests.distribution.models import Batches, config, losses, make
 
-ODD = [8, 5] + [8] * (STEPS - 2)  # the second batch has fewer rows
 # All for one of them: compiling is nearly all of the time.
 MESHES = {
     "encoder": [(2, 4)],
@@ -32,7 +31,7 @@ def under(data: int, model: int):
 
 def odd(kind: str = "decoder") -> list[float]:
     """With a batch of 5 rows, and a vocabulary that 4 devices do not divide."""
-    return losses(make(kind, vocabulary_size=62), Batches(kind, 62, odd_rows=5), ODD)
+    return losses(make(kind, vocabulary_size=62), Batches(kind, 62, odd_rows=5))
 
 
 def adversarial() -> list[float]:
@@ -184,8 +183,7 @@ def of_a_mesh(data: int, folder: Path) -> dict:
     odd_rows = 5 if data == 2 else 8
     shard = kt.distribution.shard_of(Batches("decoder", **sizes, odd_rows=odd_rows))
     task = make("decoder", **sizes)
-    rows = [8, 6] + [8] * (STEPS - 2) if data == 2 else None  # as filled up
-    found = {"losses": losses(task, shard, rows), "share": [shard.index, shard.count]}
+    found = {"losses": losses(task, shard), "share": [shard.index, shard.count]}
     found["rows read"] = [len(shard[place][1]) for place in range(2)]
     task.save_to_preset(folder)  # of parts that both hold: both must ask
     with open(folder / "model.safetensors", "rb") as file:
@@ -206,7 +204,7 @@ def torch_process(rank: str, store: str) -> dict:
     task = make("encoder", vocabulary_size=62)  # with a pooler that the task does without
     kt.distribution.data_parallel(task)
     shard = kt.distribution.shard_of(Batches("encoder", 62, odd_rows=5))
-    found = {"losses": losses(task, shard, [4, 3] + [4] * (STEPS - 2))}
+    found = {"losses": losses(task, shard)}
     found["weights"] = [float(abs(keras.ops.convert_to_numpy(v)).sum()) for v in task.weights]
     distributed.destroy_process_group()
     return found

@@ -6,10 +6,13 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.tasks.spans import SpanAccuracy
 from keras_transformer.training import (
     BLEU,
     ROUGE,
+    ClassAccuracy,
     EditDistance,
+    PairAccuracy,
     Perplexity,
     TokenAccuracy,
     WordErrorRate,
@@ -40,6 +43,15 @@ def test_tokens_count_alike_in_batches_of_any_length():
     perplexity.reset_state()
     perplexity.update_state([[1]], np.zeros((1, 1, 7), "float32"))
     assert float(perplexity.result()) == pytest.approx(7, rel=1e-6)
+
+
+def test_before_any_update_they_are_0_as_those_of_keras():
+    pytest.importorskip("sacrebleu")
+    for metric in (
+        keras.metrics.SparseCategoricalAccuracy(), Perplexity(), TokenAccuracy(), BLEU(),
+        ClassAccuracy(), ClassAccuracy(multi_label=True), PairAccuracy(), SpanAccuracy(),
+    ):  # fmt: skip
+        assert float(metric.result()) == 0.0
 
 
 def test_infinite_logits_of_padding_do_not_matter():
