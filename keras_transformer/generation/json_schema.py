@@ -11,7 +11,6 @@ import collections
 import functools
 import json
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,11 @@ from keras_transformer.generation.byte_automaton import (
     Refused,
     automaton_of,
     intersection,
-    is_anchor,
 )
 from keras_transformer.generation.characters import JSON_STRING
 from keras_transformer.generation.json_merging import Merging
+from keras_transformer.generation.json_patterns import search
+from keras_transformer.generation.json_reading import read_schema, where_of
 
 # A schema may refer to itself so often, one within the other.
 _MAX_DEPTH = 3
@@ -35,8 +35,8 @@ _SCALAR = {"type": ["string", "number", "boolean", "null"]}
 _ANYTHING = {
     "anyOf": [
         _SCALAR,
-        {"type": "array", "items": _SCALAR},
-        {"type": "object", "additionalProperties": _SCALAR},
+        {"type": ["array"], "items": _SCALAR},
+        {"type": ["object"], "additionalProperties": _SCALAR},
     ]
 }
 _DATE = (
@@ -61,21 +61,20 @@ _FORMATS = {
 
 def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> ByteAutomaton:
     """The automaton of JSON texts that validate against a schema."""
-    merging = Merging(schema, _MAX_DEPTH)
-
-    def write(builder: Builder, start: int) -> int:
-        begin = builder.regex(" ?", start) if optional_space else start
-        return _Values(builder, merging).value(schema, begin)
-
     try:
+        read = read_schema(schema)
+        merging = Merging(read, _MAX_DEPTH)
+
+        def write(builder: Builder, start: int) -> int:
+            begin = builder.regex(" ?", start) if optional_space else start
+            return _Values(builder, merging).value(read.schema, begin)
+
         return automaton_of(write)
-    except re.error as error:
-        reason = f"has the pattern {error.pattern!r}, which is invalid: {error.msg}."
     except (RecursionError, OverflowError):
-        reason = "nests too deeply, or repeats too often."
+        where, reason = "", "nests too deeply, or repeats too often."
     except Refused as error:
-        reason = str(error)
-    raise ValueError(f"The JSON Schema {reason}")
+        where, reason = where_of(error.place), str(error)
+    raise ValueError(f"The JSON Schema {where}{reason}")
 
 
 Writer = Callable[[int], int]  # adds something behind a node, and returns its end
@@ -90,16 +89,20 @@ class _Values:
 
     def value(self, schema: dict | bool, start: int) -> int:
         end = self.builder.node()
-        for each in self.merging.alternatives(schema):
-            with self.merging.inside(each):
-                for last in self._ends(each, start):
-                    self.builder.free[last].append(end)
+        try:
+            for each in self.merging.alternatives(schema):
+                with self.merging.inside(each):
+                    for last in self._ends(each, start):
+                        self.builder.free[last].append(end)
+        except Refused as error:
+            if error.place is None and isinstance(schema, dict):
+                error.place = schema.get("$comment")
+            raise
         return end
 
     def _ends(self, schema: dict, start: int):
         if "enum" in schema:
-            for value in self.merging.valid_values(schema):
-                yield self.builder.literal(_text(value), start)
+            yield self.builder.literals(map(_text, self.merging.valid_values(schema)), start)
             return
         kinds = self.merging.kinds(schema)
         if not kinds:
@@ -133,9 +136,9 @@ class _Values:
         node = builder.literal('"', start)
         low = schema.get("minLength", 0)
         high = schema.get("maxLength", math.inf)
-        writers = [functools.partial(_search, pattern) for pattern in schema.get("patterns", ())]
+        writers = [functools.partial(search, pattern) for pattern in schema.get("patterns", ())]
         if schema.get("format") in _FORMATS:
-            writers.append(functools.partial(_search, f"^(?:{_FORMATS[schema['format']]})$"))
+            writers.append(functools.partial(search, f"^(?:{_FORMATS[schema['format']]})$"))
         limit = "" if math.isinf(high) else max(low, min(high, _LONGEST))
         length = f"(?s:.){{{low},{limit}}}"
         if low > high:
@@ -248,27 +251,3 @@ class _Values:
 
 def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _search(pattern: str, builder: Builder, start: int) -> int:
-    """Adds the strings of JSON in which a regular expression is found."""
-    tree = re._parser.parse(pattern)
-    flags = tree.state.flags | JSON_STRING
-    end = builder.node()
-    for items in _branches(list(tree)):
-        edges = [bool(items) and is_anchor(items[place], place) for place in (0, -1)]
-        node = start if edges[0] else builder.regex("(?s:.)*", start, JSON_STRING)
-        inner = items[edges[0] : len(items) - edges[1]]
-        node = builder.sequence(inner, node, flags, frozenset())
-        node = node if edges[1] else builder.regex("(?s:.)*", node, JSON_STRING)
-        builder.free[node].append(end)
-    return end
-
-
-def _branches(items: list) -> list[list[Any]]:
-    """The alternatives at the outside of a pattern, where an anchor may be in one of them."""
-    if len(items) == 1 and items[0][0] is re._constants.BRANCH:
-        return [each for branch in items[0][1][1] for each in _branches(list(branch))]
-    if len(items) == 1 and items[0][0] is re._constants.SUBPATTERN and not any(items[0][1][1:3]):
-        return _branches(list(items[0][1][3]))
-    return [items]

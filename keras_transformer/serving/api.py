@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import LOOPBACK, in_thread, read_body
+from keras_transformer.serving.compiling import Asking, Compiler
 from keras_transformer.serving.limits import (
     API_LIMITS,
     Gate,
@@ -114,6 +115,8 @@ class _Api:
                 logprobs = Logprobs(served.task.tokenizer)
                 self.metrics.watch(name, worker)
             self.models[name] = Model(served, worker, logprobs)
+        writing = [model.served.task for model in self.models.values() if model.worker]
+        self.compilers = [Compiler(task) for task in writing]
         self.workers = [model.worker for model in self.models.values() if model.worker]
 
     def routes(self) -> list[Route]:
@@ -135,6 +138,8 @@ class _Api:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for compiler in self.compilers:
+            compiler.start()
         for worker in self.workers:
             worker.start()
         try:
@@ -142,6 +147,8 @@ class _Api:
         finally:
             for worker in self.workers:
                 await in_thread(worker.stop)
+            for compiler in self.compilers:
+                compiler.close()
 
     async def health(self, request: Request) -> Response:
         """Whether the process answers."""
@@ -210,7 +217,17 @@ class _Api:
         """Texts, whole or as they come."""
         given, name, model = await self._given(request)
         self._able(name, model, "complete", request.url.path)
-        asked = await in_thread(read, model.served.task, given, self.limits)
+        asking = Asking()  # its constraint ends with it
+        try:
+            asked = await while_listened(
+                request,
+                lambda: in_thread(asking.run, read, model.served.task, given, self.limits),
+                asking.leave,
+            )
+        except TooManyRequests:
+            raise _too_many() from None
+        if isinstance(asked, Response):  # the client left
+            return asked
         request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
         written = Written(model, asked, Answer(form, name), request.scope["facts"])
         try:
