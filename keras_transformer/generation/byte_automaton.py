@@ -135,6 +135,11 @@ def is_anchor(item: tuple, place: int) -> bool:
     return code is codes.AT and value in _ANCHORS[place]
 
 
+@functools.lru_cache(maxsize=1024)
+def _parsed(pattern: str) -> parser.SubPattern:
+    return parser.parse(pattern)
+
+
 class Refused(Exception):
     """What cannot be made an automaton, and the place in a JSON Schema that asks for it."""
 
@@ -158,7 +163,7 @@ class Builder:
         return self.sequence(tree, start, tree.state.flags | flags, _BOTH)
 
     def regex(self, pattern: str, start: int, flags: int = 0) -> int:
-        return self.tree(parser.parse(pattern), start, flags)
+        return self.tree(_parsed(pattern), start, flags)
 
     def literal(self, text: str, start: int) -> int:
         for byte in text.encode():

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_transformer.checking import shorten
 from keras_transformer.generation.byte_automaton import Refused
 from keras_transformer.generation.json_patterns import is_found
 from keras_transformer.generation.json_reading import Read, Schema
@@ -248,14 +249,21 @@ def merged(one: dict, two: dict) -> dict | None:
             result[name] = _MERGED[name](one[name], value)
         elif name == "multipleOf" and isinstance(value, int) and isinstance(one.get(name), int):
             result[name] = math.lcm(value, one[name])
-        elif name not in _OF_PROPERTIES and one.get(name, value) != value:
-            raise Refused(f"says {name!r} in two ways: {one[name]!r} and {value!r}.")
+        elif name not in _JOINED and one.get(name, value) != value:
+            raise Refused(
+                f"says {name!r} in two ways, {shorten(one[name])} and {shorten(value)}, which is "
+                "not supported: say it once."
+            )
     _merge_properties(result, one, two)
-    if "prefixItems" in result and ("prefixItems" in one) != ("prefixItems" in two):
-        short, long = (one, two) if "prefixItems" in two else (two, one)
-        if "items" in short:
-            result["prefixItems"] = [{"allOf": [x, short["items"]]} for x in long["prefixItems"]]
-            result["items"] = {"allOf": [short["items"], long.get("items", True)]}
+    if "items" in result or "prefixItems" in result:
+        firsts = [each.get("prefixItems", []) for each in (one, two)]
+        rests = [each.get("items", True) for each in (one, two)]
+        pairs = itertools.zip_longest(*firsts)
+        result["prefixItems"] = [
+            _all([rest if item is None else item for item, rest in zip(pair, rests, strict=True)])
+            for pair in pairs
+        ]
+        result["items"] = _all(rests)
     low = max(result.get("minimum", -math.inf), result.get("exclusiveMinimum", -math.inf))
     high = min(result.get("maximum", math.inf), result.get("exclusiveMaximum", math.inf))
     kinds = result.get("type")
@@ -324,7 +332,10 @@ def _canonical(value: Any) -> str:
     return json.dumps(int(value) if whole else value)
 
 
-_OF_PROPERTIES = ("properties", "additionalProperties", "patternProperties")
+# What is put together with what stands beside it.
+_JOINED = (
+    "additionalProperties", "items", "patternProperties", "prefixItems", "properties",
+)  # fmt: skip
 # What holds where each of two schemas says something.
 _MERGED = {
     **dict.fromkeys(_HIGHER, max),
@@ -336,6 +347,5 @@ _MERGED = {
     "patterns": operator.add,
     "required": lambda one, two: list(dict.fromkeys([*one, *two])),
     "uniqueItems": operator.or_,
-    "items": lambda one, two: {"allOf": [one, two]},
-    "propertyNames": lambda one, two: {"allOf": [one, two]},
+    "propertyNames": lambda one, two: _all([one, two]),
 }

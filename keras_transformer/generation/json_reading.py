@@ -7,6 +7,7 @@ resolved within the schema alone. Nothing is retrieved, from the network or from
 Source: JSON Schema, drafts 3 to 2020-12, https://json-schema.org/specification-links.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from re import _parser as parser
@@ -46,11 +47,13 @@ class Read(NamedTuple):
         schema: a dict or bool. Each dict has its place under `$comment`, a tuple.
         definitions: schemas by the names that a `$ref` of `#/$defs/NAME` gives.
         validator: a class of jsonschema's, with the types of the draft.
+        has_loop: bool, whether a definition refers to itself for one and the same value.
     """
 
     schema: Schema
     definitions: dict[str, Schema]
     validator: Any
+    has_loop: bool
 
 
 def read_schema(schema: Schema) -> Read:
@@ -139,12 +142,11 @@ class _Reading:
         read = self._schema(schema, _Scope(draft, specification, resolver), ())
         while self._waiting:
             target, scope, place, name = self._waiting.pop()
-            self._check(scope.validator, target, place)
             self.definitions[name] = self._schema(target, scope, place)
         validator = self.jsonschema.validators.extend(
             self.jsonschema.Draft202012Validator, type_checker=draft.TYPE_CHECKER
         )
-        return Read(read, self.definitions, validator)
+        return Read(read, self.definitions, validator, _has_loop(self.definitions))
 
     def _draft(self, schema: Schema, default: Any, place: Place) -> Any:
         """Return the validator of the draft that a schema names."""
@@ -162,13 +164,11 @@ class _Reading:
         return self.specification_with(draft.ID_OF(draft.META_SCHEMA))
 
     def _check(self, draft: Any, schema: Any, place: Place) -> None:
-        """Refuse what the draft does not allow."""
-        try:
-            draft.check_schema(schema, format_checker=None)
-        except self.jsonschema.SchemaError as error:
+        """Refuse what the draft does not allow, except within the schemas in it."""
+        for error in _own_keywords(draft).iter_errors(schema):
             reason = error.message if len(error.message) < 300 else f"{error.message[:300]} ..."
             where = f"is invalid {where_of((*place, *error.absolute_path))}".rstrip()
-            raise Refused(f"{where}: {reason}", ()) from None
+            raise Refused(f"{where}: {reason}", ())
 
     def _schema(self, schema: Schema, scope: _Scope, place: Place) -> Schema:
         if isinstance(schema, bool):
@@ -176,6 +176,7 @@ class _Reading:
         if not isinstance(schema, dict):
             raise Refused(f"must be a schema, and is {shorten(schema)}.", place)
         draft = self._draft(schema, scope.validator, place)
+        self._check(draft, schema, place)
         if draft is not scope.validator:
             scope = scope._replace(validator=draft, specification=self._specification(draft))
         try:
@@ -189,6 +190,12 @@ class _Reading:
         read: dict[str, Any] = {"$comment": place}
         for word, value in words.items():
             self._word(read, word, value, schema, scope, (*place, word))
+        if {"anyOf", "oneOf"} & read.keys():
+            # Those who read the value choose by it, though the schema need not ask for it.
+            telling = schema.get("discriminator")
+            name = telling.get("propertyName") if isinstance(telling, dict) else None
+            if isinstance(name, str):
+                read["required"] = [*read.get("required", ()), name]
         return read
 
     def _word(
@@ -309,25 +316,78 @@ class _Reading:
 
     _word_dependentRequired = _word_dependentSchemas = _word_dependencies
 
-    def _word_if(self, value: Any, schema: dict, scope: _Scope, place: Place) -> dict:
-        if "then" in schema or "else" in schema:
-            raise _unsupported("if", place)
-        return {}
-
     def _word_unevaluatedProperties(self, value: Any, schema, scope: _Scope, place: Place) -> dict:
         if _IN_PLACE & schema.keys() and value not in (True, {}):
             raise _unsupported("unevaluatedProperties", place)
+        read = self._schema(value, scope, place)
         if "additionalProperties" in schema or _IN_PLACE & schema.keys():
             return {}
-        return {"additionalProperties": self._schema(value, scope, place)}
+        return {"additionalProperties": read}
 
     def _word_unevaluatedItems(self, value: Any, schema: dict, scope: _Scope, place: Place) -> dict:
         if _IN_PLACE & schema.keys() and value not in (True, {}):
             raise _unsupported("unevaluatedItems", place)
+        read = self._schema(value, scope, place)
         all_items = "additionalItems" if isinstance(schema.get("items"), list) else "items"
         if all_items in schema or _IN_PLACE & schema.keys():
             return {}
-        return {"items": self._schema(value, scope, place)}
+        return {"items": read}
+
+
+def _has_loop(definitions: dict[str, Schema]) -> bool:
+    leads = {name: set(_referred(schema)) for name, schema in definitions.items()}
+    while leaves := [name for name in leads if not leads[name] & leads.keys()]:
+        for name in leaves:
+            del leads[name]
+    return bool(leads)
+
+
+def _referred(schema: Schema) -> Iterable[str]:
+    """Return the definitions that a value must be looked at by, beside a schema."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield schema["$ref"].rpartition("/")[2]
+        for word in ("allOf", "anyOf", "oneOf"):
+            for part in schema.get(word, ()):
+                yield from _referred(part)
+
+
+@functools.cache
+def _own_keywords(draft: Any) -> Any:
+    """Return a validator of a schema's own keywords.
+
+    It is made from the schema of schemas of a draft, where a schema within another may be anything
+    of the right type: those are checked in turn, and not all again at each level.
+    """
+    from jsonschema.validators import SPECIFICATIONS
+    from referencing import Registry
+
+    types = draft.META_SCHEMA["type"]
+    meta = SPECIFICATIONS[draft.ID_OF(draft.META_SCHEMA)]
+    resolver = SPECIFICATIONS.resolver_with_root(meta)
+
+    def flat(value: Any, resolver: Any) -> Any:
+        if isinstance(value, list):
+            return [flat(each, resolver) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if {"$dynamicRef", "$recursiveRef"} & value.keys() or value.get("$ref") == "#":
+            return {"type": types}
+        if isinstance(value.get("$ref"), str):
+            found = resolver.lookup(value["$ref"])
+            return flat(found.contents, found.resolver)
+        return {name: flat(each, resolver) for name, each in value.items() if name != "default"}
+
+    parts = [(meta.contents, resolver)]
+    for part in meta.contents.get("allOf", ()):
+        found = resolver.lookup(part["$ref"])
+        parts.append((found.contents, found.resolver))
+    properties = {
+        name: flat(value, within)
+        for contents, within in parts
+        for name, value in contents["properties"].items()
+    }
+    return draft({"properties": properties}, registry=Registry())
 
 
 # The parts of these are added up where several keywords of a schema make them.

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_transformer.generation.byte_automaton import Refused
 from keras_transformer.generation.json_patterns import is_found
 from keras_transformer.generation.json_reading import Read, Schema
+
+# Of a value: jsonschema calls itself some times for each.
+_MOST_LEVELS = 24
 
 
 def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
@@ -18,13 +22,29 @@ def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
 
     if isinstance(schema, bool):
         return lambda value: schema
+    if read.has_loop:
+        raise Refused("refers to itself for one and the same value: no value would be validated.")
     keywords = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
     }
     kind = jsonschema.validators.extend(read.validator, keywords)
-    return kind({**schema, "$defs": read.definitions}, registry=Registry()).is_valid
+    validator = kind({**schema, "$defs": read.definitions}, registry=Registry())
+
+    def is_valid(value: Any) -> bool:
+        if _levels(value) > _MOST_LEVELS:
+            raise Refused(f"has a value of more than {_MOST_LEVELS} levels beside other keywords.")
+        return validator.is_valid(value)
+
+    return is_valid
+
+
+def _levels(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(_levels, inner), default=0)
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: dict) -> Iterator[Any]:
