@@ -16,6 +16,7 @@ from typing import Any
 
 from keras_transformer.generation import json_numbers
 from keras_transformer.generation.byte_automaton import (
+    MAX_STATES,
     Builder,
     ByteAutomaton,
     Refused,
@@ -143,6 +144,7 @@ class _Values:
         length = f"(?s:.){{{low},{limit}}}"
         if low > high:
             return builder.node()
+        _check_repeats(low)
         if low or not math.isinf(high) or not writers:
             writers.append(lambda builder, node: builder.regex(length, node, JSON_STRING))
         if len(writers) == 1:
@@ -209,7 +211,9 @@ class _Values:
         """Adds from `low` to `high` members with commas between: `first`, then as many `rest`."""
         builder, node = self.builder, start
         end = builder.node()
-        for place in range(max(low, len(first), 1) if math.isinf(high) else high):
+        most = max(low, len(first), 1) if math.isinf(high) else high
+        _check_repeats(most)
+        for place in range(most):
             if place >= low:
                 builder.free[node].append(end)
             node = builder.regex(", ?", node) if place else node
@@ -247,6 +251,15 @@ class _Values:
             if min(low, cap) <= count and low <= high:
                 builder.free[node].append(end)
         return end
+
+
+def _check_repeats(count: int) -> None:
+    """Refuse at once what needs a state for each of too many characters or members."""
+    if count > MAX_STATES:
+        raise Refused(
+            f"repeats something {count:,} times, for which more than {MAX_STATES:,} states are "
+            "needed: ask for fewer characters, items or properties."
+        )
 
 
 def _text(value: Any) -> str:
