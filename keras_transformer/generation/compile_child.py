@@ -39,6 +39,10 @@ def prepare():
             )
         except (ValueError, ImportError) as error:
             return "wrong", str(error).encode("utf-8", "backslashreplace")
+        if made.transitions.size > asked["most"]:
+            states, classes = made.transitions.shape
+            message = f"The constraint has {states:,} states with {classes:,} kinds of tokens"
+            return "wrong", f"{message}, more than are served.".encode()
         written = io.BytesIO()
         np.savez(written, made.transitions, made.token_classes, made.accepting)
         return "automaton", written.getvalue()
@@ -48,7 +52,7 @@ def prepare():
     for schema in _FIRST if has_schemas else ():
         value = json.dumps(schema)
         sample = {"kind": "json_schema", "value": value, "options": [False], "never_first": []}
-        kind, data = answer(json.dumps(sample).encode())
+        kind, data = answer(json.dumps({**sample, "most": 2**20}).encode())
         assert kind == "automaton", data
     return answer
 

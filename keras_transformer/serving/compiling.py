@@ -22,10 +22,10 @@ from keras_transformer.serving.limits import TooManyRequests
 SECONDS = 5.0  # of computing, for each constraint
 PATIENCE = 30.0  # seconds by the clock
 MEMORY = 2**30  # bytes
-# Constraints that are compiled at a time for each model, and that wait.
-_AT_A_TIME, _WAITING = 2, 8
+# Constraints that are compiled at a time for each model, that wait, and that are kept.
+_AT_A_TIME, _WAITING, _KEPT = 2, 8, 16
 # Characters of a schema as JSON, and numbers in an automaton.
-_MOST_CHARACTERS, _MOST_NUMBERS = 2**20, 2**24
+_MOST_CHARACTERS, _MOST_NUMBERS = 2**20, 2**22
 _PACKAGES = (
     "numpy", "jsonschema", "jsonschema_specifications", "referencing", "rpds", "attr",
     "typing_extensions",
@@ -92,7 +92,7 @@ class Compiler:
     def start(self) -> None:
         """Have the constraints of the task compiled here."""
         self.task._constraints = Constraints.of(
-            self.task.tokenizer, self.task.continues_prompts, compile=self.compile
+            self.task.tokenizer, self.task.continues_prompts, size=_KEPT, compile=self.compile
         )
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Compiler:
 
         Raises `TooManyRequests` if too many wait, and `Left` if the client leaves.
         """
-        asked = {"kind": kind, "value": value, "options": list(options),
+        asked = {"kind": kind, "value": value, "options": list(options), "most": _MOST_NUMBERS,
                  "never_first": [int(token) for token in never_first]}  # fmt: skip
         request = json.dumps(asked).encode() + b"\n"
         if len(request) > _MOST_CHARACTERS:
@@ -189,9 +189,4 @@ def _automaton(kind: str, data: bytes) -> TokenAutomaton:
         raise ValueError(data.decode())
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         transitions, token_classes, accepting = (arrays[name] for name in arrays.files)
-    if transitions.size > _MOST_NUMBERS:
-        raise ValueError(
-            f"The constraint has {len(transitions):,} states with {transitions.shape[1]:,} kinds "
-            f"of tokens, more than are served. {_LESS}"
-        )
     return TokenAutomaton(transitions, token_classes, accepting)

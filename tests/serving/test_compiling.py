@@ -58,9 +58,13 @@ def test_time_memory_and_size_are_bounded(compiler, monkeypatch):
     monkeypatch.setattr(compiling, "SECONDS", 0.5)
     with pytest.raises(ValueError, match="takes more than 0.5 seconds .* fewer optional"):
         compiler.compile("json_schema", json.dumps(endless()), [False], BYTES, [])
+    monkeypatch.setattr(compiling, "SECONDS", 30.0)
     monkeypatch.setattr(compiling, "MEMORY", 2**24)
     with pytest.raises(ValueError, match="takes more than 16 MB"):
         compiler.compile("regex", "a{90000}", [False], BYTES, [])
+    monkeypatch.setattr(compiling, "_MOST_NUMBERS", 10)
+    with pytest.raises(ValueError, match="7 states with 2 kinds of tokens, more than are served"):
+        compiler.compile("regex", "a{6}", [False], BYTES, [])
     with pytest.raises(ValueError, match="may have 1,048,576: shorten it"):
         compiler.compile("regex", "a" * 2**20, [False], BYTES, [])
 
