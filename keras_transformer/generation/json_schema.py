@@ -180,7 +180,7 @@ class _Values:
     def _object(self, schema: dict, start: int) -> int:
         builder = self.builder
         low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
-        required = schema.get("required", ())
+        required = set(schema.get("required", ()))
         properties = self.merging.properties(schema)
         node = builder.literal("{", start)
         if properties or high == 0:
