@@ -95,23 +95,31 @@ def compile_strings(strings: Iterable[str]) -> ByteAutomaton:
         raise ValueError(f"The list of choices {error}") from None
 
 
-def intersection(one: ByteAutomaton, other: ByteAutomaton) -> ByteAutomaton:
-    """The automaton of the texts that both accept, some of its states perhaps without a way on."""
+def intersection(one: ByteAutomaton, other: ByteAutomaton, without: bool = False) -> ByteAutomaton:
+    """Return the automaton of the texts that both accept, or `one` `without` those of `other`.
+
+    Some of its states may have no way to an end.
+    """
+    # The last row is that of the state -1, which does not accept.
+    nexts_of = np.vstack([other.transitions, np.full((1, 256), -1, "int32")])
+    accepted = np.append(other.accepting, False) != without
     numbers, pairs, rows = {(0, 0): 0}, [(0, 0)], []
     for first, second in pairs:  # which grows meanwhile
-        nexts = np.stack([one.transitions[first], other.transitions[second]], axis=1)
+        nexts = np.stack([one.transitions[first], nexts_of[second]], axis=1)
+        possible = nexts[:, 0] >= 0 if without else (nexts >= 0).all(axis=1)
+        cuts = np.flatnonzero((nexts[1:] != nexts[:-1]).any(axis=1)) + 1
         row = []
-        for byte in np.flatnonzero((nexts >= 0).all(axis=1)).tolist():
-            pair = tuple(nexts[byte].tolist())
-            if pair not in numbers:
-                numbers[pair] = len(pairs)
-                pairs.append(pair)
-            row.append((byte, byte, numbers[pair]))
+        for low, after in itertools.pairwise([0, *cuts.tolist(), 256]):
+            if possible[low]:
+                pair = tuple(nexts[low].tolist())
+                if pair not in numbers:
+                    numbers[pair] = len(pairs)
+                    pairs.append(pair)
+                row.append((low, after - 1, numbers[pair]))
         rows.append(row)
         if len(pairs) > 4 * MAX_STATES:
             raise Refused(f"needs more than {MAX_STATES:,} states.")
-    accepted = (n for n, (a, b) in enumerate(pairs) if one.accepting[a] and other.accepting[b])
-    return _table(rows, set(accepted))
+    return _table(rows, {n for n, (a, b) in enumerate(pairs) if one.accepting[a] and accepted[b]})
 
 
 def automaton_of(write: Callable[["Builder", int], int]) -> ByteAutomaton:
@@ -127,8 +135,17 @@ def is_anchor(item: tuple, place: int) -> bool:
     return code is codes.AT and value in _ANCHORS[place]
 
 
+@functools.lru_cache(maxsize=1024)
+def _parsed(pattern: str) -> parser.SubPattern:
+    return parser.parse(pattern)
+
+
 class Refused(Exception):
-    """What is wrong with a pattern that is valid for `re`."""
+    """What cannot be made an automaton, and the place in a JSON Schema that asks for it."""
+
+    def __init__(self, reason: str, place: tuple[str | int, ...] | None = None):
+        super().__init__(reason)
+        self.place = place
 
 
 class Builder:
@@ -146,7 +163,7 @@ class Builder:
         return self.sequence(tree, start, tree.state.flags | flags, _BOTH)
 
     def regex(self, pattern: str, start: int, flags: int = 0) -> int:
-        return self.tree(parser.parse(pattern), start, flags)
+        return self.tree(_parsed(pattern), start, flags)
 
     def literal(self, text: str, start: int) -> int:
         for byte in text.encode():
@@ -154,6 +171,20 @@ class Builder:
             self.edges[start].append((byte, byte, end))
             start = end
         return start
+
+    def literals(self, texts: Iterable[str], start: int) -> int:
+        """Add a choice of texts as a tree, so that what they begin with is there once."""
+        end = self.node()
+        places: dict[tuple[int, int], int] = {}
+        for text in texts:
+            node = start
+            for byte in text.encode():
+                if (node, byte) not in places:
+                    places[node, byte] = self.node()
+                    self.edges[node].append((byte, byte, places[node, byte]))
+                node = places[node, byte]
+            self.free[node].append(end)
+        return end
 
     def embed(self, automaton: ByteAutomaton, start: int) -> int:
         nodes = [self.node() for _ in automaton.accepting]
@@ -173,7 +204,9 @@ class Builder:
 
     def node(self) -> int:
         if len(self.free) >= _MAX_NODES:
-            raise Refused(f"has more than {_MAX_NODES:,} parts, repeats written out: repeat less.")
+            raise Refused(
+                f"has more than {_MAX_NODES:,} parts, repeats written out: repeat less.", ()
+            )
         self.edges.append([])
         self.free.append([])
         return len(self.free) - 1
@@ -243,30 +276,46 @@ class Builder:
                 self.edges[nodes[branch]].append((low, high, nodes[rest]))
 
     def deterministic(self, start: int, end: int) -> ByteAutomaton:
-        """The automaton whose states are sets of nodes."""
+        """Return the automaton whose states are sets of nodes."""
         reach = functools.cache(lambda node: self.reachable(node, end))
         numbers = {reach(start): 0}
         sets, rows = [reach(start)], []
+        states: dict[frozenset[int], int] = {}  # by the nodes that edges lead to
         while len(rows) < len(sets):
             nodes = sets[len(rows)]
-            edges = [edge for node in nodes for edge in self.edges[node]]
-            self.spend(len(nodes) + len(edges))
-            cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
             row = []
-            for low, after in itertools.pairwise(cuts):
-                nexts = frozenset(to for first, last, to in edges if first <= low <= last)
-                if not nexts:
-                    continue
-                key = frozenset().union(*(reach(node) for node in nexts))
-                if key not in numbers:
-                    numbers[key] = len(sets)
-                    sets.append(key)
-                row.append((low, after - 1, numbers[key]))
+            for low, high, nexts in self._ranges(nodes):
+                if nexts not in states:
+                    reached = [reach(node) for node in nexts]
+                    # Sets are united in a fraction of what a step of Python takes.
+                    self.spend(1 + sum(map(len, reached)) // 8)
+                    key = frozenset().union(*reached)
+                    if key not in numbers:
+                        numbers[key] = len(sets)
+                        sets.append(key)
+                    states[nexts] = numbers[key]
+                row.append((low, high, states[nexts]))
             rows.append(row)
             # Some of these states are going to be merged.
             if len(sets) > 4 * MAX_STATES:
                 self.spend(_MAX_STEPS)
         return _table(rows, {number for number, nodes in enumerate(sets) if end in nodes})
+
+    def _ranges(self, nodes: frozenset[int]) -> list[tuple[int, int, frozenset[int]]]:
+        """Return the ranges of bytes that lead on from some nodes, and where each leads."""
+        edges = [edge for node in nodes for edge in self.edges[node]]
+        cuts = sorted({low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
+        places = {cut: place for place, cut in enumerate(cuts)}
+        leads: list[list[int]] = [[] for _ in cuts]
+        for low, high, to in edges:
+            for place in range(places[low], places[high + 1]):
+                leads[place].append(to)
+        self.spend(len(nodes) + sum(map(len, leads)))
+        return [
+            (cuts[place], cuts[place + 1] - 1, frozenset(to))
+            for place, to in enumerate(leads)
+            if to
+        ]
 
     def spend(self, steps: int) -> None:
         self.steps += steps
@@ -289,26 +338,56 @@ class Builder:
 
 
 def _table(rows: list[list[tuple[int, int, int]]], ends: set[int]) -> ByteAutomaton:
-    """The table of states given as lists of byte ranges, with states that do the same merged."""
-    number = list(range(len(rows)))
-    while True:
-        first: dict[tuple, int] = {}
-        merged = [
-            first.setdefault(
-                (state in ends, tuple((low, high, number[to]) for low, high, to in row)),
-                state,
-            )
-            for state, row in enumerate(rows)
-        ]
-        if merged == number:
-            break
-        number = merged
-    kept = sorted(set(number))
+    """Return the table of states given as lists of byte ranges, with equal states merged."""
+    first = _merged(rows, ends)
+    kept = sorted(set(first))
     if len(kept) > MAX_STATES:
         raise Refused(f"needs {len(kept):,} states, more than {MAX_STATES:,}.")
     place = {state: index for index, state in enumerate(kept)}
     transitions = np.full((len(kept), 256), -1, "int32")
     for index, state in enumerate(kept):
         for low, high, to in rows[state]:
-            transitions[index, low : high + 1] = place[number[to]]
+            transitions[index, low : high + 1] = place[first[to]]
     return ByteAutomaton(transitions, np.isin(kept, list(ends)))
+
+
+def _merged(rows: list[list[tuple[int, int, int]]], ends: set[int]) -> list[int]:
+    """Return the first state that is equal to each.
+
+    A state is looked at again only when one that it leads to was merged (congruence closure, Downey
+    et al. 1980), so that the time does not grow with the length of the texts.
+    """
+    parents = list(range(len(rows)))
+
+    def find(state: int) -> int:
+        while parents[state] != state:
+            parents[state] = state = parents[parents[state]]
+        return state
+
+    users: list[list[int]] = [[] for _ in rows]  # the states that lead to each
+    for state, row in enumerate(rows):
+        for to in {to for _, _, to in row}:
+            users[to].append(state)
+    known: dict[tuple, int] = {}
+    # The last first: most states lead to later ones, which are merged by then.
+    waiting, is_waiting = list(range(len(rows))), [True] * len(rows)
+    while waiting:
+        state = waiting.pop()
+        is_waiting[state] = False
+        state = find(state)
+        does = (state in ends, tuple([(low, high, find(to)) for low, high, to in rows[state]]))
+        same = find(known.setdefault(does, state))
+        if same == state:
+            continue
+        # The one with fewer users is given up: they are looked at again.
+        if len(users[same]) < len(users[state]):
+            same, state = state, same
+        parents[state] = same
+        for user in users[state]:
+            if not is_waiting[user]:
+                is_waiting[user] = True
+                waiting.append(user)
+        users[same] += users[state]
+        users[state] = []
+    firsts: dict[int, int] = {}
+    return [firsts.setdefault(find(state), state) for state in range(len(rows))]

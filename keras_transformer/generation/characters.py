@@ -21,6 +21,9 @@ _SURROGATES = (0xD800, 0xDFFF)
 _CHARACTER_FLAGS = re.IGNORECASE | re.ASCII | re.DOTALL
 # A flag of our own: the characters are those of a string of JSON, some of which it escapes.
 JSON_STRING = 1 << 20
+# Another one, of strings of JSON: a class has what Python or ECMAScript has in it, in place of what
+# both have.
+EITHER = 1 << 21
 _ESCAPES = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r", 34: b'"', 92: b"\\"}
 _ESCAPES |= {code: b"u%04x" % code for code in range(32) if code not in _ESCAPES}
 
@@ -32,6 +35,8 @@ def spelling(code: Any, value: Any, flags: int) -> tuple:
     if not flags & JSON_STRING:
         return _byte_tree(ranges)
     ascii_ranges = _code_points(source, kept | re.ASCII)
+    if flags & EITHER:
+        return _json_tree((*ranges, *ascii_ranges))
     both = [(max(a, c), min(b, d)) for a, b in ranges for c, d in ascii_ranges]
     return _json_tree(tuple((low, high) for low, high in both if low <= high))
 

@@ -6,12 +6,14 @@ import itertools
 import json
 import math
 import operator
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import unquote
 
+from keras_transformer.checking import shorten
 from keras_transformer.generation.byte_automaton import Refused
+from keras_transformer.generation.json_patterns import is_found
+from keras_transformer.generation.json_reading import Read, Schema
+from keras_transformer.generation.json_validating import validation
 
 _KINDS = {
     "object": (
@@ -22,38 +24,24 @@ _KINDS = {
     "string": ("minLength", "maxLength", "patterns", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }  # fmt: skip
-# What says nothing of a value.
-_SILENT = {
-    "$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType",
-    "default", "definitions", "deprecated", "description", "examples", "readOnly", "title",
-    "writeOnly",
-}  # fmt: skip
-_KNOWN = {"type", "enum", "refs", *(name for names in _KINDS.values() for name in names)}
 _HIGHER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _LOWER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _MOST = 500  # alternatives of one schema
+# Pairs of schemas that are put together, or told apart, in all.
+_MOST_PAIRS = 100_000
 
 
 class Merging:
-    """Takes the schemas within a schema apart."""
+    """Takes the schemas within a schema apart.
 
-    def __init__(self, root: dict | bool, depth: int):
-        try:
-            import jsonschema
-        except ImportError as error:
-            raise ImportError(
-                "JSON Schemas need the package jsonschema, which is not installed. "
-                'Install it with: pip install "keras_transformer[generation]"'
-            ) from error
-        self.root, self.depth = root, depth
-        validator = jsonschema.validators.validator_for(root, jsonschema.Draft202012Validator)
-        try:
-            validator.check_schema(root)
-        except jsonschema.SchemaError as error:
-            place = "".join(f"[{part!r}]" for part in error.absolute_path)
-            where = f" at schema{place}" if place else ""
-            raise ValueError(f"The JSON Schema is invalid{where}: {error.message}") from None
-        self._validator = validator(root)
+    Args:
+        read: a schema and its definitions.
+        depth: int, how often a reference is followed within itself.
+    """
+
+    def __init__(self, read: Read, depth: int):
+        self.read, self.depth = read, depth
+        self._pairs = 0
         self._open: collections.Counter = collections.Counter()
 
     @contextlib.contextmanager
@@ -69,12 +57,12 @@ class Merging:
             return [{"refs": ()}] if schema else []
         found = [self._plain(schema)]
         for part in schema.get("allOf", ()):
-            found = _product(found, self.alternatives(part))
+            found = self._product(found, self.alternatives(part))
         if "$ref" in schema:
-            found = _product(found, self._referred(schema["$ref"]))
+            found = self._product(found, self._referred(schema["$ref"]))
         if "anyOf" in schema:
             either = [x for part in schema["anyOf"] for x in self.alternatives(part)]
-            found = _product(found, either)
+            found = self._product(found, either)
         if "oneOf" in schema:
             found = self._one_of(found, schema["oneOf"])
         return found
@@ -88,7 +76,9 @@ class Merging:
 
     def valid_values(self, schema: dict) -> list[Any]:
         """The values of the `enum` of one of the alternatives that are valid for the rest of it."""
-        return [value for value in schema["enum"] if self._is_valid(value, schema)]
+        if schema.keys() <= {"enum", "place", "refs"}:
+            return schema["enum"]
+        return list(filter(self._validation(schema), schema["enum"]))
 
     def all_values(self, schema: dict | bool) -> list[Any]:
         """The different values that a schema allows, empty where `enum` does not give them."""
@@ -99,9 +89,8 @@ class Merging:
             if "enum" not in each and not literals.keys() >= set(kinds):
                 return []
             either = [x for kind in sorted(kinds) for x in literals.get(kind, ())]
-            for value in each.get("enum", either):
-                if self._is_valid(value, each):
-                    values.setdefault(_canonical(value), value)
+            for value in filter(self._validation(each), each.get("enum", either)):
+                values.setdefault(_canonical(value), value)
         return list(values.values())
 
     def properties(self, schema: dict) -> dict[str, dict | bool]:
@@ -111,12 +100,13 @@ class Merging:
         patterns = schema.get("patternProperties", {})
         for name in schema.get("required", ()):
             if name not in named:
-                matches = any(re.search(pattern, name) for pattern in patterns)
+                matches = any(is_found(pattern, name) for pattern in patterns)
                 named[name] = True if matches else other
+        is_name = validation(self.read, schema.get("propertyNames", True))
         for name, value in named.items():
-            parts = [value, *(s for p, s in patterns.items() if re.search(p, name))]
+            parts = [value, *(s for p, s in patterns.items() if is_found(p, name))]
             named[name] = {"allOf": parts} if len(parts) > 1 else value
-            if not self._is_valid(name, {"allOf": [schema.get("propertyNames", True)]}):
+            if not is_name(name):
                 named[name] = False
         return named
 
@@ -124,7 +114,7 @@ class Merging:
         """The schemas of names and of values where a schema names no property."""
         other = schema.get("additionalProperties", True)
         patterns = schema.get("patternProperties", {})
-        names = {"allOf": [{"type": "string"}, schema.get("propertyNames", True)]}
+        names = {"allOf": [{"type": ["string"]}, schema.get("propertyNames", True)]}
         if not patterns:
             return names, other
         if len(patterns) > 1:
@@ -132,84 +122,123 @@ class Merging:
         ((pattern, value),) = patterns.items()
         return {"allOf": [names, {"pattern": pattern}]}, value
 
-    def _is_valid(self, value: Any, schema: dict) -> bool:
-        plain = {name: x for name, x in schema.items() if name not in ("refs", "patterns")}
+    def _validation(self, schema: dict) -> Callable[[Any], bool]:
+        """Return what says whether values are valid for one of the alternatives."""
+        plain = {name: x for name, x in schema.items() if name not in ("patterns", "place", "refs")}
         patterns = [{"pattern": pattern} for pattern in schema.get("patterns", ())]
-        plain["allOf"] = [*plain.get("allOf", ()), *patterns]
-        return self._validator.evolve(schema=plain).is_valid(value)
+        return validation(self.read, {**plain, "allOf": patterns})
 
     def _plain(self, schema: dict) -> dict:
-        """A schema without what is combined."""
-        combined = {"allOf", "anyOf", "oneOf", "$ref"}
-        plain: dict[str, Any] = {"refs": ()}
+        """Return a schema without what is combined."""
+        plain: dict[str, Any] = {"refs": (), "place": schema.get("$comment")}
         for name, value in schema.items():
-            if name in combined or name in _SILENT:
+            if name in ("allOf", "anyOf", "oneOf", "$ref", "$comment"):
                 continue
-            if name == "type":
-                value = [value] if isinstance(value, str) else list(value)
-            elif name == "const":
-                name, value = "enum", [value]
-            elif name == "pattern":
+            if name == "pattern":
                 name, value = "patterns", (value,)
-            elif name == "items" and isinstance(value, list):  # of older drafts
-                plain["items"] = schema.get("additionalItems", True)
-                name = "prefixItems"
-            elif name == "additionalItems" and isinstance(schema.get("items"), list):
-                continue
             elif name in _HIGHER + _LOWER and isinstance(value, float) and value.is_integer():
                 value = int(value)
-            if name not in _KNOWN:
-                raise Refused(f"has the keyword {name!r}, which is not supported.")
-            if name == "enum" and "enum" in plain:  # beside a `const`
-                value = _in_both(value, plain["enum"])
             plain[name] = value
         return plain
 
     def _referred(self, reference: str) -> list[dict]:
         if self._open[reference] >= self.depth:
             return []
-        target: Any = self.root
-        if not reference.startswith("#"):
-            raise Refused(f"refers to {reference!r}: only what begins with '#' is supported.")
-        for part in filter(None, unquote(reference[1:]).split("/")):
-            part = part.replace("~1", "/").replace("~0", "~")
-            try:
-                target = target[int(part)] if isinstance(target, list) else target[part]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise Refused(f"refers to {reference!r}, which there is not.") from None
         self._open[reference] += 1
-        found = self.alternatives(target)
+        found = self.alternatives(self.read.definitions[reference.rpartition("/")[2]])
         self._open[reference] -= 1
         return [{**each, "refs": (*each["refs"], reference)} for each in found]
 
+    def _product(self, one: list[dict], two: list[dict]) -> list[dict]:
+        if len(one) * len(two) > _MOST:
+            raise Refused(f"has more than {_MOST} alternatives in one place.")
+        self._count(len(one) * len(two))
+        pairs = (merged(a, b) for a in one for b in two)
+        return [each for each in pairs if each is not None]
+
+    def _count(self, pairs: int) -> None:
+        self._pairs += pairs
+        if self._pairs > _MOST_PAIRS:
+            raise Refused(
+                "combines its parts in too many ways: nest `allOf`, `anyOf` and `oneOf` less, or "
+                "give them fewer parts."
+            )
+
     def _one_of(self, found: list[dict], parts: list) -> list[dict]:
-        """The alternatives of `oneOf`, of which no two may hold for one value."""
-        groups = [_product(found, self.alternatives(part)) for part in parts]
+        """Return the alternatives of `oneOf`, of which no two may hold for one value."""
+        groups = [self._product(found, self.alternatives(part)) for part in parts]
         for first, second in itertools.combinations(groups, 2):
-            if not all(self._are_apart(one, two, 0) for one in first for two in second):
-                raise Refused(
-                    "has a `oneOf` of which more than one may hold for a value: tell them apart by "
-                    "their types, or by a `const` in a required property, or write `anyOf`."
-                )
+            for i, j in itertools.product(range(len(first)), range(len(second))):
+                first[i], second[j] = self._told_apart(first[i], second[j])
         return [each for group in groups for each in group]
 
+    def _told_apart(self, one: dict, two: dict) -> tuple[dict, dict]:
+        """Return two alternatives without the values that could be valid for both.
+
+        They are what they were, or a property that tells them apart is required in both.
+        """
+        self._count(1)
+        names = [name for name in one.get("properties", ()) if name in two.get("properties", ())]
+        telling = [name for name in names if self._values_differ(one, two, name)]
+        required = {*one.get("required", ()), *two.get("required", ())}
+        if required.intersection(telling) or self._are_apart(one, two, 0):
+            return one, two
+        telling += [name for name in names if self._are_properties_apart(one, two, name, 0)]
+        if not telling or not (_are_objects(one) and _are_objects(two)):
+            raise Refused(
+                "has a `oneOf` of which more than one may hold for a value: tell them apart by "
+                "their types, or by a `const` in a property, or write `anyOf`."
+            )
+        must = {"required": [telling[0]]}
+        return {**one, **_both(one, must)}, {**two, **_both(two, must)}
+
+    def _values_differ(self, one: dict, two: dict, name: str) -> bool:
+        """Return whether both schemas list the values of a property, and share none."""
+        values = [self._listed(each["properties"][name]) for each in (one, two)]
+        if not all(values):
+            return False
+        return set(map(_canonical, values[0])).isdisjoint(map(_canonical, values[1]))
+
+    def _listed(self, schema: Schema) -> list | None:
+        """Return the values that a schema or its reference lists at once."""
+        if isinstance(schema, dict) and "$ref" in schema:
+            target = self.read.definitions[schema["$ref"].rpartition("/")[2]]
+            schema = schema if "enum" in schema else target
+        return schema.get("enum") if isinstance(schema, dict) else None
+
     def _are_apart(self, one: dict, two: dict, depth: int) -> bool:
-        """Whether it is certain that no value is valid for both."""
+        """Return whether it is certain that no value is valid for both."""
+        self._count(1)
         for first, second in ((one, two), (two, one)):
             if "enum" in first:
-                return not any(self._is_valid(v, second) for v in self.valid_values(first))
-        both = merged(one, two)
+                return not any(map(self._validation(second), self.valid_values(first)))
+        try:
+            both = merged(one, two)
+        except Refused:  # nothing is certain of what cannot be put together
+            return False
         if both is None:
             return True
-        if both.get("type") == ["object"] and depth < 3:
+        if _are_objects(both) and depth < 3:
             for name in both.get("required", ()):
-                schemas = [each.get("properties", {}).get(name, True) for each in (one, two)]
-                first, second = map(self.alternatives, schemas)
-                if all(self._are_apart(a, b, depth + 1) for a in first for b in second):
+                if self._are_properties_apart(one, two, name, depth):
                     return True
                 if both.get("properties", {}).get(name) is False:
                     return True
         return False
+
+    def _are_properties_apart(self, one: dict, two: dict, name: str, depth: int) -> bool:
+        schemas = [each.get("properties", {}).get(name, True) for each in (one, two)]
+        first, second = map(self.alternatives, schemas)
+        return all(self._are_apart(a, b, depth + 1) for a in first for b in second)
+
+
+def _are_objects(schema: dict) -> bool:
+    return schema.get("type") == ["object"]
+
+
+def _both(one: dict, two: dict) -> dict:
+    """Return what holds of the required properties of two schemas."""
+    return {"required": list(dict.fromkeys([*one.get("required", ()), *two["required"]]))}
 
 
 def merged(one: dict, two: dict) -> dict | None:
@@ -220,14 +249,21 @@ def merged(one: dict, two: dict) -> dict | None:
             result[name] = _MERGED[name](one[name], value)
         elif name == "multipleOf" and isinstance(value, int) and isinstance(one.get(name), int):
             result[name] = math.lcm(value, one[name])
-        elif name not in _OF_PROPERTIES and one.get(name, value) != value:
-            raise Refused(f"says {name!r} in two ways: {one[name]!r} and {value!r}.")
+        elif name not in _JOINED and one.get(name, value) != value:
+            raise Refused(
+                f"says {name!r} in two ways, {shorten(one[name])} and {shorten(value)}, which is "
+                "not supported: say it once."
+            )
     _merge_properties(result, one, two)
-    if "prefixItems" in result and ("prefixItems" in one) != ("prefixItems" in two):
-        short, long = (one, two) if "prefixItems" in two else (two, one)
-        if "items" in short:
-            result["prefixItems"] = [{"allOf": [x, short["items"]]} for x in long["prefixItems"]]
-            result["items"] = {"allOf": [short["items"], long.get("items", True)]}
+    if "items" in result or "prefixItems" in result:
+        firsts = [each.get("prefixItems", []) for each in (one, two)]
+        rests = [each.get("items", True) for each in (one, two)]
+        pairs = itertools.zip_longest(*firsts)
+        result["prefixItems"] = [
+            _all([rest if item is None else item for item, rest in zip(pair, rests, strict=True)])
+            for pair in pairs
+        ]
+        result["items"] = _all(rests)
     low = max(result.get("minimum", -math.inf), result.get("exclusiveMinimum", -math.inf))
     high = min(result.get("maximum", math.inf), result.get("exclusiveMaximum", math.inf))
     kinds = result.get("type")
@@ -259,7 +295,7 @@ def _merge_properties(result: dict, one: dict, two: dict) -> None:
         for each in (one, two):
             if name in each.get("properties", ()):
                 parts.append(each["properties"][name])
-            elif not any(re.search(p, name) for p in each.get("patternProperties", ())):
+            elif not any(is_found(p, name) for p in each.get("patternProperties", ())):
                 parts.append(each.get("additionalProperties", True))
         names[name] = _all(parts)
     if names:
@@ -272,13 +308,6 @@ def _all(schemas: list) -> dict | bool:
     if False in schemas:
         return False
     return {"allOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else True
-
-
-def _product(one: list[dict], two: list[dict]) -> list[dict]:
-    if len(one) * len(two) > _MOST:
-        raise Refused(f"has more than {_MOST} alternatives in one place.")
-    pairs = (merged(a, b) for a in one for b in two)
-    return [each for each in pairs if each is not None]
 
 
 def _common(one: list[str], two: list[str]) -> list[str]:
@@ -303,7 +332,10 @@ def _canonical(value: Any) -> str:
     return json.dumps(int(value) if whole else value)
 
 
-_OF_PROPERTIES = ("properties", "additionalProperties", "patternProperties")
+# What is put together with what stands beside it.
+_JOINED = (
+    "additionalProperties", "items", "patternProperties", "prefixItems", "properties",
+)  # fmt: skip
 # What holds where each of two schemas says something.
 _MERGED = {
     **dict.fromkeys(_HIGHER, max),
@@ -311,9 +343,9 @@ _MERGED = {
     "type": _common,
     "enum": _in_both,
     "refs": operator.add,
+    "place": lambda one, two: one or two,
     "patterns": operator.add,
     "required": lambda one, two: list(dict.fromkeys([*one, *two])),
     "uniqueItems": operator.or_,
-    "items": lambda one, two: {"allOf": [one, two]},
-    "propertyNames": lambda one, two: {"allOf": [one, two]},
+    "propertyNames": lambda one, two: _all([one, two]),
 }

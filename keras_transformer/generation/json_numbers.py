@@ -2,6 +2,7 @@
 
 import math
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 
@@ -9,17 +10,16 @@ from keras_transformer.generation.byte_automaton import ByteAutomaton, Refused
 
 # Digits that every reader of JSON has exactly, and those behind the point.
 _DIGITS, _FRACTION = 15, 6
+# Bits behind the point, and the least share of one, of what is a multiple.
+_FRACTION_BITS, _LEAST_MULTIPLE = 10, 1e-9
 # Each multiple has this many states at most.
 _LARGEST_MULTIPLE = 2_000
 
 
-# The least or the most whole number that a bound allows.
-_WHOLE = {
-    "minimum": math.ceil,
-    "exclusiveMinimum": lambda bound: math.floor(bound) + 1,
-    "maximum": math.floor,
-    "exclusiveMaximum": lambda bound: math.ceil(bound) - 1,
-}
+# From here on a number of 64 bits is not every integer, and readers of JSON disagree.
+_INEXACT = 2**53
+_FARTHEST = 10**19
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def integers(schema: dict) -> str | None:
@@ -29,23 +29,31 @@ def integers(schema: dict) -> str | None:
 
 def numbers(schema: dict) -> str | None:
     """The numbers that the bounds of a schema allow, with few digits, `None` if there is none."""
-    known = [abs(Decimal(str(schema[name]))) for name in _WHOLE if name in schema]
+    known = [abs(schema[name]) for name in (*_LOW, *_HIGH) if name in schema]
     if not known:
         return f"-?(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})(?:[.][0-9]{{1,{_FRACTION}}})?"
-    return _within(schema, max(0, min(_FRACTION, _DIGITS - len(str(int(max(known)))))))
+    most = max((value for value in known if value <= _FARTHEST), default=0)
+    return _within(schema, max(0, min(_FRACTION, _DIGITS - len(str(int(most))))))
 
 
 def multiple_of(schema: dict) -> int:
-    """What an integer must be a multiple of."""
+    """Return what an integer must be a multiple of."""
     value = schema["multipleOf"]
-    if isinstance(value, float) and not value.is_integer():
-        # Integers are multiples of what divides one, and readers agree on that.
-        if round(1 / value) == 1 / value:
-            return 1
-        raise Refused(f"has `multipleOf` {value}, which must be an integer or divide 1.")
-    if value > _LARGEST_MULTIPLE:
+    exact = Fraction(value)
+    # A fraction in few bits divides exactly, and what divides one divides every integer: of these
+    # readers agree.
+    if exact.denominator <= 2**_FRACTION_BITS:
+        number = exact.numerator
+    elif value >= _LEAST_MULTIPLE and round(1 / value) == 1 / value:
+        number = 1
+    else:
+        raise Refused(
+            f"has `multipleOf` {value}, which must be an integer, divide 1, or be a sum of halves, "
+            "quarters and so on."
+        )
+    if number > _LARGEST_MULTIPLE:
         raise Refused(f"has `multipleOf` {value}, which may be at most {_LARGEST_MULTIPLE:,}.")
-    return int(value)
+    return number
 
 
 def multiples(number: int) -> ByteAutomaton:
@@ -62,11 +70,12 @@ def multiples(number: int) -> ByteAutomaton:
 
 
 def _within(schema: dict, digits: int) -> str | None:
-    """The numbers within bounds that have at most so many digits behind the point."""
+    """Return the numbers within bounds that have at most so many digits behind the point."""
     unit = 10**digits
-    found = {x: _WHOLE[x](Decimal(str(schema[x])) * unit) for x in _WHOLE if x in schema}
-    low = max((found[x] for x in ("minimum", "exclusiveMinimum") if x in found), default=None)
-    high = min((found[x] for x in ("maximum", "exclusiveMaximum") if x in found), default=None)
+    lows = [_edge(name, schema[name], unit) for name in _LOW if name in schema]
+    highs = [_edge(name, schema[name], unit) for name in _HIGH if name in schema]
+    low = max((edge for edge in lows if edge is not None), default=None)
+    high = min((edge for edge in highs if edge is not None), default=None)
     if low is None:
         low = min(0, 0 if high is None else high) - 10**_DIGITS + 1
     if high is None:
@@ -77,6 +86,31 @@ def _within(schema: dict, digits: int) -> str | None:
     if high >= max(low, 0):
         parts.append(_decimal(max(low, 0), high, digits))
     return f"(?:{'|'.join(parts)})" if parts else None
+
+
+def _edge(name: str, value: float, unit: int) -> int | None:
+    """Return the first or last number that a bound allows, in parts of a unit, None for any.
+
+    It allows it whether a reader takes the bound for the decimal number that it is written as or
+    for the nearest number of 64 bits.
+    """
+    is_low = name in _LOW
+    if abs(value) > _FARTHEST:
+        if (value > 0) is is_low:
+            raise Refused(
+                f"has `{name}` {Decimal(value):.3g}, beyond which readers of JSON have no exact "
+                f"numbers: it must be within {_FARTHEST:,}."
+            )
+        return None
+    sign = 1 if is_low else -1
+    is_strict = name.startswith("exclusive")
+    edge = math.ceil(sign * Fraction(str(value)) * unit)
+    if is_strict and edge == sign * Fraction(str(value)) * unit:
+        edge += 1
+    if abs(value) >= _INEXACT:
+        nearest = math.nextafter(value, sign * math.inf) if is_strict else float(value)
+        edge = max(edge, sign * int(nearest) * unit)
+    return sign * edge
 
 
 def _natural(low: int, high: int) -> str:

@@ -11,21 +11,22 @@ import collections
 import functools
 import json
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 from keras_transformer.generation import json_numbers
 from keras_transformer.generation.byte_automaton import (
+    MAX_STATES,
     Builder,
     ByteAutomaton,
     Refused,
     automaton_of,
     intersection,
-    is_anchor,
 )
 from keras_transformer.generation.characters import JSON_STRING
 from keras_transformer.generation.json_merging import Merging
+from keras_transformer.generation.json_patterns import search
+from keras_transformer.generation.json_reading import read_schema, where_of
 
 # A schema may refer to itself so often, one within the other.
 _MAX_DEPTH = 3
@@ -35,8 +36,8 @@ _SCALAR = {"type": ["string", "number", "boolean", "null"]}
 _ANYTHING = {
     "anyOf": [
         _SCALAR,
-        {"type": "array", "items": _SCALAR},
-        {"type": "object", "additionalProperties": _SCALAR},
+        {"type": ["array"], "items": _SCALAR},
+        {"type": ["object"], "additionalProperties": _SCALAR},
     ]
 }
 _DATE = (
@@ -61,21 +62,20 @@ _FORMATS = {
 
 def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> ByteAutomaton:
     """The automaton of JSON texts that validate against a schema."""
-    merging = Merging(schema, _MAX_DEPTH)
-
-    def write(builder: Builder, start: int) -> int:
-        begin = builder.regex(" ?", start) if optional_space else start
-        return _Values(builder, merging).value(schema, begin)
-
     try:
+        read = read_schema(schema)
+        merging = Merging(read, _MAX_DEPTH)
+
+        def write(builder: Builder, start: int) -> int:
+            begin = builder.regex(" ?", start) if optional_space else start
+            return _Values(builder, merging).value(read.schema, begin)
+
         return automaton_of(write)
-    except re.error as error:
-        reason = f"has the pattern {error.pattern!r}, which is invalid: {error.msg}."
     except (RecursionError, OverflowError):
-        reason = "nests too deeply, or repeats too often."
+        where, reason = "", "nests too deeply, or repeats too often."
     except Refused as error:
-        reason = str(error)
-    raise ValueError(f"The JSON Schema {reason}")
+        where, reason = where_of(error.place), str(error)
+    raise ValueError(f"The JSON Schema {where}{reason}")
 
 
 Writer = Callable[[int], int]  # adds something behind a node, and returns its end
@@ -90,16 +90,20 @@ class _Values:
 
     def value(self, schema: dict | bool, start: int) -> int:
         end = self.builder.node()
-        for each in self.merging.alternatives(schema):
-            with self.merging.inside(each):
-                for last in self._ends(each, start):
-                    self.builder.free[last].append(end)
+        try:
+            for each in self.merging.alternatives(schema):
+                with self.merging.inside(each):
+                    for last in self._ends(each, start):
+                        self.builder.free[last].append(end)
+        except Refused as error:
+            if error.place is None and isinstance(schema, dict):
+                error.place = schema.get("$comment")
+            raise
         return end
 
     def _ends(self, schema: dict, start: int):
         if "enum" in schema:
-            for value in self.merging.valid_values(schema):
-                yield self.builder.literal(_text(value), start)
+            yield self.builder.literals(map(_text, self.merging.valid_values(schema)), start)
             return
         kinds = self.merging.kinds(schema)
         if not kinds:
@@ -133,13 +137,14 @@ class _Values:
         node = builder.literal('"', start)
         low = schema.get("minLength", 0)
         high = schema.get("maxLength", math.inf)
-        writers = [functools.partial(_search, pattern) for pattern in schema.get("patterns", ())]
+        writers = [functools.partial(search, pattern) for pattern in schema.get("patterns", ())]
         if schema.get("format") in _FORMATS:
-            writers.append(functools.partial(_search, f"^(?:{_FORMATS[schema['format']]})$"))
+            writers.append(functools.partial(search, f"^(?:{_FORMATS[schema['format']]})$"))
         limit = "" if math.isinf(high) else max(low, min(high, _LONGEST))
         length = f"(?s:.){{{low},{limit}}}"
         if low > high:
             return builder.node()
+        _check_repeats(low)
         if low or not math.isinf(high) or not writers:
             writers.append(lambda builder, node: builder.regex(length, node, JSON_STRING))
         if len(writers) == 1:
@@ -175,7 +180,7 @@ class _Values:
     def _object(self, schema: dict, start: int) -> int:
         builder = self.builder
         low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
-        required = schema.get("required", ())
+        required = set(schema.get("required", ()))
         properties = self.merging.properties(schema)
         node = builder.literal("{", start)
         if properties or high == 0:
@@ -206,7 +211,9 @@ class _Values:
         """Adds from `low` to `high` members with commas between: `first`, then as many `rest`."""
         builder, node = self.builder, start
         end = builder.node()
-        for place in range(max(low, len(first), 1) if math.isinf(high) else high):
+        most = max(low, len(first), 1) if math.isinf(high) else high
+        _check_repeats(most)
+        for place in range(most):
             if place >= low:
                 builder.free[node].append(end)
             node = builder.regex(", ?", node) if place else node
@@ -246,29 +253,14 @@ class _Values:
         return end
 
 
+def _check_repeats(count: int) -> None:
+    """Refuse at once what needs a state for each of too many characters or members."""
+    if count > MAX_STATES:
+        raise Refused(
+            f"repeats something {count:,} times, for which more than {MAX_STATES:,} states are "
+            "needed: ask for fewer characters, items or properties."
+        )
+
+
 def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _search(pattern: str, builder: Builder, start: int) -> int:
-    """Adds the strings of JSON in which a regular expression is found."""
-    tree = re._parser.parse(pattern)
-    flags = tree.state.flags | JSON_STRING
-    end = builder.node()
-    for items in _branches(list(tree)):
-        edges = [bool(items) and is_anchor(items[place], place) for place in (0, -1)]
-        node = start if edges[0] else builder.regex("(?s:.)*", start, JSON_STRING)
-        inner = items[edges[0] : len(items) - edges[1]]
-        node = builder.sequence(inner, node, flags, frozenset())
-        node = node if edges[1] else builder.regex("(?s:.)*", node, JSON_STRING)
-        builder.free[node].append(end)
-    return end
-
-
-def _branches(items: list) -> list[list[Any]]:
-    """The alternatives at the outside of a pattern, where an anchor may be in one of them."""
-    if len(items) == 1 and items[0][0] is re._constants.BRANCH:
-        return [each for branch in items[0][1][1] for each in _branches(list(branch))]
-    if len(items) == 1 and items[0][0] is re._constants.SUBPATTERN and not any(items[0][1][1:3]):
-        return _branches(list(items[0][1][3]))
-    return [items]

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import LOOPBACK, gone, in_thread
 from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused
+from keras_transformer.serving.compiling import Asking, Compiler
 from keras_transformer.serving.limits import (
     API_LIMITS,
     Gate,
@@ -118,6 +119,8 @@ class _Api:
                 logprobs = Logprobs(served.task.tokenizer)
                 self.metrics.watch(name, worker)
             self.models[name] = Model(served, worker, logprobs)
+        writing = [model.served.task for model in self.models.values() if model.worker]
+        self.compilers = [Compiler(task) for task in writing]
         self.workers = [model.worker for model in self.models.values() if model.worker]
 
     def routes(self) -> list[Route]:
@@ -140,6 +143,8 @@ class _Api:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for compiler in self.compilers:
+            compiler.start()
         for worker in self.workers:
             worker.start()
         try:
@@ -147,6 +152,8 @@ class _Api:
         finally:
             for worker in self.workers:
                 await in_thread(worker.stop, abandon_on_cancel=True)
+            for compiler in self.compilers:
+                compiler.close()
 
     async def openapi(self, request: Request) -> Response:
         verbs = {name: model.served.verbs for name, model in self.models.items()}
@@ -218,7 +225,17 @@ class _Api:
         """Texts, whole or as they come."""
         given, name, model = await self._given(request)
         self._able(name, model, "complete", request.url.path)
-        asked = await self.bodies.in_turn(read, model.served.task, given, self.limits)
+        asking = Asking()  # its constraint ends with it
+        try:
+            asked = await while_listened(
+                request,
+                lambda: in_thread(asking.run, read, model.served.task, given, self.limits),
+                asking.leave,
+            )
+        except TooManyRequests:
+            raise _too_many() from None
+        if isinstance(asked, Response):  # the client left
+            return asked
         request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
         written = Written(model, asked, Answer(form, name), request.scope["facts"])
         try:

@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import in_thread
-from keras_transformer.serving.limits import Limits
+from keras_transformer.serving.compiling import Left
+from keras_transformer.serving.limits import Limits, TooManyRequests
 from keras_transformer.serving.openai_answers import Answer, Logprobs, usage_of
 from keras_transformer.serving.openai_fields import ApiError, Prompts
 from keras_transformer.serving.verbs import Served
@@ -128,25 +129,28 @@ class Written:
 
 async def while_listened(
     request: Request, make: Callable[[], Any], leave: Callable[[], None]
-) -> Response:
-    """What `make` gives, unless the client goes before."""
-    answers: list[Response] = []
+) -> Any:
+    """Return what `make` gives, or an answer that nobody reads if the client goes before."""
+    made: list[Any] = []
     try:
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
                 while (await request.receive())["type"] != "http.disconnect":
                     pass
+                leave()  # before what waits for a thread is cancelled
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            answers.append(await make())
+            made.append(await make())
             group.cancel_scope.cancel()
-    except* ApiError as errors:
+    except* (ApiError, TooManyRequests) as errors:
         raise errors.exceptions[0] from None
+    except* Left:  # nobody reads the answer
+        made.clear()
     finally:
         leave()
-    return answers[0] if answers else Response(status_code=499)
+    return made[0] if made else Response(status_code=499)
 
 
 def _event(given: dict[str, Any]) -> str:

@@ -4,17 +4,14 @@ Templates are rendered in another process, which is started once, kept, and repl
 """
 
 import atexit
-import importlib.util
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from keras_transformer import bounded_child
+from keras_transformer.bounded_process import BoundedProcess, Ended
 from keras_transformer.tokenizers import chat_child
 
 # Characters; published templates have up to some ten thousand.
@@ -31,8 +28,6 @@ SECONDS = 2.0  # of computing
 PATIENCE = 30.0  # seconds by the clock, whoever else is computing
 MEMORY = 256 * 2**20  # bytes
 MAX_REQUEST = 16 * 2**20  # bytes, of a template and what it is given
-# Of the environment no more than what a Python may need to start, and the time zone.
-_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
 def render_chat(
@@ -97,10 +92,6 @@ def _plain(value: Any, name: str) -> Any:
         raise ValueError(f"`{name}` must hold JSON values only: {error}") from None
 
 
-class Ended(Exception):
-    """The process ended without an answer."""
-
-
 def render_apart(
     template: str, given: dict[str, Any], seconds: float = SECONDS, patience: float = PATIENCE
 ) -> tuple[str, str]:
@@ -112,10 +103,10 @@ def render_apart(
     with _lock:
         for _ in range(2):
             if _process is None:
-                _process = _Process()
+                _process = _started()
             process = _process
             try:
-                kind, last, text = process.ask(request, seconds, patience)
+                kind, last, data = process.ask(request, seconds, patience)
             except BaseException as error:
                 process.end()
                 _process = None
@@ -125,121 +116,30 @@ def render_apart(
                 if last:
                     process.end()
                     _process = None
-                return kind, text
+                return kind, data.decode("utf-8", "surrogatepass")
             if process.timed_out:
                 return "size", f"it takes longer than {patience:g} seconds"
-            if process.status == -getattr(signal, "SIGPROF", 0):
+            if process.took_too_long:
                 return "size", f"it takes more than {seconds:g} seconds of computing"
-            if process.status == chat_child.OUT_OF_MEMORY:
+            if process.status == bounded_child.OUT_OF_MEMORY:
                 return "size", f"it takes more than {MEMORY // 2**20} MB"
             # Killed from outside, perhaps while it waited: once more.
     return "size", f"it ends the process that renders it (with the status {process.status})"
 
 
-class _Process:
-    """A process that renders templates. Its pipes have no buffers, for a fork to copy or lock."""
-
-    def __init__(self):
-        command = [sys.executable, "-I", "-S", "-B", chat_child.__file__, str(MEMORY), *_folders()]
-        try:
-            self._popen = subprocess.Popen(
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-                # Ctrl-C in a terminal is for the process that asks.
-                start_new_session=True,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-            )
-            self._timed(PATIENCE, self._answer)
-        except (OSError, Ended) as error:
-            if not isinstance(error, OSError):
-                self.end()
-                error = f"it ended with the status {self.status}"
-            raise RuntimeError(
-                f"The process that renders chat templates does not start: {error}. Its command is: "
-                f"{' '.join(command)}"
-            ) from None
-
-    @property
-    def status(self) -> int | None:
-        """How it ended: a number, below 0 by that signal."""
-        return self._popen.returncode
-
-    def ask(self, request: bytes, seconds: float, patience: float) -> tuple[str, bool, str]:
-        """The kind of an answer, whether the process ends after it, and its text."""
-        return self._timed(patience, self._exchange, request, seconds)
-
-    def _timed(self, patience, function, *args):
-        timer = threading.Timer(patience, self._time_out)
-        timer.daemon = True
-        self.timed_out = False
-        timer.start()
-        try:
-            return function(*args)
-        finally:
-            timer.cancel()
-
-    def _time_out(self) -> None:
-        self.timed_out = True
-        self._popen.kill()
-
-    def _exchange(self, request: bytes, seconds: float):
-        data = memoryview(chat_child.REQUEST.pack(seconds, len(request)) + request)
-        try:
-            while data:
-                data = data[self._popen.stdin.write(data) :]
-        except BrokenPipeError:
-            raise Ended from None
-        return self._answer()
-
-    def _answer(self) -> tuple[str, bool, str]:
-        kind, last, length = chat_child.ANSWER.unpack(self._read(chat_child.ANSWER.size))
-        if length > 4 * chat_child.MAX_TEXT:
-            raise Ended
-        text = self._read(length).decode("utf-8", "surrogatepass")
-        return kind.rstrip(b"\0").decode(), last, text
-
-    def _read(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            part = self._popen.stdout.read(min(length - len(data), 2**20))
-            if not part:
-                raise Ended
-            data += part
-        return bytes(data)
-
-    def end(self) -> None:
-        """Kills it, and waits until it has ended."""
-        self._popen.kill()
-        self._popen.wait()
-        self._close()
-
-    def leave(self) -> None:
-        """Lets go of it in a fork of the process that has started it, and keeps."""
-        self._popen.returncode = 0  # not a child of this process: nothing to wait for
-        self._close()
-
-    def _close(self) -> None:
-        self._popen.stdin.close()
-        self._popen.stdout.close()
-
-
-def _folders() -> list[str]:
-    """Where jinja2 and what it needs are. The process looks in no place of its own."""
-    folders = {}
-    for name in ("jinja2", "markupsafe"):
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            raise ImportError(f"No module named {name!r}")
-        folders[str(Path(spec.origin).parent.parent.absolute())] = None
-    return list(folders)
+def _started() -> BoundedProcess:
+    return BoundedProcess(
+        "renders chat templates",
+        chat_child.__file__,
+        MEMORY,
+        ("jinja2", "markupsafe"),
+        PATIENCE,
+        4 * chat_child.MAX_TEXT,
+    )
 
 
 _lock = threading.Lock()
-_process: _Process | None = None
+_process: BoundedProcess | None = None
 
 
 def _leave() -> None:

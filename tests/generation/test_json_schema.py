@@ -1,9 +1,11 @@
 """Texts constrained by a JSON Schema validate, as the package jsonschema sees it."""
 
+import datetime
 import json
 import random
 import re
 import sys
+from typing import Annotated, Literal
 
 import jsonschema
 import keras
@@ -17,7 +19,9 @@ from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.json_numbers import integers, numbers
 from keras_transformer.generation.json_schema import compile_json_schema
 from keras_transformer.tokenizers import Tokenizer
+from tests.generation.drawn_schemas import DRAFTS, draw_schema, spoil_schema
 from tests.generation.json_schemas import SCHEMAS
+from tests.thorough import many
 
 TEXTS = ['{"name": "Anna", "kind": "circle", "x": 1.5, "tags": [true, null]}', "é日本 \\n \\u0001"]
 pure = pytest.mark.backend_independent
@@ -26,6 +30,20 @@ pure = pytest.mark.backend_independent
 def validator_of(schema):
     found = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     return found(schema)
+
+
+def accepts(automaton, text):
+    state = 0
+    for byte in text.encode():
+        state = automaton.transitions[state, byte] if state >= 0 else -1
+    return bool(state >= 0 and automaton.accepting[state])
+
+
+def nested(levels):
+    schema = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
 
 
 def walk(transitions, accepting, random_of, limit):
@@ -94,10 +112,7 @@ def test_numbers_are_those_within_the_bounds():
 def test_which_texts_are_accepted(schema, accepted, refused):
     automaton = compile_json_schema(schema)
     for text in [*accepted, *refused]:
-        state = 0
-        for byte in text.encode():
-            state = automaton.transitions[state, byte] if state >= 0 else -1
-        assert bool(state >= 0 and automaton.accepting[state]) is (text in accepted)
+        assert accepts(automaton, text) is (text in accepted)
 
 
 @pure
@@ -111,10 +126,35 @@ def test_which_texts_are_accepted(schema, accepted, refused):
         ({"type": "array", "uniqueItems": True, "minItems": 2}, "`uniqueItems`"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "`oneOf`"),
         ({"$ref": "#/$defs/none"}, "which there is not"),
-        ({"$ref": "https://example.org/s"}, "only what begins with '#'"),
+        ({"$ref": "https://example.org/s"}, "'https://example.org/s', which there is not in the"),
         ({"type": "number", "multipleOf": 0.3}, "`multipleOf` 0.3"),
         ({"type": "array", "items": {"type": "object"}, "minItems": 10**9}, "parts|states"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "no text matches"),
+        ({"$schema": 5}, r"at schema\['\$schema'\] must name its draft by a URI, and names 5"),
+        (
+            {"$schema": DRAFTS[3], "type": "object", "properties": {"a": {"type": "strange"}}},
+            r"at schema\['properties'\]\['a'\]\['type'\] is not a type of JSON: 'strange'",
+        ),
+        ({"minimum": 0, "exclusiveMinimum": True}, r"at schema\['exclusiveMinimum'\]: True"),
+        ({"items": {"multipleOf": 1e-320}}, r"at schema\['items'\] has `multipleOf` 1e-320"),
+        ({"items": {"minimum": 1e308}}, r"at schema\['items'\] has `minimum` 1.00e\+308"),
+        ({"const": ["\ud800"]}, r"at schema\['const'\]\[0\] has half of a surrogate pair"),
+        ({"properties": {"\ud800": {}}}, r"at schema\['properties'\] has half of a surrogate"),
+        (nested(300), r"at schema\['items'\].*nests too deeply: it may have 128 levels"),
+        ({"enum": [float("inf")]}, r"at schema\['enum'\]\[0\] has the number inf"),
+        ({"$id": 1e308}, r"at schema\['\$id'\]: 1e\+308 is not of type 'string'"),
+        ({"items": {"$ref": 5}}, r"at schema\['items'\]\['\$ref'\]: 5 is not of type 'string'"),
+        ({"$ref": "#/x", "x": {"a": 5, "type": 7}}, r"at schema\['x'\]\['type'\]: 7"),
+        ({"$ref": "#/x", "x": [1]}, "'#/x', which is not a schema"),
+        ({"$ref": "http://[", "enum": [{}]}, r"at schema\['\$ref'\] refers to 'http://\["),
+        ({"items": {"pattern": "a{99999999999}"}}, r"at schema\['items'\]\['pattern'\].*too often"),
+        ({"items": {"pattern": "(?<=a)b"}}, r"at schema\['items'\] uses look-ahead or look-behind"),
+        (
+            {"enum": [1], "items": {"$ref": "#/x"}, "x": {"allOf": [{"$ref": "#/x"}]}},
+            "itself for one",
+        ),
+        ({"oneOf": [{"oneOf": [{"maxLength": n} for n in range(40)]}] * 40}, "of which more than"),
+        ({"allOf": [{"anyOf": [{"minLength": n} for n in range(400)]}] * 9}, "500 alternatives"),
         ({"$ref": "#"}, "no text matches"),
         (False, "no text matches"),
     ],
@@ -122,6 +162,202 @@ def test_which_texts_are_accepted(schema, accepted, refused):
 def test_schemas_that_are_refused(schema, message):
     with pytest.raises(ValueError, match=message):
         TokenAutomaton.from_json_schema(schema, [bytes([byte]) for byte in range(256)])
+
+
+RETRIEVING = [
+    {"enum": [{"a": 1}], "properties": {"a": {"$ref": "http://127.0.0.1:1/inside"}}},
+    {"const": {"a": 1}, "additionalProperties": {"$ref": "file:///etc/hostname"}},
+    {"enum": ["a"], "propertyNames": {"$ref": "https://example.org/x"}, "type": "string"},
+    {"properties": {"a": {}}, "propertyNames": {"$ref": "file:///etc/hostname"}},
+    {"oneOf": [{"const": 1}, {"$ref": "http://127.0.0.1:1/"}]},
+    {"oneOf": [{"enum": [{"a": 1}]}, {"properties": {"a": {"$ref": "ftp://127.0.0.1/a"}}}]},
+    {"$id": "http://127.0.0.1:1/a", "enum": [[1]], "items": {"$ref": "b"}},
+    {"$schema": "http://127.0.0.1:1/a", "const": 1, "allOf": [{"$ref": "http://127.0.0.1:1/a#"}]},
+    {"$schema": "file:///etc/hostname", "properties": {"a": {"$dynamicRef": "file:///etc/x#a"}}},
+    {"$schema": DRAFTS[2019], "enum": [1], "items": {"$recursiveRef": "http://127.0.0.1:1/"}},
+    {"$schema": DRAFTS[4], "id": "file:///etc/", "enum": [[1]], "items": {"$ref": "hostname"}},
+    {"$schema": DRAFTS[3], "extends": {"$ref": "file:///etc/hostname"}, "type": "object"},
+    {"enum": [1], "contains": {"$ref": "file:///a"}, "not": {"$ref": "file:///a"}},
+    {"type": "array", "uniqueItems": True, "items": {"enum": [{}], "required": ["/etc/hostname"]}},
+    *SCHEMAS[-8:],
+]
+
+
+@pure
+def test_no_schema_opens_a_connection_or_a_file(monkeypatch):
+    for schema in RETRIEVING[-8:]:
+        compile_json_schema(schema)  # whatever is imported late is imported
+    opened = []
+
+    def watch(event, arguments):
+        if event in ("open", "socket.connect", "socket.getaddrinfo", "urllib.Request"):
+            opened.append((event, arguments))
+
+    watching = [True]
+    sys.addaudithook(lambda event, arguments: watching and watch(event, arguments))
+    refused = 0
+    for place, schema in enumerate([*RETRIEVING, *map(_spoiled, range(100))]):
+        try:
+            compile_json_schema(schema)
+        except ValueError:
+            refused += 1
+        assert not opened, (place, schema, opened)
+    watching.clear()  # a hook cannot be taken away
+    assert refused > len(RETRIEVING) - 10
+
+
+def _spoiled(seed):
+    return spoil_schema(random.Random(seed))
+
+
+@pure
+@pytest.mark.parametrize("draw", [draw_schema, spoil_schema])
+def test_what_is_accepted_of_any_schema_validates(draw):
+    """A schema is refused by a ValueError, or each text of its automaton validates."""
+    accepted = 0
+    for seed in range(many(2000, short=150)):
+        random_of = random.Random(seed)
+        schema = draw(random_of)
+        try:
+            automaton = compile_json_schema(schema)
+        except ValueError:
+            continue
+        if steps_to(automaton.transitions, automaton.accepting)[0] == FAR:
+            continue  # no text: a vocabulary refuses it
+        accepted += 1
+        for limit in (0, 5, 20, 60) * 2:
+            text = walk(automaton.transitions, automaton.accepting, random_of, limit)
+            found = json.loads(bytes(map(int, text)).decode())
+            errors = list(validator_of(schema).iter_errors(found))
+            assert not errors, (seed, schema, found, errors[0].message)
+    assert accepted > seed / 5
+
+
+@pure
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # A schema with its own `$id` is what the references in it are relative to.
+        (
+            {
+                "$defs": {
+                    "a": {"$id": "a", "$ref": "#/$defs/x", "$defs": {"x": {"const": 1}}},
+                    "x": {"const": 2},
+                },
+                "$ref": "#/$defs/a",
+            },
+            [1],
+            [2],
+        ),
+        ({"$ref": "#here", "$defs": {"x": {"$anchor": "here", "const": 1}}}, [1], [2]),
+        (
+            {"$schema": DRAFTS[3], "properties": {"a": {"type": "any", "required": True}}},
+            [{"a": 1}, {"a": None}],
+            [{}],
+        ),
+        (
+            {"$schema": DRAFTS[3], "type": ["null", {"enum": [7]}], "extends": {"divisibleBy": 7}},
+            [None, 7],
+            [8, 14, "a"],
+        ),
+        (
+            {"$schema": DRAFTS[4], "type": "integer", "minimum": 3, "exclusiveMinimum": True,
+             "maximum": 5, "exclusiveMaximum": False},
+            [4, 5],
+            [3, 6],
+        ),
+        # What stands beside a `$ref` counts since draft 2019-09.
+        (
+            {"$schema": DRAFTS[7], "$ref": "#/definitions/x", "const": 1,
+             "definitions": {"x": {"enum": [1, 2]}}},
+            [1, 2],
+            [3],
+        ),
+        ({"$ref": "#/$defs/x", "const": 1, "$defs": {"x": {"enum": [1, 2]}}}, [1], [2]),
+        ({"type": "integer", "minimum": -1e308, "maximum": 1e308}, [0, -5, 10**14], []),
+        ({"type": "integer", "minimum": 9007199254740993}, [9007199254740993], [9007199254740992]),
+        ({"type": "integer", "multipleOf": 2.5}, [0, 5, -10], [2, 3]),
+        # Words of nobody are annotations.
+        (
+            {"type": "null", "id": 5, "x-of": {"type": 7}, "example": [], "javaType": "a.B",
+             "discriminator": {"propertyName": "k"}, "then": {"not": {}}},
+            [None],
+            [1],
+        ),
+        ({"$schema": DRAFTS[3], "const": 1, "contains": 5, "type": "null"}, [None], [1]),
+        (
+            {"properties": {"a": {"const": 1}, "b": {"const": 2}},
+             "dependentRequired": {"a": ["b"]}},
+            [{}, {"b": 2}, {"a": 1, "b": 2}],
+            [{"a": 1}],
+        ),
+        (
+            {"oneOf": [{"type": "object", "properties": {"k": {"const": k, "type": "string"}}}
+                       for k in "ab"], "discriminator": {"propertyName": "k"}},
+            [{"k": "a"}, {"k": "b"}],
+            [{}, {"k": "c"}],
+        ),
+        ({"type": "string", "pattern": "^(?!a$)(?=.*b)[ab]{1,2}$"}, ["b", "ab", "bb"], ["a", "aa"]),
+        (
+            {"prefixItems": [{"minimum": 1}], "allOf": [{"prefixItems": [{"enum": [0, 1]}] * 2}],
+             "minItems": 2, "type": "array", "items": {"maximum": 0}, "maxItems": 2},
+            [[1, 0]],
+            [[0, 0], [1, 1]],
+        ),
+        ({"enum": list(range(20_000))}, [0, 19_999], [20_000]),
+    ],
+)  # fmt: skip
+def test_what_a_schema_means(schema, right, wrong):
+    automaton = compile_json_schema(schema)
+    for value in [*right, *wrong]:
+        assert accepts(automaton, json.dumps(value)) is (value in right), value
+        if value in right:
+            validator_of(schema).validate(value)
+
+
+@pure
+def test_patterns_take_no_exponential_time():
+    """Python's `re` takes years for one of these."""
+    long, pattern = "a" * 60 + "!", "^(a+)+$"
+    for schema, text in (
+        ({"enum": [long, "aa"], "pattern": pattern}, '"aa"'),
+        ({"const": {long: 1}, "patternProperties": {pattern: False}}, json.dumps({long: 1})),
+        ({"required": [long], "patternProperties": {pattern: False}}, json.dumps({long: None})),
+        ({"enum": [{long: 1}, {}], "additionalProperties": False,
+          "patternProperties": {pattern: {}}}, "{}"),
+        ({"properties": {long: False, "a": {"const": 1}}, "propertyNames": {"pattern": pattern}},
+         '{"a": 1}'),
+    ):  # fmt: skip
+        assert accepts(compile_json_schema(schema), text)
+        assert not accepts(compile_json_schema(schema), json.dumps(long))
+
+
+@pure
+def test_schemas_of_pydantic():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Cat(pydantic.BaseModel):
+        kind: Literal["cat"] = "cat"
+        lives: int = pydantic.Field(9, ge=0, le=9)
+
+    class Dog(pydantic.BaseModel):
+        kind: Literal["dog"]
+        weight: float | None = None
+
+    class Home(pydantic.BaseModel):
+        pets: list[Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]]
+        owner: dict[str, int] = pydantic.Field(default_factory=dict)
+        since: datetime.date = pydantic.Field(examples=["2020-01-01"])
+
+    schema = Home.model_json_schema()
+    automaton, random_of = compile_json_schema(schema), random.Random(0)
+    kinds = set()
+    for _ in range(60):
+        text = walk(automaton.transitions, automaton.accepting, random_of, 100)
+        text = bytes(map(int, text)).decode()
+        validator_of(schema).validate(json.loads(text))
+        kinds |= {pet.kind for pet in Home.model_validate_json(text).pets}
+    assert kinds == {"cat", "dog"}
 
 
 @pure

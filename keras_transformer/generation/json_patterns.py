@@ -1,0 +1,96 @@
+"""Patterns of JSON Schemas, which are found anywhere in a string, as automata.
+
+Python's `re` takes exponential time for some of them, and holds up all threads meanwhile. An
+automaton takes a step for each character.
+"""
+
+import functools
+from collections.abc import Sequence
+from re import _constants as codes
+from re import _parser as parser
+
+from keras_transformer.generation.byte_automaton import (
+    Builder,
+    ByteAutomaton,
+    automaton_of,
+    intersection,
+    is_anchor,
+)
+from keras_transformer.generation.characters import EITHER, JSON_STRING
+
+
+def search(pattern: str, builder: Builder, start: int) -> int:
+    """Add the strings of JSON in which a pattern is found, and return the node behind them."""
+    tree = parser.parse(pattern)
+    return _found(list(tree), tree.state.flags | JSON_STRING, False, builder, start)
+
+
+def is_found(pattern: str, text: str) -> bool:
+    """Return whether Python's `re.search` finds a pattern in a text."""
+    automaton, state = _searching(pattern), 0
+    for byte in text.encode():
+        state = automaton.transitions[state, byte]
+        if state < 0:
+            return False
+    return bool(automaton.accepting[state])
+
+
+@functools.lru_cache(maxsize=256)
+def _searching(pattern: str) -> ByteAutomaton:
+    tree = parser.parse(pattern)
+    found = functools.partial(_found, list(tree), tree.state.flags, False)
+    return automaton_of(found)
+
+
+def _found(items: Sequence, flags: int, is_start: bool, builder: Builder, start: int) -> int:
+    """Add the texts in which items of a pattern are found; `is_start`, only at their start."""
+    end = builder.node()
+    for branch in _branches(list(items)):
+        begins, looks = is_start, []
+        while branch and (is_anchor(branch[0], 0) or (begins and _looks_ahead(branch[0]))):
+            if is_anchor(branch[0], 0):
+                begins = True
+            else:
+                looks.append(branch[0])
+            branch = branch[1:]
+        part = functools.partial(_branch, branch, flags, begins)
+        if looks:
+            automaton = automaton_of(part)
+            for code, (_, inner) in looks:
+                # What is taken away must be all that either reading of the pattern takes away.
+                is_not = code is codes.ASSERT_NOT
+                inner_flags = flags ^ EITHER if is_not and flags & JSON_STRING else flags
+                ahead = functools.partial(_found, list(inner), inner_flags, True)
+                automaton = intersection(automaton, automaton_of(ahead), without=is_not)
+            node = builder.embed(automaton, start)
+        else:
+            node = part(builder, start)
+        builder.free[node].append(end)
+    return end
+
+
+def _branch(items: Sequence, flags: int, begins: bool, builder: Builder, start: int) -> int:
+    """Add the texts in which items without an anchor at their start are found."""
+    in_json = flags & JSON_STRING
+    node = start if begins else builder.regex("(?s:.)*", start, in_json)
+    last = items[-1] if items and is_anchor(items[-1], -1) else None
+    node = builder.sequence(items, node, flags, frozenset({-1}))
+    if last is None:
+        return builder.regex("(?s:.)*", node, in_json)
+    if last[1] is codes.AT_END and (not in_json or flags & EITHER):
+        return builder.regex("\n?", node, in_json)  # before which Python's `$` holds too
+    return node
+
+
+def _looks_ahead(item: tuple) -> bool:
+    code, value = item
+    return code in (codes.ASSERT, codes.ASSERT_NOT) and value[0] > 0
+
+
+def _branches(items: list) -> list[list]:
+    """Return the alternatives at the outside of a pattern, each of which may have anchors."""
+    if len(items) == 1 and items[0][0] is codes.BRANCH:
+        return [each for branch in items[0][1][1] for each in _branches(list(branch))]
+    if len(items) == 1 and items[0][0] is codes.SUBPATTERN and not any(items[0][1][1:3]):
+        return _branches(list(items[0][1][3]))
+    return [items]

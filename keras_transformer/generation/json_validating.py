@@ -1,0 +1,74 @@
+"""Whether a value that a JSON Schema gives is valid for another part of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras_transformer.generation.byte_automaton import Refused
+from keras_transformer.generation.json_patterns import is_found
+from keras_transformer.generation.json_reading import Read, Schema
+
+# Of a value: jsonschema calls itself some times for each.
+_MOST_LEVELS = 24
+
+
+def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is valid for a part of what was read.
+
+    The package jsonschema decides, with patterns as automata, and resolves references in the
+    definitions alone.
+    """
+    import jsonschema
+    from referencing import Registry
+
+    if isinstance(schema, bool):
+        return lambda value: schema
+    if read.has_loop:
+        raise Refused("refers to itself for one and the same value: no value would be validated.")
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    kind = jsonschema.validators.extend(read.validator, keywords)
+    validator = kind({**schema, "$defs": read.definitions}, registry=Registry())
+
+    def is_valid(value: Any) -> bool:
+        if _levels(value) > _MOST_LEVELS:
+            raise Refused(f"has a value of more than {_MOST_LEVELS} levels beside other keywords.")
+        return validator.is_valid(value)
+
+    return is_valid
+
+
+def _levels(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(_levels, inner), default=0)
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: dict) -> Iterator[Any]:
+    if isinstance(instance, str) and not is_found(pattern, instance):
+        yield _error()
+
+
+def _pattern_properties(validator: Any, patterns: dict, instance: Any, schema: dict) -> Iterator:
+    if isinstance(instance, dict):
+        for pattern, inner in patterns.items():
+            for name, value in instance.items():
+                if is_found(pattern, name):
+                    yield from validator.descend(value, inner)
+
+
+def _additional_properties(validator: Any, inner: Any, instance: Any, schema: dict) -> Iterator:
+    if isinstance(instance, dict):
+        patterns = schema.get("patternProperties", ())
+        for name in instance.keys() - schema.get("properties", {}).keys():
+            if not any(is_found(pattern, name) for pattern in patterns):
+                yield from validator.descend(instance[name], inner)
+
+
+def _error() -> Exception:
+    from jsonschema import ValidationError
+
+    return ValidationError("")
