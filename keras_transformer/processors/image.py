@@ -99,6 +99,17 @@ class ImageProcessor(MediaProcessor):
         """Whether `x` is a single image."""
         return is_one_image(x)
 
+    @classmethod
+    def like(cls, batch: Any, first: Any) -> Any:
+        """Floats as uint8 where those of the first batch go beyond 1: they are from 0 to 255.
+
+        So those of `keras.utils.image_dataset_from_directory` are, which resizes.
+        """
+        to_255 = isinstance(first, np.ndarray) and first.dtype.kind == "f" and first.max() > 1
+        if not to_255 or not np.isfinite(batch).all():
+            return batch
+        return np.clip(np.rint(batch), 0, 255).astype("uint8")
+
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
         """The images as one array.
 

@@ -71,6 +71,11 @@ class MediaProcessor(Processor):
         return rows
 
     @classmethod
+    def like(cls, batch: Any, first: Any) -> Any:
+        """A batch of a data set, whose first one is given too, as the processor takes it."""
+        return batch
+
+    @classmethod
     def stream(cls, task, data, batch_size=None, steps=None, **options):
         held = getattr(task, "held", None)
         return data if held is None else held(data, batch_size, steps, **options)

@@ -142,7 +142,7 @@ def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
     return list(itertools.chain(*parts))
 
 
-_WHOLE = (str, bytes, list, tuple, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
+WHOLE = (str, bytes, list, tuple, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
           TextBatches)  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
     once = hasattr(data, "__next__")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if (
-        isinstance(data, _WHOLE)
+        isinstance(data, WHOLE)
         or ops.is_tensor(data)
         or is_column(data)
         or not (once or sized or hasattr(data, "__iter__"))
@@ -215,10 +215,10 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
         has_label = not {*_LABELS}.isdisjoint(first)
     labelled = y is not None or (task.answers and has_label)
     begin = (lambda: map(parts, elements)) if once else (lambda: map(parts, elements_of(data)))
-    return data, _Source(begin, once, _size(data, steps), single, labelled)
+    return data, _Source(begin, once, size_of(data, steps), single, labelled)
 
 
-def _size(data: Any, steps: int | None) -> int | None:
+def size_of(data: Any, steps: int | None) -> int | None:
     """The number of elements; None where it is not known. ValueError for no end and no steps."""
     size = None
     if hasattr(data, "cardinality"):
