@@ -137,7 +137,7 @@ class TakesTables:
         return TextBatches(self, batches, None if steps is not None else count, **options)
 
     def _opened(self, data: Any) -> "tuple[Any, _Elements | None]":
-        """The data, a generator as if not looked into; and its elements if they hold inputs."""
+        """Return the data, a generator unconsumed, and its elements if they hold inputs."""
         once, known = hasattr(data, "__next__"), isinstance(data, WHOLE) or is_column(data)
         sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
         known = known or is_tensor(data) or hasattr(data, "getbands")
@@ -203,7 +203,7 @@ class _Elements:
         self._single = self._kind.is_one(self._first) or not of_each
 
     def batches(self, rows: int) -> Iterator[tuple]:
-        """`(x, y, sample_weight)` of each batch; `rows` for what gives one row at a time."""
+        """Yield `(x, y, sample_weight)` by batch; single rows are collected by `rows`."""
         elements = elements_of(self._data) if self._elements is None else self._elements
         given = map(_parts, elements)
         while self._single and (some := list(itertools.islice(given, rows))):
@@ -217,7 +217,7 @@ class _Elements:
             )
 
     def batched(self, batch_size: int | None, steps: int | None, **options) -> TextBatches:
-        """The batches to learn from, or to score."""
+        """Return batches to learn from or to score."""
         given = self._has_labels or None
         beside = given if self._task.needs_beside else None
         self._task._check_there(self._data, beside, given)
@@ -242,7 +242,7 @@ class _Elements:
         return self._kind.like(_on_host(x), self._first)
 
     def _labels(self, y: Any) -> Any:
-        """Labels by the names that the data set has for them, if these are the task's."""
+        """Return labels, by the data set's class names if these are the task's."""
         if y is None:
             return None
         y = np.asarray([array_of(label) for label in y]) if isinstance(y, list) else array_of(y)
@@ -260,13 +260,13 @@ class _Elements:
 
 
 def _parts(element: Any) -> tuple:
-    """`(x, y, sample_weight)` of an element of a data set."""
+    """Split an element of a data set into `(x, y, sample_weight)`."""
     element = element if isinstance(element, (tuple, list)) else (element,)
     return (*element, None, None, None)[:3]
 
 
 def _on_host(x: Any) -> Any:
-    """An array, or of a ragged batch of TensorFlow a list of them; an image of Pillow as it is."""
+    """Return an array, a list of arrays for a ragged batch, or a Pillow image as it is."""
     if hasattr(x, "row_splits"):
         return [np.asarray(row, "float32") for row in x.to_list()]
     return x if hasattr(x, "getbands") else array_of(x)
