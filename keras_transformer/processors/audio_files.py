@@ -162,7 +162,7 @@ def _decoded(content: bytes, sampling_rate: int, place: str) -> tuple[np.ndarray
 
 
 def _check_length(count: int, channels: int, rate: Any, sampling_rate: int, place: str) -> None:
-    """ValueError for a rate that is out of range, or for more samples than a recording may have."""
+    """Check the rate and the length of a recording. Raises ValueError if one is out of range."""
     if not (is_int(rate) or isinstance(rate, float)) or not _RATES[0] <= rate <= _RATES[1]:
         raise ValueError(
             f"`{place}` must have a rate of {_RATES[0]} to {_RATES[1]:,} samples a second, "

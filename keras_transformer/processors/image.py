@@ -101,7 +101,7 @@ class ImageProcessor(MediaProcessor):
 
     @classmethod
     def like(cls, batch: Any, first: Any) -> Any:
-        """Floats as uint8 where those of the first batch go beyond 1: they are from 0 to 255.
+        """Convert floats to uint8 if the first batch goes beyond 1, so that they are from 0 to 255.
 
         So those of `keras.utils.image_dataset_from_directory` are, which resizes.
         """
@@ -143,7 +143,7 @@ class ImageProcessor(MediaProcessor):
         return array
 
     def _one(self, given: Any, place: str) -> np.ndarray:
-        """An image resized and cropped, uint8 `(height, width, 3)`."""
+        """Resize and crop an image, uint8 `(height, width, 3)`."""
         image = open_image(given, place)
         of_array = isinstance(image, np.ndarray)
         height, width = image.shape[:2] if of_array else (image.height, image.width)
@@ -166,7 +166,7 @@ class ImageProcessor(MediaProcessor):
         return _padded(np.asarray(image.convert("RGB")), crop)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that an image is resized to."""
+        """Return the height and width that an image is resized to."""
         if self.size is None:
             return height, width
         if "shortest_edge" not in self.size:
@@ -266,7 +266,7 @@ def _channels(name: str, given: Any) -> list[float] | None:
 
 
 def _middle(size: tuple[int, int], crop: Mapping[str, int]) -> tuple[slice, slice]:
-    """The rows and columns in the middle of an image, all where it has fewer than the crop."""
+    """Return the middle rows and columns of an image: all of them if the crop has more."""
     rows, columns = size
     height, width = min(crop["height"], rows), min(crop["width"], columns)
     top, first = (rows - height) // 2, (columns - width) // 2
@@ -274,7 +274,7 @@ def _middle(size: tuple[int, int], crop: Mapping[str, int]) -> tuple[slice, slic
 
 
 def _padded(pixels: np.ndarray, crop: Mapping[str, int]) -> np.ndarray:
-    """An image with zeros around it, if it is smaller than the crop."""
+    """Pad an image that is smaller than the crop with zeros."""
     above, left = crop["height"] - pixels.shape[0], crop["width"] - pixels.shape[1]
     if not above and not left:
         return pixels

@@ -134,7 +134,7 @@ def _decoded(content: bytes, place: str) -> Any:
 
 
 def _naming(decode: Any, given: Any, place: str) -> Any:
-    """What `decode` makes of it, or a ValueError that names the place."""
+    """Return `decode(given, place)`. Raises ValueError that names the place if it fails."""
     image_module = pillow()
     try:
         return decode(given, place)
@@ -148,11 +148,11 @@ def _naming(decode: Any, given: Any, place: str) -> Any:
 
 
 class _Refused(ValueError):
-    """An image that can be read is refused."""
+    """Raised for a readable image that is refused."""
 
 
 def _upright(image: Any, place: str) -> Any:
-    """An image of Pillow turned as its camera says, on white, of mode `"L"` or `"RGB"`."""
+    """Convert a Pillow image to upright `"L"` or `"RGB"`, on white where it was transparent."""
     _check_pixels(image.width, image.height, place)
     plain = image.mode in ("L", "RGB") and not _is_transparent(image)
     made = 1 if image.mode in _GREY else 4
@@ -174,7 +174,7 @@ def _check_memory(image: Any, bytes_a_pixel: int, place: str) -> None:
 
 
 def _bytes_a_pixel(image: Any) -> int:
-    """Bytes that the decoder of an image takes for each of its pixels."""
+    """Return the bytes that the decoder of an image takes for each pixel."""
     held = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;") else 4
     if image.info.get("progressive"):  # Of a JPEG of many scans the coefficients are held too.
         held += 2 * len(image.getbands())
@@ -187,7 +187,7 @@ def _is_transparent(image: Any) -> bool:
 
 
 def _plain(image: Any, place: str) -> Any:
-    """An image of mode `"L"` or `"RGB"`, on white where it was transparent."""
+    """Convert an image to mode `"L"` or `"RGB"`, on white where it was transparent."""
     image_module = pillow()
     transparent, deep = _is_transparent(image), image.mode in _DEEP
     made = image_module.new("L" if image.mode in _GREY and not transparent else "RGB", image.size)
@@ -205,14 +205,14 @@ def _plain(image: Any, place: str) -> Any:
 
 
 def _strips(image: Any) -> Iterator[tuple[int, Any]]:
-    """Parts of an image and their first rows: so little is held twice."""
+    """Yield strips of an image with their first rows, so that little is held twice."""
     rows = max(_STRIP // image.width, 1)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
 def _on_white(image: Any) -> Any:
-    """A transparent image of Pillow, RGB, by the formula of Transformers' `convert_to_rgb`."""
+    """Put a transparent Pillow image on white, as Transformers' `convert_to_rgb` does."""
     image_module = pillow()
     white = image_module.new("RGBA", image.size, (255, 255, 255, 255))
     return image_module.alpha_composite(white, image.convert("RGBA")).convert("RGB")
@@ -240,7 +240,7 @@ def _of_array(array: np.ndarray, place: str) -> np.ndarray:
 
 
 def _to_bytes(array: np.ndarray, extremes: tuple, place: str) -> np.ndarray:
-    """Pixels of another type, or some of them, as uint8; `extremes` are those of all."""
+    """Convert pixels, all or a part, to uint8; `extremes` are those of the whole image."""
     low, high = extremes
     if array.dtype.kind == "b":
         return array.astype("uint8") * np.uint8(255)

@@ -72,7 +72,7 @@ class MediaProcessor(Processor):
 
     @classmethod
     def like(cls, batch: Any, first: Any) -> Any:
-        """A batch of a data set, whose first one is given too, as the processor takes it."""
+        """Convert a batch of a data set, whose first batch is given too, for the processor."""
         return batch
 
     @classmethod
@@ -111,21 +111,21 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a tensor with axes, of any library; an array of NumPy and a column are none."""
+    """Return whether it is a tensor of any library, with axes: no NumPy array and no column."""
     known = isinstance(x, np.ndarray) or is_column(x) or is_frame(x)
     parts = ("__array__", "shape", "dtype", "ndim")
     return not known and all(hasattr(x, name) for name in parts) and x.ndim > 0
 
 
 def array_of(x: Any) -> np.ndarray:
-    """An array or a tensor in the memory of the host."""
+    """Return an array or a tensor as a NumPy array."""
     for method in ("detach", "cpu"):  # of PyTorch
         x = getattr(x, method)() if hasattr(x, method) else x
     return np.asarray(x)
 
 
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:
-    """The bytes of a file that a user names, or of a data URL, and what errors call it then."""
+    """Read the bytes of a file or of a data URL, and return them with their name for errors."""
     if isinstance(given, str) and given[:5].lower() == "data:":
         return _of_data_url(given, place, most_bytes), place
     if isinstance(given, str) and given[:8].lower().startswith(("http://", "https://")):
@@ -142,7 +142,7 @@ def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[by
 
 
 def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
-    """The bytes of a data URL. Source: RFC 2397."""
+    """Decode a data URL. Source: RFC 2397."""
     head, comma, data = url.partition(",")
     try:
         if not comma or len(data) > 3 * most_bytes:
@@ -158,7 +158,7 @@ def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
 def files_by_class(
     folder: str | os.PathLike, suffixes: tuple[str, ...], unit: str, usual: str
 ) -> tuple[list[str], list[str]]:
-    """The files of a folder that has a folder for each class, and the names of their folders.
+    """List the files of a folder that has a folder for each class, and their folders' names.
 
     Args:
         folder: path.

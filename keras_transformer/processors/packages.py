@@ -2,7 +2,7 @@
 
 
 def pillow():
-    """The module `PIL.Image`. ImportError with what to install."""
+    """Return the module `PIL.Image`. Raises ImportError that says what to install."""
     try:
         from PIL import Image
     except ImportError:
