@@ -239,6 +239,10 @@ class FrameStemConfig(StemConfig):
         return {f"input_convolution_{i}/kernel": n for i, n in enumerate(self.lengths)}
 
 
+# Numbers in the pieces of one series, which overlapping ones multiply: 268 MB of float32.
+_MOST_NUMBERS = 2**26
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeriesStemConfig(StemConfig):
     """`layers.stems.SeriesStem`: a series of numbers cut into pieces, each a state."""
@@ -287,6 +291,17 @@ class SeriesStemConfig(StemConfig):
             raise ValueError(
                 f"context_length={self.context_length} has no piece of patch_length="
                 f"{self.patch_length}."
+            )
+        if self.stride > self.context_length:
+            raise ValueError(
+                f"stride={self.stride} must be at most context_length={self.context_length}."
+            )
+        numbers = self.pieces(self.context_length) * self.patch_length
+        if numbers > _MOST_NUMBERS:
+            raise ValueError(
+                f"Pieces of patch_length={self.patch_length}, stride={self.stride} apart, of "
+                f"context_length={self.context_length} hold {numbers:,} numbers, and may hold "
+                f"{_MOST_NUMBERS:,}."
             )
         if self.reads_observed and self.stride != self.patch_length:
             raise ValueError(

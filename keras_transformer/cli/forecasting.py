@@ -5,6 +5,7 @@ import sys
 
 from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
 from keras_transformer.cli.lines import load
+from keras_transformer.tasks.forecast_plot import draw_forecast
 
 
 @command(
@@ -39,37 +40,10 @@ def _forecast(options: argparse.Namespace) -> None:
     task = load("Forecaster", options.preset, trained=True, also=("SampledForecaster",))
     frame = pandas.read_csv(options.file)
     found = task.forecast(frame, horizon=options.horizon)
-    found.to_csv(sys.stdout, index_label=None if found.index.name else "date")
+    label = None if found.index.name else "date"
+    found.to_csv(sys.stdout, index_label=label, float_format="%.12g")
     if options.plot:
-        _draw(frame, found, task, options.plot)
-
-
-def _draw(frame, found, task, path: str) -> None:
-    """The end of each series, and its forecast behind it."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    series = task.processor.read(frame)
-    shown = min(len(series.values), 3 * len(found))
-    before = range(-shown, 0) if series.dates is None else series.dates[-shown:]
-    after = range(len(found)) if series.dates is None else found.index
-    count = len(series.names)
-    figure, axes = pyplot.subplots(
-        count, 1, figsize=(9, 1.8 * count), squeeze=False, sharex=True, layout="constrained"
-    )
-    for channel, (name, axis) in enumerate(zip(series.names, axes[:, 0], strict=True)):
-        axis.plot(before, series.values[-shown:, channel], color="#4477aa", label="known")
-        forecast = found[name].to_numpy()
-        lines = forecast.reshape(len(found), -1)
-        axis.plot(after, lines[:, lines.shape[1] // 2], color="#ee6677", label="forecast")
-        if lines.shape[1] > 1:
-            axis.fill_between(after, lines[:, 0], lines[:, -1], color="#ee6677", alpha=0.25)
-        axis.set_title(str(name), fontsize=9, loc="left")
-    axes[0, 0].legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        draw_forecast(task.processor.read(frame), found).savefig(options.plot, dpi=120)
 
 
 COMMANDS = (_forecast,)

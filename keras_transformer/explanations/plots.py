@@ -15,7 +15,11 @@ _SHARES, _SIGNED = "Blues", "RdBu"
 
 
 def make_figure(
-    rows: int = 1, columns: int = 1, widths: list[float] | None = None, **options: Any
+    rows: int = 1,
+    columns: int = 1,
+    widths: list[float] | None = None,
+    sharex: bool = False,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """A figure and its axes, by matplotlib's objects: nothing global is changed.
 
@@ -31,7 +35,8 @@ def make_figure(
         ) from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=widths, sharex=sharex)
+    return figure, axes
 
 
 def heads(explanation: "Explanation", view: str | None, layer: int | None) -> Any:

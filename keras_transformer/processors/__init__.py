@@ -1,7 +1,7 @@
 """Processors: from what a user has, such as images, to arrays, and how it is saved."""
 
 from keras_transformer.processors.audio import AudioProcessor
-from keras_transformer.processors.audio_files import read_audio
+from keras_transformer.processors.audio_files import audio_folder, read_audio
 from keras_transformer.processors.image import ImageProcessor
 from keras_transformer.processors.image_files import image_folder, read_image
 from keras_transformer.processors.processor import Processor
@@ -12,6 +12,7 @@ __all__ = [
     "ImageProcessor",
     "Processor",
     "SeriesProcessor",
+    "audio_folder",
     "image_folder",
     "read_audio",
     "read_image",

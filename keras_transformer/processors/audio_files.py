@@ -1,6 +1,7 @@
 """Recordings of strangers, from files, bytes, arrays and other libraries' objects, to samples."""
 
 import io
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -8,39 +9,43 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.checking import describe, is_int
-from keras_transformer.processors.media import read_path
+from keras_transformer.processors.media import array_of, files_by_class, is_tensor, read_path
 from keras_transformer.processors.packages import soundfile, soxr
 
 MOST_BYTES = 2**30  # of a file
 MOST_SAMPLES = 2**28  # of a recording, all channels: 4.6 hours at 16 kHz, 1 GB of float32
 _MOST_CHANNELS = 64
 _RATES = (100, 1_000_000)
+# Samples that resampling makes of one: a recording of 1 kHz becomes one of 16 kHz.
+_MOST_GROWTH = 16
 SUFFIXES = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 
 def is_one_recording(x: Any) -> bool:
     """Whether `x` is a single recording, and not several."""
-    if isinstance(x, (str, bytes, bytearray, os.PathLike, Mapping)) or _is_decoder(x):
+    if isinstance(x, (str, bytes, bytearray, memoryview, os.PathLike, Mapping)) or _is_decoder(x):
         return True
     if isinstance(x, tuple) and len(x) == 2 and (is_int(x[1]) or isinstance(x[1], float)):
         return True
-    return isinstance(x, np.ndarray) and x.dtype.kind in "uif" and x.ndim <= 1
+    return (is_tensor(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "uif")) and x.ndim <= 1
 
 
 def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
-    """The samples of a recording, float32 `(samples,)`, mono, from -1 to 1.
+    """Read the samples of a recording, float32 `(samples,)`, mono, from -1 to 1.
 
     Args:
-        given: a path, the bytes of a file, a dict with `"bytes"` or `"path"`, or with `"array"` and
-            `"sampling_rate"`, as `datasets` has them, an array and its rate as a tuple, or an array
-            alone, whose rate is then `sampling_rate`. Arrays are `(samples,)` or
-            `(samples, channels)`, floats or integers of 16 or 32 bits. Channels are averaged.
+        given: a path, a data URL, the bytes of a file, a dict with `"bytes"` or `"path"`, or with
+            `"array"` and `"sampling_rate"`, as `datasets` has them, an array and its rate as a
+            tuple, or an array alone, whose rate is then `sampling_rate`. Arrays and tensors are
+            `(samples,)` or `(samples, channels)`, floats or integers of 16 or 32 bits. Channels are
+            averaged.
         sampling_rate: int, samples a second of the result.
         place: what errors call it.
 
     Raises:
-        ValueError: for what is no recording, is damaged, empty or too long, or has samples that are
-            no numbers, with its place.
+        ValueError: for what is no recording, is damaged, empty or too long, has samples that are no
+            numbers, or a rate that is out of range or below a sixteenth of `sampling_rate`, with
+            its place. Rates and lengths are checked before anything is decoded or resampled.
         FileNotFoundError: for a path without a file.
         ImportError: for a file without soundfile, or another rate without soxr.
     """
@@ -58,6 +63,37 @@ def read_audio(given: Any, sampling_rate: int, place: str = "x") -> np.ndarray:
     return np.ascontiguousarray(samples, "float32")
 
 
+def audio_folder(folder: str | os.PathLike) -> tuple[list[str], list[str]]:
+    """List the recordings of a folder that has a folder for each class, and their labels.
+
+    Args:
+        folder: path. `folder/yes/1.wav` is a recording of the class `"yes"`.
+
+    Returns:
+        A list of paths and a list of labels, sorted: what `AudioClassifier.fit` takes.
+
+    Raises:
+        FileNotFoundError: for no folder.
+        ValueError: for a folder without recordings in folders.
+
+    Example:
+    ```python
+    import pathlib, tempfile
+    import numpy as np
+    import soundfile
+    import keras_transformer as kt
+
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for label in ("yes", "no"):
+        (folder / label).mkdir()
+        soundfile.write(folder / label / "1.wav", np.zeros(800), 8000)
+    recordings, labels = kt.processors.audio_folder(folder)
+    assert labels == ["no", "yes"]
+    ```
+    """
+    return files_by_class(folder, SUFFIXES, "recording", "wav")
+
+
 def count_samples(given: Any, sampling_rate: int, place: str = "x") -> int:
     """How many samples `read_audio` gives, of a file by what it says of itself.
 
@@ -73,6 +109,7 @@ def count_samples(given: Any, sampling_rate: int, place: str = "x") -> int:
     module = soundfile()
     try:
         with module.SoundFile(io.BytesIO(bytes(content))) as file:
+            _check_length(file.frames, file.channels, file.samplerate, sampling_rate, place)
             return max(-(-file.frames * sampling_rate // file.samplerate), 1)
     except module.LibsndfileError as error:
         raise _unreadable(place, error) from None
@@ -96,41 +133,55 @@ def _opened(given: Any, usual_rate: int, place: str) -> tuple[np.ndarray, int, s
     rate = usual_rate
     if isinstance(given, tuple) and len(given) == 2:
         given, rate = given
-        if not (is_int(rate) or isinstance(rate, float)) or not _RATES[0] <= rate <= _RATES[1]:
-            raise ValueError(
-                f"`{place}` must have a rate of {_RATES[0]} to {_RATES[1]:,} samples a second, "
-                f"received {describe(rate)}."
-            )
     if isinstance(given, (str, os.PathLike)):
         given, place = read_path(given, place, MOST_BYTES)
     if isinstance(given, (bytes, bytearray, memoryview)):
-        return *_decoded(bytes(given), place), place
-    if isinstance(given, np.ndarray) or hasattr(given, "__array__"):
-        return _of_array(np.asarray(given), place), rate, place
+        return *_decoded(bytes(given), usual_rate, place), place
     if isinstance(given, list) and given and all(isinstance(n, (int, float)) for n in given):
-        return _of_array(np.asarray(given, "float64"), place), rate, place
+        given = np.asarray(given, "float64")
+    if isinstance(given, np.ndarray) or hasattr(given, "__array__"):
+        array = array_of(given)
+        _check_shape(array, place)
+        _check_length(len(array), array.size // max(len(array), 1), rate, usual_rate, place)
+        return _of_array(array, place), rate, place
     raise ValueError(
         f"`{place}` must be a recording: a path, bytes, an array (samples,), or an array and its "
         f"rate, received {describe(given)}."
     )
 
 
-def _decoded(content: bytes, place: str) -> tuple[np.ndarray, int]:
+def _decoded(content: bytes, sampling_rate: int, place: str) -> tuple[np.ndarray, int]:
     module = soundfile()
     try:
         with module.SoundFile(io.BytesIO(content)) as file:
             # Of a file that is cut off the header may promise any number.
-            if file.frames * file.channels > MOST_SAMPLES:
-                raise ValueError(
-                    f"`{place}` has {file.frames:,} samples of {file.channels} channels; a "
-                    f"recording may have {MOST_SAMPLES:,}. Cut it into pieces."
-                )
+            _check_length(file.frames, file.channels, file.samplerate, sampling_rate, place)
             return file.read(dtype="float32"), file.samplerate
     except module.LibsndfileError as error:
         raise _unreadable(place, error) from None
 
 
-def _of_array(array: np.ndarray, place: str) -> np.ndarray:
+def _check_length(count: int, channels: int, rate: Any, sampling_rate: int, place: str) -> None:
+    """Check the rate and the length of a recording. Raises ValueError if one is out of range."""
+    if not (is_int(rate) or isinstance(rate, float)) or not _RATES[0] <= rate <= _RATES[1]:
+        raise ValueError(
+            f"`{place}` must have a rate of {_RATES[0]} to {_RATES[1]:,} samples a second, "
+            f"received {describe(rate)}."
+        )
+    if rate * _MOST_GROWTH < sampling_rate:
+        raise ValueError(
+            f"`{place}` has a rate of {rate:,} samples a second, and the model reads "
+            f"{sampling_rate:,}, more than {_MOST_GROWTH} times as many. Is its rate right?"
+        )
+    resampled = math.ceil(count / rate * sampling_rate)
+    if max(count * channels, resampled) > MOST_SAMPLES:
+        raise ValueError(
+            f"`{place}` has {count:,} samples of {channels} channels at {rate:,} Hz, {resampled:,} "
+            f"at {sampling_rate:,} Hz; a recording may have {MOST_SAMPLES:,}. Cut it into pieces."
+        )
+
+
+def _check_shape(array: np.ndarray, place: str) -> None:
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > _MOST_CHANNELS):
         hint = ""
         if array.ndim == 2 and 1 <= array.shape[0] <= _MOST_CHANNELS:
@@ -139,8 +190,9 @@ def _of_array(array: np.ndarray, place: str) -> np.ndarray:
             f"`{place}` must be of shape (samples,) or (samples, channels), received "
             f"{array.shape}.{hint}"
         )
-    if array.size > MOST_SAMPLES:
-        raise ValueError(f"`{place}` has {array.size:,} samples; it may have {MOST_SAMPLES:,}.")
+
+
+def _of_array(array: np.ndarray, place: str) -> np.ndarray:
     if array.dtype.kind == "f":
         return array.astype("float32")
     if array.dtype.kind == "i" and array.dtype.itemsize in (2, 4):

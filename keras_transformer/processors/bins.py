@@ -54,15 +54,15 @@ class UniformBins:
             scale: float `(rows,)`. Defaults to that of the values.
 
         Returns:
-            Ids, int32 `(rows, length)`; which are known, bool likewise; the scale, float32
-            `(rows,)`, 1 where all that is known is 0.
+            Ids, int32 `(rows, length)`; which are known, bool likewise; the scale, of the values'
+            dtype `(rows,)`, 1 where all that is known is 0.
         """
-        values = np.asarray(values, "float32")
+        values = np.asarray(values)
         known = ~np.isnan(values)
         if scale is None:
             total = np.abs(np.where(known, values, 0)).sum(axis=1)
-            scale = total / np.maximum(known.sum(axis=1), 1).astype("float32")
-            scale = np.where(scale > 0, scale, 1).astype("float32")
+            scale = total / np.maximum(known.sum(axis=1), 1).astype(total.dtype)
+            scale = np.where(scale > 0, scale, 1).astype(total.dtype)
         centers = self.centers
         inner = (centers[1:] + centers[:-1]) / np.float32(2)
         boundaries = np.concatenate([[-1e20], inner, [1e20]]).astype("float32")
@@ -71,7 +71,7 @@ class UniformBins:
         return np.where(known, ids, PAD_ID).astype("int32"), known, scale
 
     def decode(self, ids: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Values float32 of ids `(rows, ...)`, by the scale of each row."""
+        """Return the values of ids `(rows, ...)`, scaled by row, in the scale's dtype."""
         ids = np.asarray(ids)
         centers = self.centers
         places = np.clip(ids - self.num_special - 1, 0, len(centers) - 1)

@@ -1,5 +1,6 @@
 """`ImageProcessor`: images to arrays of one size, as published models expect them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from keras_transformer.checking import check_bool, check_int, describe, is_number, shorten
 from keras_transformer.config import TransformerConfig
-from keras_transformer.processors.image_files import is_one_image, read_image
+from keras_transformer.processors.image_files import is_one_image, open_image
 from keras_transformer.processors.media import MediaProcessor
 from keras_transformer.processors.packages import pillow
 
@@ -24,6 +25,10 @@ _DEFAULTS: dict[str, tuple] = {
     "Bit": ({"shortest_edge": 224}, 224, _BICUBIC, _CLIP),
     "Blip": (384, None, _BICUBIC, _CLIP),
 }
+
+
+# Pixels that an image may have once it is resized and cropped, and on the way there: 4096 x 4096.
+MOST_PIXELS = 2**24
 
 
 class ImageProcessor(MediaProcessor):
@@ -94,6 +99,17 @@ class ImageProcessor(MediaProcessor):
         """Whether `x` is a single image."""
         return is_one_image(x)
 
+    @classmethod
+    def like(cls, batch: Any, first: Any) -> Any:
+        """Convert floats to uint8 if the first batch goes beyond 1, so that they are from 0 to 255.
+
+        So those of `keras.utils.image_dataset_from_directory` are, which resizes.
+        """
+        to_255 = isinstance(first, np.ndarray) and first.dtype.kind == "f" and first.max() > 1
+        if not to_255 or not np.isfinite(batch).all():
+            return batch
+        return np.clip(np.rint(batch), 0, 255).astype("uint8")
+
     def __call__(self, images: Any, places: Sequence[int] | None = None) -> np.ndarray:
         """The images as one array.
 
@@ -111,7 +127,7 @@ class ImageProcessor(MediaProcessor):
         """
         rows = [images] if is_one_image(images) else self.rows(images)
         places = range(len(rows)) if places is None else places
-        made = [self._one(read_image(row, f"x[{i}]")) for i, row in zip(places, rows, strict=True)]
+        made = [self._one(row, f"x[{i}]") for i, row in zip(places, rows, strict=True)]
         shapes = {array.shape for array in made}
         if len(shapes) > 1:
             raise ValueError(
@@ -126,22 +142,38 @@ class ImageProcessor(MediaProcessor):
             array /= np.asarray(self.std, "float32")
         return array
 
-    def _one(self, pixels: np.ndarray) -> np.ndarray:
-        """An image resized and cropped, uint8."""
-        if self.size is not None:
-            height, width = pixels.shape[:2]
-            if "shortest_edge" in self.size:
-                edge = self.size["shortest_edge"]
-                longest = int(edge * max(height, width) / min(height, width))
-                wanted = (edge, longest) if height <= width else (longest, edge)
-            else:
-                wanted = (self.size["height"], self.size["width"])
-            if wanted != (height, width):
-                image = pillow()[0].fromarray(pixels)
-                pixels = np.asarray(image.resize(wanted[::-1], resample=self.resample))
-        if self.crop_size is not None:
-            pixels = _cropped(pixels, self.crop_size["height"], self.crop_size["width"])
-        return pixels
+    def _one(self, given: Any, place: str) -> np.ndarray:
+        """Resize and crop an image, uint8 `(height, width, 3)`."""
+        image = open_image(given, place)
+        of_array = isinstance(image, np.ndarray)
+        height, width = image.shape[:2] if of_array else (image.height, image.width)
+        wanted = self._resized(height, width)
+        crop = self.crop_size or {"height": wanted[0], "width": wanted[1]}
+        most = max(wanted if self.size is not None else (0, 0), crop.values(), key=math.prod)
+        if math.prod(most) > MOST_PIXELS:
+            raise ValueError(
+                f"`{place}` has {height:,} x {width:,} pixels, of which the processor would make "
+                f"{' x '.join(f'{n:,}' for n in most)}, and it makes at most {MOST_PIXELS:,}. Cut "
+                "what is longer than it is wide, or give the processor a smaller `size`."
+            )
+        if wanted != (height, width):
+            image = pillow().fromarray(image) if of_array else image
+            image = image.resize(wanted[::-1], resample=self.resample)
+        if isinstance(image, np.ndarray):
+            return _padded(image[_middle(wanted, crop)], crop)
+        rows, columns = _middle(wanted, crop)
+        image = image.crop((columns.start, rows.start, columns.stop, rows.stop))
+        return _padded(np.asarray(image.convert("RGB")), crop)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width that an image is resized to."""
+        if self.size is None:
+            return height, width
+        if "shortest_edge" not in self.size:
+            return self.size["height"], self.size["width"]
+        edge = self.size["shortest_edge"]
+        longest = int(edge * max(height, width) / min(height, width))
+        return (edge, longest) if height <= width else (longest, edge)
 
     def check(self, config: TransformerConfig) -> None:
         if getattr(config.sides[0].stem, "image_size", None) is None:
@@ -215,7 +247,10 @@ def _size(name: str, given: Any, shortest: bool = False) -> dict[str, int]:
         raise ValueError(
             f"`{name}` must be a number, (height, width){edge}, received {shorten(given)}."
         )
-    return {n: check_int(f"{name}[{n!r}]", v, 1, 2**15) for n, v in values.items()}
+    values = {n: check_int(f"{name}[{n!r}]", v, 1, 2**15) for n, v in values.items()}
+    if math.prod(values.values()) ** (2 if len(values) == 1 else 1) > MOST_PIXELS:
+        raise ValueError(f"`{name}` is {values}: an image may be made {MOST_PIXELS:,} pixels.")
+    return values
 
 
 def _channels(name: str, given: Any) -> list[float] | None:
@@ -230,15 +265,19 @@ def _channels(name: str, given: Any) -> list[float] | None:
     return [float(value) for value in values]
 
 
-def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle of an image, with zeros around one that is smaller."""
-    rows, columns = pixels.shape[:2]
-    above, left = (max(height - rows, 0), max(width - columns, 0))
-    if above or left:
-        # As Transformers does, the larger half in front.
-        before = ((above + 1) // 2, (left + 1) // 2)
-        pads = ((before[0], above - before[0]), (before[1], left - before[1]), (0, 0))
-        pixels = np.pad(pixels, pads)
-        rows, columns = pixels.shape[:2]
+def _middle(size: tuple[int, int], crop: Mapping[str, int]) -> tuple[slice, slice]:
+    """Return the middle rows and columns of an image: all of them if the crop has more."""
+    rows, columns = size
+    height, width = min(crop["height"], rows), min(crop["width"], columns)
     top, first = (rows - height) // 2, (columns - width) // 2
-    return pixels[top : top + height, first : first + width]
+    return slice(top, top + height), slice(first, first + width)
+
+
+def _padded(pixels: np.ndarray, crop: Mapping[str, int]) -> np.ndarray:
+    """Pad an image that is smaller than the crop with zeros."""
+    above, left = crop["height"] - pixels.shape[0], crop["width"] - pixels.shape[1]
+    if not above and not left:
+        return pixels
+    # As Transformers does, the larger half in front.
+    before = ((above + 1) // 2, (left + 1) // 2)
+    return np.pad(pixels, ((before[0], above - before[0]), (before[1], left - before[1]), (0, 0)))

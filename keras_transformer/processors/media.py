@@ -1,16 +1,19 @@
 """What the processors of images and of sound share: which inputs they take, and their file."""
 
 import abc
+import base64
+import binascii
 import json
 import os
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from keras_transformer.checking import check_path, describe
-from keras_transformer.columns import TableColumn, is_column, is_table
+from keras_transformer.checking import check_path, describe, shorten
+from keras_transformer.columns import TableColumn, is_column, is_frame, is_table
 from keras_transformer.files import has_file, read_file, write_text
 from keras_transformer.processors.processor import Processor
 
@@ -48,7 +51,7 @@ class MediaProcessor(Processor):
     @classmethod
     def takes(cls, x: Any) -> bool:
         """Whether `x` is such inputs: a list, an array, or a column of them; valid or not."""
-        if isinstance(x, (np.ndarray, list)) or is_column(x):
+        if isinstance(x, (np.ndarray, list)) or is_column(x) or is_tensor(x):
             return True
         of_arrays = isinstance(x, Mapping) and not cls.keys & x.keys()
         return cls.is_one(x) and not of_arrays
@@ -61,10 +64,16 @@ class MediaProcessor(Processor):
             )
         if hasattr(x, "column_name") and is_table(getattr(x, "source", None)):  # of `datasets`
             x = TableColumn(x.source, x.column_name)
+        x = array_of(x) if is_tensor(x) else x
         rows = x if isinstance(x, (np.ndarray, Sequence)) else list(x)
         if len(rows) == 0:
             raise ValueError(f"`x` has no {self.unit}s.")
         return rows
+
+    @classmethod
+    def like(cls, batch: Any, first: Any) -> Any:
+        """Convert a batch of a data set, whose first batch is given too, for the processor."""
+        return batch
 
     @classmethod
     def stream(cls, task, data, batch_size=None, steps=None, **options):
@@ -101,11 +110,69 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def is_tensor(x: Any) -> bool:
+    """Return whether it is a tensor of any library, with axes: no NumPy array and no column."""
+    known = isinstance(x, np.ndarray) or is_column(x) or is_frame(x)
+    parts = ("__array__", "shape", "dtype", "ndim")
+    return not known and all(hasattr(x, name) for name in parts) and x.ndim > 0
+
+
+def array_of(x: Any) -> np.ndarray:
+    """Return an array or a tensor as a NumPy array."""
+    for method in ("detach", "cpu"):  # of PyTorch
+        x = getattr(x, method)() if hasattr(x, method) else x
+    return np.asarray(x)
+
+
 def read_path(given: str | os.PathLike, place: str, most_bytes: int) -> tuple[bytes, str]:
-    """The bytes of a file that a user names, and what errors call it from then on."""
+    """Read the bytes of a file or of a data URL, and return them with their name for errors."""
+    if isinstance(given, str) and given[:5].lower() == "data:":
+        return _of_data_url(given, place, most_bytes), place
+    if isinstance(given, str) and given[:8].lower().startswith(("http://", "https://")):
+        raise ValueError(
+            f"`{place}` is a URL, {shorten(given)}, and nothing is fetched from the network. Give "
+            "a path, the bytes of the file, or a data URL."
+        )
     path = Path(check_path(place, given)).expanduser()
     try:
         content = read_file(path, most_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(f"`{place}`: there is no file {path}.") from None
     return content, f"{place}`, the file `{path}"
+
+
+def _of_data_url(url: str, place: str, most_bytes: int) -> bytes:
+    """Decode a data URL. Source: RFC 2397."""
+    head, comma, data = url.partition(",")
+    try:
+        if not comma or len(data) > 3 * most_bytes:
+            raise ValueError("it is too long" if comma else "it has no comma")
+        content = urllib.parse.unquote_to_bytes(data)
+        if head.lower().endswith(";base64"):
+            content = base64.b64decode(b"".join(content.split()), validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ValueError(f"`{place}` is no data URL: {error}, in {shorten(url)}.") from None
+    return content
+
+
+def files_by_class(
+    folder: str | os.PathLike, suffixes: tuple[str, ...], unit: str, usual: str
+) -> tuple[list[str], list[str]]:
+    """List the files of a folder that has a folder for each class, and their folders' names.
+
+    Args:
+        folder: path.
+        suffixes: what names of files end with, in lower case.
+        unit: what errors call one.
+        usual: the usual suffix, for errors.
+    """
+    place = Path(check_path("folder", folder)).expanduser()
+    if not place.is_dir():
+        raise FileNotFoundError(f"There is no folder {place}.")
+    found = sorted(p for p in place.glob("*/*") if p.suffix.lower() in suffixes and p.is_file())
+    if not found:
+        raise ValueError(
+            f"{place} has no {unit}s: it must have a folder for each class, such as "
+            f"{place}/cat/1.{usual}, with files that end with {', '.join(suffixes)}."
+        )
+    return [str(path) for path in found], [path.parent.name for path in found]

@@ -1,11 +1,15 @@
 """Samples to frames of how loud each band of frequencies is, as published models have them."""
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 # As Kaldi's default: the smallest step of float32, so that a logarithm has a value.
 _LEAST_POWER = 1.192092955078125e-07
+# Frames that are transformed at once, five minutes of Whisper's: a recording of hours takes little
+# more memory than its samples.
+_BLOCK = 2**15
 
 
 def log_mel(
@@ -35,10 +39,14 @@ def log_mel(
     frames = np.lib.stride_tricks.sliding_window_view(padded, window_length)[::hop_length]
     frames = frames[:count]
     window = np.hanning(window_length + 1)[:-1].astype("float32")
-    spectrum = np.fft.rfft(frames * window)
-    power = np.square(spectrum.real) + np.square(spectrum.imag)
     filters = mel_filters(sampling_rate, num_bins, window_length, "slaney")
-    levels = np.log10(np.maximum(power @ filters.astype(power.dtype), 1e-10))
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        spectrum = np.fft.rfft(frames * window)
+        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        return np.log10(np.maximum(power @ filters.astype(power.dtype), 1e-10))
+
+    levels = _by_blocks(levels_of, frames)
     return ((np.maximum(levels, levels.max() - 8) + 4) / 4).astype("float32")
 
 
@@ -63,15 +71,24 @@ def filter_bank(
     if len(samples) < window_length:
         samples = np.pad(samples, (0, window_length - len(samples)))
     frames = np.lib.stride_tricks.sliding_window_view(samples, window_length)[::hop_length]
-    frames = frames.astype("float64")
-    frames -= frames.mean(axis=1, keepdims=True)
-    frames = np.concatenate(
-        [frames[:, :1] * (1 - 0.97), frames[:, 1:] - 0.97 * frames[:, :-1]], axis=1
-    )
     size = 1 << (window_length - 1).bit_length()
-    power = np.abs(np.fft.rfft(frames * np.hanning(window_length), n=size)) ** 2
-    levels = power @ mel_filters(sampling_rate, num_bins, size, "kaldi")
-    return np.log(np.maximum(levels, _LEAST_POWER)).astype("float32")
+    window, filters = np.hanning(window_length), mel_filters(sampling_rate, num_bins, size, "kaldi")
+
+    def levels_of(frames: np.ndarray) -> np.ndarray:
+        frames = frames.astype("float64")
+        frames -= frames.mean(axis=1, keepdims=True)
+        frames = np.concatenate(
+            [frames[:, :1] * (1 - 0.97), frames[:, 1:] - 0.97 * frames[:, :-1]], axis=1
+        )
+        power = np.abs(np.fft.rfft(frames * window, n=size)) ** 2
+        return np.log(np.maximum(power @ filters, _LEAST_POWER)).astype("float32")
+
+    return _by_blocks(levels_of, frames)
+
+
+def _by_blocks(function: Callable[[np.ndarray], np.ndarray], frames: np.ndarray) -> np.ndarray:
+    blocks = [function(frames[i : i + _BLOCK]) for i in range(0, len(frames), _BLOCK)]
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,13 +1,13 @@
 """The packages that read files, asked for where one is read."""
 
 
-def pillow() -> tuple:
-    """`PIL.Image` and `PIL.ImageOps`. ImportError with what to install."""
+def pillow():
+    """Return the module `PIL.Image`. Raises ImportError that says what to install."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError:
         raise _missing("Images are read by Pillow", "images") from None
-    return Image, ImageOps
+    return Image
 
 
 def soundfile():

@@ -16,6 +16,7 @@ from keras_transformer.files import read_file, write_text
 from keras_transformer.processors.processor import Processor
 
 FILE = "series.json"
+MOST_VALUES = 2**27  # of a series, all channels: 1 GB of float64
 _LIMIT = 2**24
 
 
@@ -24,20 +25,23 @@ class Series:
     """A series as a processor reads it.
 
     Fields:
-        values: float32 `(time, channels)`, NaN where one is missing.
+        values: float64 `(time, channels)`, NaN where one is missing. A model computes in float32,
+            which at a level of 1e9 knows steps of 64: what is alike is taken away before.
         names: of the channels.
         dates: the index of a data frame, None without one.
         kind: what it was: `"frame"`, `"column"` or `"array"`.
+        dtype: that of forecasts, float32 of a series of float32 or less, and else float64.
     """
 
     values: np.ndarray
     names: list
     dates: Any = None
     kind: str = "array"
+    dtype: str = "float64"
 
 
 class SeriesProcessor(Processor):
-    """Data frames, columns and arrays of numbers over time to float32 series.
+    """Data frames, columns and arrays of numbers over time to series.
 
     A data frame is of pandas; its dates are its index, or its first column if that holds dates.
     Each other column is a channel. An array is `(time,)` or `(time, channels)`. A value that is
@@ -81,7 +85,7 @@ class SeriesProcessor(Processor):
             series: as for `read`; the part that a model is trained on. A channel that is constant
                 keeps its scale.
         """
-        values = self.read(series).values.astype("float64")
+        values = self.read(series).values
         mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
         self.mean = mean.tolist()
         self.std = np.where(std > 0, std, 1.0).tolist()
@@ -114,20 +118,24 @@ class SeriesProcessor(Processor):
             return _of_frame(given, place)
         if is_column(given):
             dates = _dates(getattr(given, "index", None), place)
-            values = _values(given.to_numpy(), place, ["values"])
-            return Series(values, [getattr(given, "name", None) or "value"], dates, "column")
+            array = np.asarray(given.to_numpy())
+            name = getattr(given, "name", None)
+            names = ["value" if name is None else name]
+            values = _values(array, place, names)
+            return Series(values, names, dates, "column", _dtype([array.dtype]))
         try:
-            array = np.asarray(given, dtype="float64")
+            array = np.asarray(given)
+            array = array.astype("float64") if array.dtype.kind not in "iufb" else array
         except (TypeError, ValueError):
             raise ValueError(
                 f"`{place}` must be a series of numbers: a data frame, or an array (time,) or "
                 f"(time, channels), received {describe(given)}."
             ) from None
         names = list(range(array.shape[1])) if array.ndim == 2 else [0]
-        return Series(_values(array, place, names), names)
+        return Series(_values(array, place, names), names, dtype=_dtype([array.dtype]))
 
     def scaled(self, values: np.ndarray, place: str = "x") -> np.ndarray:
-        """Values `(time, channels)` with mean and deviation taken away."""
+        """Take mean and deviation away from values `(time, channels)`, in float64."""
         if self.mean is None:
             return values
         if values.shape[1] != len(self.mean):
@@ -135,14 +143,14 @@ class SeriesProcessor(Processor):
                 f"`{place}` has {values.shape[1]} channels, and the processor was adapted to "
                 f"{len(self.mean)}."
             )
-        return (values - np.float32(self.mean)) / np.float32(self.std)
+        return (values - np.array(self.mean)) / np.array(self.std)
 
     def unscaled(self, values: np.ndarray) -> np.ndarray:
         """The way back, of `(time, channels, ...)`."""
         if self.mean is None:
             return values
         shape = (1, -1) + (1,) * (values.ndim - 2)
-        mean, std = (np.float32(x).reshape(shape) for x in (self.mean, self.std))
+        mean, std = (np.array(x).reshape(shape) for x in (self.mean, self.std))
         return values * std + mean
 
     def check(self, config: TransformerConfig) -> None:
@@ -170,12 +178,19 @@ class SeriesProcessor(Processor):
 
 
 def following_dates(dates: Any, count: int) -> Any:
-    """The dates behind the last of an index, as far apart as those before; None without dates."""
+    """Return the dates or periods that follow an index, as far apart as those in it.
+
+    None without dates, and for a single date, of which nothing tells how far the next is.
+    """
     if dates is None:
         return None
     import pandas
 
-    step = _frequency(dates[-50:])
+    if isinstance(dates, pandas.PeriodIndex):
+        return pandas.period_range(dates[-1] + 1, periods=count, freq=dates.freq)
+    step = dates.freq or _frequency(dates[-50:])
+    if step is None and len(dates) < 2:
+        return None
     step = dates[-1] - dates[-2] if step is None else step
     return pandas.date_range(dates[-1], periods=count + 1, freq=step)[1:]
 
@@ -197,50 +212,114 @@ def _of_frame(frame: Any, place: str) -> Series:
     if dates is None and len(frame.columns) > 1 and not _is_numeric(frame.iloc[:, 0]):
         import pandas
 
+        first = frame.iloc[:, 0]
         try:
-            dates = _dates(pandas.DatetimeIndex(pandas.to_datetime(frame.iloc[:, 0])), place)
+            periods = isinstance(first.dtype, pandas.PeriodDtype)
+            first = pandas.PeriodIndex(first) if periods else pandas.to_datetime(first)
+            dates = pandas.Index(first)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"The first column of `{place}`, {frame.columns[0]!r}, holds neither numbers nor "
                 f"dates: {error}."
             ) from None
+        dates = _dates(dates, place, frame.columns[0])
         frame = frame.iloc[:, 1:]
     wrong = [name for i, name in enumerate(frame.columns) if not _is_numeric(frame.iloc[:, i])]
     if wrong:
         raise ValueError(f"The column {wrong[0]!r} of `{place}` does not hold numbers.")
     names = list(frame.columns)
-    return Series(_values(frame.to_numpy("float64"), place, names), names, dates, "frame")
+    values = _values(frame.to_numpy("float64"), place, names)
+    return Series(values, names, dates, "frame", _dtype(frame.dtypes))
 
 
 def _is_numeric(column: Any) -> bool:
     return getattr(column.dtype, "kind", "O") in "iufb"
 
 
-def _dates(index: Any, place: str) -> Any:
-    """The dates of an index, None if it has none. ValueError for dates that leave some out."""
-    if index is None or getattr(getattr(index, "dtype", None), "kind", "") != "M":
+def _dtype(dtypes: Any) -> str:
+    """Return the dtype of forecasts for columns of these dtypes."""
+    small = ("float16", "float32")
+    return "float32" if all(str(dtype).lower() in small for dtype in dtypes) else "float64"
+
+
+def _dates(index: Any, place: str, column: Any = None) -> Any:
+    """Return the dates or periods of an index, or None. `column` names where they come from.
+
+    ValueError for dates that are missing, not in order or doubled, or that leave some out.
+    """
+    periods = hasattr(index, "to_timestamp")
+    if not periods and getattr(getattr(index, "dtype", None), "kind", "") != "M":
         return None
-    if len(index) < 3 or _frequency(index) is not None:
+    _check_order(index, place, column)
+    if len(index) < 3 or (not periods and _frequency(index) is not None):
         return index
-    steps = np.diff(index.to_numpy()).astype("timedelta64[s]").astype("int64")
-    usual = int(np.median(steps))
+    if periods:
+        steps, usual, unit = np.diff(index.asi8), 1, f"one period of {index.freqstr}"
+    else:
+        steps = (index[1:] - index[:-1]).total_seconds().to_numpy()
+        usual = float(np.median(steps))
+        unit = f"{usual:,.10g} seconds"
+        if 28 * 86_400 <= usual <= 31 * 86_400 or usual >= 365 * 86_400:  # months and years
+            return index
     odd = np.flatnonzero(steps != usual)
-    months = 28 * 86_400 <= usual <= 31 * 86_400 or usual >= 365 * 86_400
-    if odd.size and not months:
+    if odd.size:
         row = int(odd[0])
+        frame = "frame" if column is None else f"frame.set_index({column!r})"
+        how = f"{frame}.reindex(pandas.period_range({str(index[0])!r}, {str(index[-1])!r}, freq="
+        how = f"{how}{index.freqstr!r}))" if periods else f"{frame}.asfreq({_step(usual)!r})"
         raise ValueError(
-            f"The dates of `{place}` are {usual:,} seconds apart, but rows {row} and {row + 1}, "
+            f"The dates of `{place}` are {unit} apart, but rows {row} and {row + 1}, "
             f"{index[row]} and {index[row + 1]}, are not. Put the missing rows in, with NaN: "
-            "`frame.asfreq(...)`."
+            f"`{how}`."
         )
     return index
+
+
+def _step(seconds: float) -> str:
+    """Write a step as pandas does, such as `"h"`."""
+    import pandas
+
+    return pandas.tseries.frequencies.to_offset(pandas.Timedelta(seconds=seconds)).freqstr
+
+
+def _check_order(index: Any, place: str, column: Any) -> None:
+    """Check that dates rise. Raises ValueError if one is missing, doubled or out of order."""
+    missing = np.flatnonzero(index.isna())
+    if missing.size:
+        how = "frame.index.notna()" if column is None else f"frame[{column!r}].notna()"
+        raise ValueError(
+            f"Row {missing[0]} of `{place}` has no date. Leave such rows out: `frame[{how}]`."
+        )
+    if index.is_monotonic_increasing and index.is_unique:
+        return
+    numbers = index.asi8
+    if index.is_unique:
+        row = int(np.flatnonzero(numbers[1:] < numbers[:-1])[0])
+        how = "sort_index()" if column is None else f"sort_values({column!r})"
+        raise ValueError(
+            f"The dates of `{place}` are not in order: row {row + 1}, {index[row + 1]}, comes "
+            f"behind {index[row]}. Sort them: `frame.{how}`."
+        )
+    second = int(np.flatnonzero(index.duplicated())[0])
+    first = int(np.flatnonzero(numbers[:second] == numbers[second])[0])
+    how = "[~frame.index.duplicated()]" if column is None else f".drop_duplicates({column!r})"
+    raise ValueError(
+        f"`{place}` has the date {index[second]} twice, in rows {first} and {second}. If it holds "
+        "several series, give each by itself, in a list; else keep one row of each date: "
+        f"`frame{how}`."
+    )
 
 
 def _values(array: np.ndarray, place: str, names: list) -> np.ndarray:
     array = np.asarray(array)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"`{place}` must hold numbers, received {array.dtype}.")
-    array = array.astype("float32")
+    if array.size > MOST_VALUES:
+        raise ValueError(
+            f"`{place}` has {array.size:,} values; a series may have {MOST_VALUES:,}. Give the "
+            "last of them, or a list of parts."
+        )
+    array = array.astype("float64")
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(
@@ -251,6 +330,12 @@ def _values(array: np.ndarray, place: str, names: list) -> np.ndarray:
     if infinite.size:
         row, channel = infinite[0]
         raise ValueError(f"`{place}` is infinite in row {row} of {names[channel]!r}.")
+    empty = np.flatnonzero(np.isnan(array).all(axis=0))
+    if empty.size:
+        raise ValueError(
+            f"`{place}` has no value in {names[empty[0]]!r}: all are missing (NaN). Leave that "
+            "channel out."
+        )
     return array
 
 

@@ -13,7 +13,7 @@ from keras_transformer.data.record_objects import elements_of
 from keras_transformer.distribution import DatasetShard
 from keras_transformer.tasks.class_labels import read_labels
 from keras_transformer.tasks.labels import on_host
-from keras_transformer.tasks.streams import TextBatches, number_of_elements
+from keras_transformer.tasks.streams import TextBatches, size_of
 
 
 def by_class(class_weight: Mapping, num_classes: int, labels: list[str] | None) -> np.ndarray:
@@ -98,7 +98,7 @@ def weighted(task, x: Any, steps: int | None, weigh: ClassWeights | None) -> Ite
         yield (weigh.of_batch(batch) for batch in x)
     else:
         begin = _beginning(x, weigh)
-        number = number_of_elements(x, steps) if steps is None else None
+        number = size_of(x, steps) if steps is None else None
         if number is None and steps is None:
             number = sum(1 for _ in begin())
         yield TextBatches(task, begin, number)

@@ -1,5 +1,6 @@
 """Forecasts of series of numbers."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras_transformer.config import TransformerConfig
 from keras_transformer.layers.feed_forward import ResidualFeedForward
 from keras_transformer.layers.initializers import kernel_initializer
 from keras_transformer.layers.remat import one_piece
+from keras_transformer.models import Encoder
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.series import SeriesProcessor
@@ -29,6 +31,7 @@ from keras_transformer.training.losses import QuantileLoss
 from keras_transformer.weight import residual_of
 
 POOLINGS = ("mean", "max", "first")
+_WINDOWS = 2**14  # that are looked at at once
 _OF_DISTANCES = ("relative", "rotary", "alibi", "none")  # Positions that are of no place in a row.
 
 
@@ -154,6 +157,71 @@ class Forecaster(ForecastsSeries, Task):
             loss, metrics = QuantileLoss(self.quantiles), []
         self.compile(keras.optimizers.Adam(1e-3), loss, weighted_metrics=metrics)
 
+    @classmethod
+    def untrained(
+        cls,
+        horizon: int = 24,
+        context_length: int | None = None,
+        quantiles: Sequence[float] | None = None,
+        dtype=None,
+        **options,
+    ) -> "Forecaster":
+        """Make a forecaster of a usual size, to be trained on one's own series.
+
+        It is a PatchTST: three layers of 64 values that read overlapping pieces of at most 16
+        values, some 100,000 weights. For another size make it of a `TransformerConfig`.
+
+        Args:
+            horizon: int, values that are forecast at once.
+            context_length: int, values that a forecast is made of. Defaults to four times the
+                horizon, and at least 32.
+            quantiles: list of floats, as of the class.
+            dtype: dtype or dtype policy of the model.
+            **options: others of the class, such as `dropout`.
+
+        Raises:
+            ValueError: for values out of range.
+
+        Example:
+        ```python
+        import numpy as np
+        import keras_transformer as kt
+
+        series = np.sin(np.arange(200) * 0.5)
+        forecaster = kt.Forecaster.untrained(horizon=8)
+        forecaster.processor.adapt(series)
+        forecaster.fit(series, epochs=1, verbose=0)
+        assert forecaster.forecast(series).shape == (8,)
+        ```
+
+        Source: Nie et al. 2023, "A Time Series is Worth 64 Words", section 3.1, with smaller
+        layers.
+        """
+        horizon = check_int("horizon", horizon, 1, MOST_HORIZON)
+        length = check_int("context_length", context_length, 2, MOST_HORIZON, none=True)
+        length = length or max(4 * horizon, 32)
+        patch = min(16, length // 2)
+        config = TransformerConfig(
+            kind="encoder",
+            vocabulary_size=0,
+            hidden_dim=64,
+            num_layers=3,
+            num_heads=4,
+            intermediate_dim=128,
+            position="learned",
+            normalize_first=True,
+            dropout=0.1,
+            stem={
+                "kind": "series",
+                "context_length": length,
+                "patch_length": patch,
+                "stride": (patch + 1) // 2,
+                "repeat_last": True,
+            },
+        )
+        backbone = Encoder(config, dtype=dtype)
+        return cls(backbone, SeriesProcessor(), horizon, quantiles, **options)
+
     @property
     def context_length(self) -> int:
         """Values that a forecast is made of."""
@@ -186,8 +254,10 @@ class Forecaster(ForecastsSeries, Task):
 
     def call(self, inputs, collect: tuple[str, ...] = (), training: bool = False):
         values = ops.cast(inputs["values"], "float32")
-        observed = inputs.get("observed")
-        known = ops.ones_like(values) if observed is None else ops.cast(observed, "float32")
+        known = ops.cast(ops.isfinite(values), "float32")
+        if inputs.get("observed") is not None:
+            known = known * ops.cast(inputs["observed"], "float32")
+        values = ops.where(known > 0, values, 0.0)
         count = ops.maximum(ops.sum(known, axis=1, keepdims=True), 1.0)
         mean = ops.sum(values * known, axis=1, keepdims=True) / count
         centered = (values - mean) * known
@@ -217,8 +287,40 @@ class Forecaster(ForecastsSeries, Task):
         return ops.reshape(outputs, (-1, self.horizon, count))
 
     def window_arrays(self, known, following):
-        weights = np.isfinite(following).astype("float32")
-        return known_values(known), np.nan_to_num(following)[..., None], weights
+        level = level_of(known, following)
+        weights = np.isfinite(following) & np.isfinite(known).any(axis=1, keepdims=True)
+        targets = np.where(weights, following - level, 0).astype("float32")
+        return known_values(known - level), targets[..., None], weights.astype("float32")
+
+    def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
+        if isinstance(y, np.ndarray) and y.dtype.kind == "f" and not np.isfinite(y).all():
+            place = ", ".join(map(str, np.argwhere(~np.isfinite(y))[0]))
+            raise ValueError(
+                f"`y[{place}]` is NaN or infinite. Put 0 there, with a `sample_weight` of 0; or "
+                "give series, in which a missing target counts for nothing."
+            )
+        if has_level(x):
+            level = level_of(np.asarray(x["values"]), known=x.get("observed"))
+            x = {**x, "values": x["values"] - level}
+            if isinstance(y, np.ndarray) and y.dtype.kind in "iuf" and y.ndim in (2, 3):
+                y = (y - level.reshape(-1, *[1] * (y.ndim - 1))).astype("float32")
+        return super()._batches(x, y, sample_weight, processing, **options)
+
+    def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None) -> np.ndarray:
+        """Predict as `Task.predict`; for series, what follows each window, in scaled units.
+
+        The result is float32, and float64 where the level of the values asks for it.
+        """
+        level = np.zeros((0, 1))
+        if has_level(x):
+            level = level_of(np.asarray(x["values"]), known=x.get("observed"))
+            x = {**x, "values": x["values"] - level}
+        elif self._takes(x):
+            count, windows = self._windows(self._require_processor().rows(x))
+            numbers = np.array_split(np.arange(count), -(-count // _WINDOWS))
+            level = np.concatenate([level_of(*windows(some)) for some in numbers])
+        found = super().predict(x, batch_size, verbose, steps, callbacks)
+        return found + level[: len(found), :, None] if level.any() else found
 
     @reads
     def forecast(self, x, horizon: int | None = None, batch_size: int = 256):
@@ -248,7 +350,8 @@ class Forecaster(ForecastsSeries, Task):
         def make(rows):
             longest = max(map(len, rows))
             known = np.stack([padded(row, longest) for row in rows])
-            return self._continued(known, horizon, batch_size)
+            level = np.nanmean(known, axis=1, keepdims=True)
+            return self._continued(known - level, horizon, batch_size) + level[..., None]
 
         return self.forecasts(x, make, self.quantiles)
 
@@ -257,11 +360,7 @@ class Forecaster(ForecastsSeries, Task):
         if isinstance(x, Mapping):
             return super().explained_inputs(x)
         processor = self._require_processor()
-        rows = [
-            known_values(row[None, -self.context_length :])
-            for values in self._scaled(processor.rows(x))
-            for row in values.T
-        ]
+        rows = [known_values(row[None] - np.nanmean(row)) for row in self._last(processor.rows(x))]
         for row in rows:
             if row["values"].shape[1] < self.fewest:
                 raise ValueError(
@@ -326,3 +425,32 @@ def known_values(rows: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of rows `(batch, length)`, NaN where a value is missing."""
     observed = np.isfinite(rows)
     return {"values": np.nan_to_num(rows).astype("float32"), "observed": observed}
+
+
+def has_level(x: Any) -> bool:
+    """Return whether it holds float64 arrays for a backbone, whose level float32 may lose."""
+    values = x.get("values") if isinstance(x, Mapping) else None
+    return isinstance(values, np.ndarray) and values.dtype == "float64" and values.ndim == 2
+
+
+def level_of(*windows: np.ndarray, known: Any = None) -> np.ndarray:
+    """Return the level that is subtracted from each window in float64, `(rows, 1)`.
+
+    It is 0 for all windows but those of which float32 would lose something: in which the mean is
+    beyond 256 deviations. So scores that are not of differences, such as percentages, stay as they
+    are for all others.
+
+    Args:
+        windows: float64 `(rows, length)`, what is known and, if given, what follows, NaN where a
+            value is missing.
+        known: bool `(rows, length)`, which values of the first are known. Defaults to all that are
+            finite.
+    """
+    first = windows[0] if known is None else np.where(known, windows[0], np.nan)
+    whole = np.concatenate([first, *windows[1:]], axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of rows in which nothing is known
+        level = np.nanmean(first, axis=1, keepdims=True)
+        deviation = np.nanstd(whole, axis=1, keepdims=True)
+    deviation = np.where(deviation > 0, deviation, 1)
+    return np.where(np.abs(level) > 256 * deviation, level, 0)

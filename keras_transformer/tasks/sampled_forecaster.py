@@ -132,6 +132,7 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
         inputs, scale = self._read(known)
         ids, given, _ = self.bins.encode(following, scale)
         targets, weights = _with_end(ids, given)
+        weights &= np.isfinite(known).any(axis=1, keepdims=True)
         starts = np.full((len(ids), 1), self.start_id, "int32")
         inputs["decoder_token_ids"] = np.concatenate([starts, ids], axis=1)
         return inputs, targets, weights.astype("float32")
@@ -186,18 +187,18 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
         """The series that were drawn, of which `forecast` gives quantiles; arguments as there.
 
         Returns:
-            Float32 `(num_samples, horizon, channels)`; for a column, or an array `(time,)`,
-            `(num_samples, horizon)`. For a list a list of these.
+            Float `(num_samples, horizon, channels)`, of the series' dtype; for a column, or an
+            array `(time,)`, `(num_samples, horizon)`. For a list a list of these.
         """
         processor = self._require_processor()
         series, first, found = processor.rows(x), 0, []
         one = processor.is_one(x)
-        rows = [row for values in self._scaled(series) for row in values[-self.context_length :].T]
-        drawn = self._paths(rows, horizon, batch_size, num_samples, seed)
+        drawn = self._paths(self._last(series), horizon, batch_size, num_samples, seed)
         for each, given in zip(series, [x] if one else x, strict=True):
             count = each.values.shape[1]
             made = np.moveaxis(drawn[first : first + count], 0, -1)  # (samples, horizon, channels)
             made = processor.unscaled(made.transpose(1, 2, 0)).transpose(2, 0, 1)
+            made = made.astype(each.dtype)
             found.append(made[..., 0] if np.ndim(given) == 1 else made)
             first += count
         return found[0] if one else found
@@ -216,14 +217,13 @@ class SampledForecaster(ForecastsSeries, LanguageModel):
         if isinstance(x, Mapping):
             return super().explained_inputs(x)
         processor, rows = self._require_processor(), []
-        for values in self._scaled(processor.rows(x)):
-            for row in values[-self.context_length :].T:
-                inputs = self._read(row[None])[0]
-                rows.append({**inputs, "decoder_token_ids": np.array([[self.start_id]], "int32")})
+        for row in self._last(processor.rows(x)):
+            inputs = self._read(row[None])[0]
+            rows.append({**inputs, "decoder_token_ids": np.array([[self.start_id]], "int32")})
         return rows, len(rows) == 1 and processor.is_one(x)
 
     def _paths(self, rows, horizon, batch_size, num_samples, seed) -> np.ndarray:
-        """What follows on rows of any lengths, float32 `(rows, num_samples, horizon)`."""
+        """Draw what follows rows of any lengths, float `(rows, num_samples, horizon)`."""
         horizon = check_int("horizon", horizon, 1, MOST_HORIZON, none=True) or self.horizon
         samples = check_int("num_samples", num_samples, 1, MOST_HORIZON, none=True)
         seed = check_int("seed", seed, 0, 2**63 - 1, none=True)

@@ -169,7 +169,7 @@ def held_texts(task, data: Any, options: dict[str, Any]) -> Any:
     return list(itertools.chain(*parts))
 
 
-_WHOLE = (str, bytes, list, tuple, set, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
+WHOLE = (str, bytes, list, tuple, set, np.ndarray, Mapping, Records, BucketedDataset, DatasetShard,
           TextBatches)  # fmt: skip
 
 
@@ -196,7 +196,7 @@ class _Source(NamedTuple):
 
 def is_data_set(data: Any) -> bool:
     """Return whether it is to be gone through: not texts, an array, a mapping or a set."""
-    if isinstance(data, _WHOLE) or ops.is_tensor(data) or is_column(data):
+    if isinstance(data, WHOLE) or ops.is_tensor(data) or is_column(data):
         return False
     return hasattr(data, "__iter__") and not hasattr(data, "__array__")
 
@@ -219,7 +219,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
     once = hasattr(data, "__next__")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if (
-        isinstance(data, _WHOLE)
+        isinstance(data, WHOLE)
         or ops.is_tensor(data)
         or is_column(data)
         or not (once or sized or hasattr(data, "__iter__"))
@@ -252,7 +252,7 @@ def _opened(task, data: Any, steps: int | None = None) -> tuple[Any, _Source | N
         has_label = not {*_LABELS}.isdisjoint(first)
     labelled = y is not None or (task.answers and has_label)
     begin = (lambda: map(parts, elements)) if once else (lambda: map(parts, elements_of(data)))
-    return data, _Source(begin, once, number_of_elements(data, steps), single, labelled)
+    return data, _Source(begin, once, size_of(data, steps), single, labelled)
 
 
 def _named_parts(task, data: Any, first: Any, parts: Callable) -> Callable:
@@ -273,7 +273,7 @@ def _named_parts(task, data: Any, first: Any, parts: Callable) -> Callable:
     return named
 
 
-def number_of_elements(data: Any, steps: int | None) -> int | None:
+def size_of(data: Any, steps: int | None) -> int | None:
     """The number of elements; None where it is not known. ValueError for no end and no steps."""
     size = None
     if hasattr(data, "cardinality"):

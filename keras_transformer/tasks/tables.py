@@ -11,15 +11,18 @@ from keras_transformer.checking import shorten
 from keras_transformer.columns import (
     TableColumn,
     class_names,
+    is_column,
     is_frame,
     is_table,
     listed_column,
+    plain,
     undecoded,
 )
 from keras_transformer.data import Records
-from keras_transformer.data.record_objects import column_names
+from keras_transformer.data.record_objects import column_names, elements_of
+from keras_transformer.processors.media import array_of, is_tensor
 from keras_transformer.tasks.class_labels import by_name
-from keras_transformer.tasks.streams import TextBatches
+from keras_transformer.tasks.streams import WHOLE, TextBatches, size_of
 
 _ROWS = 32  # of a batch, where a data set gives one row after the other
 
@@ -44,7 +47,8 @@ class TakesTables:
             return self._streamed(data, batch_size, steps, **options)
         columns = self._columns(data)
         if columns is None:
-            return data
+            data, source = self._opened(data)
+            return data if source is None else source.batched(batch_size, steps, **options)
         x, beside, y = columns
         self._check_there(data, beside, y)
         if options.get("seed", 0) is None:
@@ -62,7 +66,13 @@ class TakesTables:
                 rows = itertools.islice(rows, options.pop("steps") * _ROWS)
             return [row[name] for row in rows]
         columns = self._columns(data)
-        return data if columns is None else columns[0]
+        if columns is not None:
+            return columns[0]
+        data, source = self._opened(data)
+        if source is None:
+            return data
+        batches = itertools.islice(source.batches(_ROWS), options.pop("steps", None))
+        return [row for x, *_ in batches for row in x]
 
     def _columns(self, data: Any) -> tuple | None:
         """The columns of inputs, of what goes with them and of what is learned, or None."""
@@ -122,6 +132,23 @@ class TakesTables:
         count = steps if steps is not None else sum(1 for _ in batches())
         return TextBatches(self, batches, None if steps is not None else count, **options)
 
+    def _opened(self, data: Any) -> "tuple[Any, _Elements | None]":
+        """Return the data, a generator unconsumed, and its elements if they hold inputs."""
+        once, known = hasattr(data, "__next__"), isinstance(data, WHOLE) or is_column(data)
+        sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+        known = known or is_tensor(data) or hasattr(data, "getbands")
+        if known or not (once or sized or hasattr(data, "__iter__")):
+            return data, None
+        elements = elements_of(data)
+        first = next(elements, None)
+        if once:
+            elements = itertools.chain([] if first is None else [first], elements)
+        x, *_ = _parts(first)
+        of_inputs = isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "getbands")
+        if not of_inputs and not hasattr(x, "row_splits"):  # ragged, of TensorFlow
+            return ((element for element in elements) if once else data), None
+        return data, _Elements(self, data, first, elements if once else None)
+
     def _check_there(self, data: Any, beside: Any, y: Any) -> None:
         """ValueError for data without what is learned."""
         texts, labels = self.needs_beside and beside is None, self.needs_labels and y is None
@@ -143,6 +170,102 @@ class TakesTables:
                 f"Received a {type(data).__name__} with {shorten(list(data))}: give one of its "
                 f"data sets, as in data[{next(iter(data))!r}]."
             )
+
+
+class _Elements:
+    """A data set that gives arrays or images of Pillow, one or a batch, alone or with labels.
+
+    Such are those of `keras.utils.image_dataset_from_directory` and `audio_dataset_from_directory`,
+    and of PyTorch's loaders and folders.
+
+    Args:
+        task: a `TakesTables`.
+        data: the data set.
+        first: its first element.
+        elements: the iterator of one that can be gone through once, None for others.
+    """
+
+    def __init__(self, task: Any, data: Any, first: Any, elements: Iterator | None):
+        self._task, self._data, self._elements = task, data, elements
+        kind = task.processor_class
+        self._kind = getattr(kind, "source_class", kind)
+        of = getattr(data, "dataset", data)  # of a loader of PyTorch
+        # As Keras and torchvision call them.
+        self._names = list(getattr(of, "class_names", None) or getattr(of, "classes", None) or ())
+        x, y, _ = _parts(first)
+        self._first, self._has_labels = _on_host(x), y is not None
+        # An array of samples (time, channels) may be one or a batch: labels tell.
+        of_each = y is None or (np.ndim(y) > 0 and len(y) == len(self._first))
+        self._single = self._kind.is_one(self._first) or not of_each
+
+    def batches(self, rows: int) -> Iterator[tuple]:
+        """Yield `(x, y, sample_weight)` by batch; single rows are collected by `rows`."""
+        elements = elements_of(self._data) if self._elements is None else self._elements
+        given = map(_parts, elements)
+        while self._single and (some := list(itertools.islice(given, rows))):
+            x, y, weights = (None if c[0] is None else list(c) for c in zip(*some, strict=True))
+            yield [self._like_first(row) for row in x], self._labels(y), weights
+        for x, y, weights in given:
+            yield (
+                self._like_first(x),
+                self._labels(y),
+                None if weights is None else array_of(weights),
+            )
+
+    def batched(self, batch_size: int | None, steps: int | None, **options) -> TextBatches:
+        """Return batches to learn from or to score."""
+        given = self._has_labels or None
+        beside = given if self._task.needs_beside else None
+        self._task._check_there(self._data, beside, given)
+        size, count = batch_size or _ROWS, size_of(self._data, steps)
+        if self._elements is not None and steps is None:
+            held = list(self.batches(size))
+            return TextBatches(self._task, lambda: iter(held), len(held), **options)
+        if steps is not None:
+            count = None
+        elif count is None:
+            count = sum(1 for _ in self.batches(size))
+        elif self._single:
+            count = -(-count // size)
+        once = self._elements is not None
+        return TextBatches(self._task, lambda: self.batches(size), count, once, **options)
+
+    def _made(self, x: Any, y: Any, weights: Any) -> tuple:
+        y = self._labels(y)
+        return ((x, y), None, weights) if self._task.needs_beside else (x, y, weights)
+
+    def _like_first(self, x: Any) -> Any:
+        return self._kind.like(_on_host(x), self._first)
+
+    def _labels(self, y: Any) -> Any:
+        """Return labels, by the data set's class names if these are the task's."""
+        if y is None:
+            return None
+        y = np.asarray([array_of(label) for label in y]) if isinstance(y, list) else array_of(y)
+        if y.dtype.kind in "OSU":
+            return plain(y.tolist(), "y")
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        names, known = self._names, getattr(self._task, "labels", None)
+        if not names or not known or {*names} != {*known}:
+            return y
+        if y.ndim == 2 and y.shape[1] == len(names):
+            return y[:, [names.index(name) for name in known]]
+        whole = y.ndim == 1 and y.dtype.kind in "iuf" and (y == np.rint(y)).all()
+        return [names[int(number)] for number in y] if whole else y
+
+
+def _parts(element: Any) -> tuple:
+    """Split an element of a data set into `(x, y, sample_weight)`."""
+    element = element if isinstance(element, (tuple, list)) else (element,)
+    return (*element, None, None, None)[:3]
+
+
+def _on_host(x: Any) -> Any:
+    """Return an array, a list of arrays for a ragged batch, or a Pillow image as it is."""
+    if hasattr(x, "row_splits"):
+        return [np.asarray(row, "float32") for row in x.to_list()]
+    return x if hasattr(x, "getbands") else array_of(x)
 
 
 def _is_stream(data: Any) -> bool:

@@ -202,8 +202,8 @@ class Verbs(Explains, PacksWeights):
             return None
         x, y, sample_weight = parts_of(data if isinstance(data, tuple) else (data,), "A tuple")
         if not self._takes(x):
-            made, _, weights = self._batches(x, y, sample_weight, {})
-            return data if made is data else (made, y, weights)
+            made, targets, weights = self._batches(x, y, sample_weight, {})
+            return data if made is data else (made, targets, weights)
         size = options.pop("validation_batch_size") or batch_size
         return self._batches(x, y, sample_weight, processing, **check_batch(size))[0]
 

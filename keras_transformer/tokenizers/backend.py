@@ -15,6 +15,9 @@ CHINESE = (
     r"\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{20000}-\x{2a6df}\x{2a700}-\x{2b73f}"
     r"\x{2b740}-\x{2b81f}\x{2b820}-\x{2ceaf}\x{f900}-\x{faff}\x{2f800}-\x{2fa1f}"
 )
+# Characters of one text, of each of which the library takes some 300 bytes; War and Peace has three
+# million.
+MAX_TEXT = 2**24
 
 
 class Unusable(Exception):
@@ -68,6 +71,11 @@ def check_texts(texts, name: str) -> list[str]:
             f"Received: {type(texts).__name__}. A column of a data frame will do too."
         )
     for index, text in enumerate(texts):
+        if isinstance(text, str) and len(text) > MAX_TEXT:
+            raise ValueError(
+                f"`{name}[{index}]` has {len(text):,} characters; a text may have {MAX_TEXT:,}, of "
+                "which tokenizing takes some 5 GB. Give it in parts, such as its paragraphs."
+            )
         if not (isinstance(text, str) and text.isascii()):
             check_text(f"{name}[{index}]", text)
     return list(texts)

@@ -1,5 +1,6 @@
 """The processor of sound: its features against Transformers' classes, and what is no recording."""
 
+import base64
 import io
 import json
 
@@ -106,6 +107,76 @@ def test_other_rates():
     assert np.abs(found - expected)[500:-500].max() <= 1e-3
     high = read_audio((np.sin(2 * np.pi * 7000 * np.arange(48_000) / 48_000), 48_000), 8000)
     assert np.abs(high[500:-500]).max() <= 1e-2  # what the rate cannot hold is not folded over
+
+
+@pytest.mark.parametrize("rate", [1, 10, 99, 900, 2_000_000])
+def test_the_rate_of_a_file_is_checked_before_it_is_resampled(rate, tmp_path):
+    """2 MB that say 1 Hz would be 30 GB at 16 kHz."""
+    samples = np.zeros(2_000_000, "uint8")
+    content = encoded(np.zeros(9), rate=8000)
+    content = content[:24] + rate.to_bytes(4, "little") + content[28:]
+    head = bytearray(content[:44])
+    head[22:24], head[32:36] = (1).to_bytes(2, "little"), (1).to_bytes(2, "little") + b"\x08\0"
+    head[4:8] = (36 + samples.size).to_bytes(4, "little")
+    head[40:44] = samples.size.to_bytes(4, "little")
+    content = bytes(head) + samples.tobytes()
+    (tmp_path / "a.wav").write_bytes(content)
+    array = np.zeros(2_000_000, "float32")
+    processor = kt.AudioProcessor("waveform")
+    url = "data:audio/wav;base64," + base64.b64encode(content[:500]).decode()
+    for given in (
+        content, str(tmp_path / "a.wav"), {"bytes": content}, {"path": tmp_path / "a.wav"}, url,
+        (array, rate), {"array": array, "sampling_rate": rate}, (array.tolist()[:9], float(rate)),
+    ):  # fmt: skip
+        for read in (lambda x: read_audio(x, 16_000), processor, lambda x: processor.counts([x])):
+            with pytest.raises(ValueError, match="a rate of"):
+                read(given)
+
+
+def test_lengths_are_checked_before_anything_is_resampled():
+    silence = np.broadcast_to(np.float32(0), (2**26,))  # takes no memory
+    for rate, target in ((1000, 16_000), (3000, 48_000), (8000, 48_000)):
+        with pytest.raises(ValueError, match=r"67,108,864 samples .* may have 268,435,456"):
+            read_audio((silence, rate), target)
+    with pytest.raises(ValueError, match="536,870,912 samples"):
+        read_audio(np.broadcast_to(np.float32(0), (2**29,)), 16_000)
+
+
+def test_hours_are_features_by_blocks(monkeypatch):
+    """The frames of a long recording are made some at a time, and are the same."""
+    for features in ("log_mel", "filter_bank"):
+        processor = kt.AudioProcessor(features, num_bins=8)
+        whole = processor([sound(3)])
+        with monkeypatch.context() as patch:
+            patch.setattr("keras_transformer.processors.mel._BLOCK", 7)
+            assert np.abs(processor([sound(3)]) - whole).max() <= 1e-6
+
+
+def test_tensors_and_data_urls():
+    torch = pytest.importorskip("torch")
+    whole = sound(0.2)
+    tensor = torch.from_numpy(whole).requires_grad_()
+    url = "data:audio/flac;base64," + base64.b64encode(encoded(whole, format="FLAC")).decode()
+    for given in (tensor, (tensor, 16_000), {"array": tensor}, url, tensor[:, None]):
+        assert np.abs(read_audio(given, 16_000) - whole).max() <= 1e-4
+    processor = kt.AudioProcessor(length=20)
+    assert processor.takes(tensor) and processor.is_one(tensor)
+    both = torch.stack([tensor, tensor])
+    assert processor(both).shape == (2, 20, 80)
+
+
+def test_a_folder_by_class(tmp_path):
+    for place in ("yes/2.wav", "yes/1.FLAC", "no/1.ogg", "no/notes.txt", "loose.wav"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(encoded(sound(0.1)))
+    recordings, labels = kt.processors.audio_folder(tmp_path)
+    assert labels == ["no", "yes", "yes"]
+    assert [path.removeprefix(f"{tmp_path}/") for path in recordings] == [
+        "no/1.ogg", "yes/1.FLAC", "yes/2.wav",
+    ]  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no recordings: it must have a folder for each class"):
+        kt.processors.audio_folder(tmp_path / "empty")
 
 
 def test_lengths():

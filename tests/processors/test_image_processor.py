@@ -1,11 +1,13 @@
 """The processor of images: its values against Transformers' classes, and what is no image."""
 
+import base64
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 import keras_transformer as kt
 from keras_transformer.processors.image_files import read_image
@@ -93,27 +95,211 @@ def test_what_an_image_may_be(tmp_path):
     assert (processor(array) == made[:1]).all()
 
 
-@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "P", "CMYK", "1"])
-def test_other_modes(mode):
-    image = picture(8, 9).convert(mode)
-    expected = np.asarray(image.convert("RGB"))
-    assert (read_image(image) == expected).all()
-    if mode in ("L", "RGBA"):
-        assert (read_image(np.asarray(image)) == expected).all()
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB")
+MODES += ("HSV", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+FORMATS = ("PNG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "PPM", "TGA")
+
+
+def of_mode(mode):
+    """An image with values to 255 of any mode, transparent where it can be."""
+    random, size = np.random.default_rng(1), (9, 7)
+    if mode in ("La", "RGBa"):
+        return of_mode(mode.upper()).convert(mode)
+    dtypes = {"I": "int32", "F": "float32", "1": "bool", "I;16B": ">u2"}
+    if mode in dtypes or mode.startswith("I;16"):
+        values = random.integers(0, 2 if mode == "1" else 256, size[::-1])
+        values = values.astype(dtypes.get(mode, "<u2"))
+        values = np.packbits(values, axis=1) if mode == "1" else values
+        return Image.frombytes(mode, size, values.tobytes())
+    count = len(Image.new(mode, (1, 1)).getbands())
+    image = Image.frombytes(mode, size, random.integers(0, 256, 63 * count, "uint8").tobytes())
+    if mode in ("P", "PA"):
+        image.putpalette(random.integers(0, 256, 768, "uint8").tobytes())
+    return image
+
+
+def on_white(image):
+    convert = pytest.importorskip("transformers.image_transforms").convert_to_rgb
+    return convert(image, return_numpy=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_modes_by_all_ways(mode, tmp_path):
+    """As an object, an array, a tensor, a file, its bytes, a dict and a data URL."""
+    image = of_mode(mode)
+    # Transformers does not know premultiplied modes: theirs of what they are made of.
+    other = {"La": "LA", "RGBa": "RGBA"}.get(mode)
+    expected = on_white(image.convert(other) if other else image)
+    found = read_image(image)
+    assert found.dtype == np.uint8 and (found == expected).all()
+    if mode in ("1", "L", "LA", "RGB", "RGBA", "F") or mode[0] == "I":  # Others need their mode.
+        array = np.asarray(image)
+        assert (read_image(array) == expected).all()
+        if array.dtype.isnative:
+            tensor = pytest.importorskip("torch").from_numpy(array.copy())
+            assert (read_image(tensor) == expected).all()
+            assert kt.ImageProcessor.is_one(tensor) and kt.ImageProcessor.takes(tensor)
+    for format in FORMATS:
+        try:
+            content = encoded(image, format, **{"lossless": True} if format == "WEBP" else {})
+        except (OSError, ValueError, KeyError):
+            continue  # The format has no such mode.
+        if format == "JPEG2000" and mode[0] == "I":
+            continue  # It is not exact for them.
+        path = tmp_path / f"a.{format}"
+        path.write_bytes(content)
+        expected = on_white(Image.open(path))
+        url = "data:image/png;base64," + base64.b64encode(content).decode()
+        for given in (content, path, {"bytes": content}, {"path": path}, Image.open(path), url):
+            assert (read_image(given) == expected).all(), (format, given)
+
+
+@pytest.mark.parametrize(
+    ("mode", "value"),
+    [("P", bytes(range(256))), ("P", 3), ("L", 100), ("RGB", (1, 2, 3)), ("1", 0)],
+)
+def test_a_transparent_colour_is_white(mode, value):
+    content = encoded(of_mode(mode), transparency=value)
+    assert (read_image(content) == on_white(Image.open(io.BytesIO(content)))).all()
+
+
+def test_a_large_image_is_converted_by_strips(monkeypatch):
+    monkeypatch.setattr("keras_transformer.processors.image_files._STRIP", 20)
+    for mode in ("RGBA", "P", "I", "CMYK"):
+        assert (read_image(of_mode(mode)) == on_white(of_mode(mode))).all()
 
 
 def test_sixteen_bits():
     array = (np.arange(12).reshape(3, 4) * 5000).astype("uint16")
-    found = read_image(encoded(Image.fromarray(array)))
-    assert (found == (array // 256)[..., None]).all()
+    for given in (encoded(Image.fromarray(array)), Image.fromarray(array), array):
+        assert (read_image(given) == (array // 256)[..., None]).all()
+    deep = np.stack([array] * 3, axis=2)
+    assert (read_image(deep) == deep // 256).all()
 
 
-def test_orientation_of_a_camera():
-    image = picture(4, 6)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    found = read_image(encoded(image, "PNG", exif=exif))
-    assert (found == np.rot90(np.asarray(image), 3)).all()
+def test_booleans_and_whole_floats():
+    yes = np.eye(4, dtype=bool)
+    assert (read_image(yes) == 255 * yes[..., None]).all()
+    assert (kt.ImageProcessor(size=4)(yes)[0, ..., 0] == 2 * yes - 1).all()
+    floats = np.arange(0, 255, 5.0).reshape(3, 17, 1)  # as of `keras.utils.img_to_array`
+    assert (read_image(floats) == floats).all()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_orientation_of_a_camera(format, tmp_path):
+    """An object of Pillow is turned as the file that it was opened from."""
+    for turn in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        path = tmp_path / f"{turn}.{format.lower()}"
+        path.write_bytes(encoded(picture(4, 6), format, exif=exif))
+        expected = np.asarray(ImageOps.exif_transpose(Image.open(path)))
+        assert expected.shape == ((4, 6, 3) if turn < 5 else (6, 4, 3))
+        for given in (path, path.read_bytes(), Image.open(path)):
+            assert (read_image(given) == expected).all()
+        opened = Image.open(path)
+        before = opened.getexif().get(0x0112)
+        opened.load()
+        assert (read_image(opened) == expected).all() and (read_image(opened) == expected).all()
+        assert opened.getexif().get(0x0112) == before or format == "TIFF"  # which Pillow turns
+
+
+def test_what_is_no_file():
+    with pytest.raises(ValueError, match=r"`x` is a URL, .* and nothing is fetched"):
+        read_image("https://example.org/a.png")
+    for url, message in (("data:image/png;base64", "no comma"), ("data:,a%20text", "cannot be")):
+        with pytest.raises(ValueError, match=message):
+            read_image(url)
+    with pytest.raises(ValueError, match="`x` is no data URL"):
+        read_image("data:;base64,####")
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        ({"size": {"shortest_edge": 224}, "crop_size": 224}, (1, 4000)),
+        ({"size": {"shortest_edge": 224}}, (4000, 1)),
+        ({"size": {"shortest_edge": 224}, "crop_size": 224}, (1, 60_000)),
+        ({"size": None}, (4097, 4096)),
+    ],
+)
+def test_what_resizing_makes_is_bounded(values, shape):
+    content = encoded(Image.new("1", shape[::-1]))
+    with pytest.raises(ValueError, match=r"`x\[0\]` has .* and it makes at most 16,777,216"):
+        kt.ImageProcessor(**values)([content])
+
+
+def test_long_images_within_the_bound_are_those_of_transformers():
+    reference = theirs("CLIP")
+    image = picture(5, 500)
+    expected = pixels(reference, [image])
+    processor = kt.ImageProcessor.from_values(reference.to_dict())
+    assert np.abs(processor([image]) - expected).max() <= 1e-5
+    assert kt.ImageProcessor(size=None, crop_size=8)([Image.new("L", (4097, 4097))]).shape[1] == 8
+
+
+_MEASURED = """
+import sys
+from PIL import Image
+from keras_transformer.processors import ImageProcessor
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+processor = ImageProcessor(size=8)
+processor([Image.new("RGBA", (9, 9))])
+for path in sys.argv[1:]:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak from here on
+    before, done = peak(), "read"
+    try:
+        processor([path])
+    except ValueError as error:
+        done = str(error)
+    print(peak() - before, done)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_small_files_of_large_images(forks, tmp_path):
+    """16 kB of PNG and 500 bytes of WebP: at most what `MOST_MEMORY` says, and one strip."""
+    for name, image, options in (
+        ("grey.png", Image.new("1", (11_585, 11_585)), {}),  # 134 million pixels of one byte
+        ("palette.png", Image.new("P", (11_585, 11_585)), {"bits": 1}),  # of five
+        ("some.webp", Image.new("RGB", (5000, 5000)), {"lossless": True, "method": 0}),  # of 16
+        ("more.webp", Image.new("RGB", (6000, 6000)), {"lossless": True, "method": 0}),
+    ):
+        image.save(tmp_path / name, **options)
+        assert (tmp_path / name).stat().st_size < 20_000
+    ran = forks.run("-c", _MEASURED, *sorted(tmp_path.iterdir()))
+    grey, more, palette, some = (line.split(" ", 1) for line in ran.stdout.splitlines())
+    assert grey[1] == some[1] == "read" and float(grey[0]) < 300 and float(some[0]) < 450
+    for megabytes, message in (more, palette):
+        assert float(megabytes) < 20 and "Make it smaller" in message
+
+
+@pytest.mark.parametrize(
+    "format", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP", "JPEG2000", "AVIF"]
+)
+def test_damaged_files(format):
+    """Whatever the decoder raises, an error names the place; or it reads what is there."""
+    content, random = encoded(picture(20, 30), format), np.random.default_rng(0)
+    for _ in range(40):
+        damaged = bytearray(content)
+        for place in random.integers(0, min(len(content), 300), 3):
+            damaged[place] = random.integers(256)
+        try:
+            assert read_image(bytes(damaged)).shape[2] == 3
+        except ValueError as error:
+            assert str(error).startswith("`x` ")
+
+
+def test_formats_that_run_a_program_are_not_opened():
+    content = encoded(picture(), "EPS")
+    assert Image.open(io.BytesIO(content)).format == "EPS"
+    with pytest.raises(ValueError, match="cannot be read as an image"):
+        read_image(content)
 
 
 def test_one_pixel_and_an_animation():
@@ -175,6 +361,8 @@ def test_sizes_that_differ():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"size": 4097}, "an image may be made 16,777,216 pixels"),
+        ({"size": {"shortest_edge": 5000}}, "an image may be made 16,777,216 pixels"),
         ({"size": 0}, "`size.'height'.` must be an integer of at least 1|from 1 to"),
         ({"size": {"width": 5}}, "`size` must be a number, .height, width., or"),
         ({"crop_size": {"shortest_edge": 5}}, "`crop_size` must be a number"),

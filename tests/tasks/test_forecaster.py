@@ -65,6 +65,121 @@ def test_levels_and_scales_go_through(learned):
     assert np.abs(constant - 5).max() <= 0.1
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("make", "level"), [(forecaster, 1e9), (bolt, -1e6)])
+def test_a_high_level_loses_nothing(make, level):
+    """What is added to a series is added to its forecast, and changes no score and no step."""
+    # Steps of 2**-10, which float64 holds at this level.
+    random = np.random.default_rng(0).integers(-1024, 1024, (60, 1))
+    series = np.concatenate([np.round(waves(60)[:, :1] * 1024), random], axis=1) / 1024
+    series[40, 0] = np.nan
+    high, task = series + level, make()
+    first = task.forecast(series, horizon=9), task.predict(series, verbose=0)
+    assert np.abs(task.forecast(high, horizon=9) - level - first[0]).max() <= 2e-4
+    assert np.abs(task.predict(high, verbose=0) - level - first[1]).max() <= 2e-4
+    arrays, y = {"values": np.nan_to_num(series[:24].T)}, np.zeros((2, 6, 1))
+    shifted = {"values": arrays["values"] + level}
+    found = task.predict(shifted, verbose=0) - level
+    assert np.abs(found - task.predict(arrays, verbose=0)).max() <= 2e-4
+    expected = task.evaluate(arrays, y, verbose=0)
+    assert task.evaluate(shifted, y + level, verbose=0) == pytest.approx(expected, rel=1e-4)
+    task.processor.adapt(series)
+    spread = task.processor.std
+    scaled = task.forecast(series, horizon=9), task.predict(series, verbose=0)
+    task.processor.adapt(high)
+    assert task.processor.std == pytest.approx(spread, rel=1e-6)
+    assert np.abs(task.forecast(high, horizon=9) - level - scaled[0]).max() <= 2e-4
+    assert np.abs(task.predict(high, verbose=0) - scaled[1]).max() <= 2e-4
+    losses = []
+    for given in (series, high):
+        keras.utils.set_random_seed(0)
+        losses.append(make().fit(given, verbose=0, seed=1).history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.one_backend
+def test_percentages_at_usual_levels_are_of_the_values():
+    """A level is taken away only where float32 would lose something."""
+    task, series = forecaster(), 100 + waves(60)[:, 0]
+    task.compile("adam", "mse", weighted_metrics=["mean_absolute_percentage_error"])
+    found = task.evaluate(series, verbose=0)[1]
+    windows = np.lib.stride_tricks.sliding_window_view(series, 30)
+    made = task.predict({"values": windows[:, :24].astype("float32")}, verbose=0)[..., 0]
+    expected = 100 * np.abs((made - windows[:, 24:]) / windows[:, 24:]).mean()
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.one_backend
+def test_nothing_known_is_refused_or_counts_for_nothing():
+    pandas = pytest.importorskip("pandas")
+    task = forecaster()
+    empty = waves(60)
+    empty[:, 1] = np.nan
+    frame = pandas.DataFrame(empty, columns=["a", "b"])
+    verbs = (
+        task.forecast, task.evaluate, task.fit, task.predict, task.processor.adapt, task.explain,
+        task.plot,
+    )  # fmt: skip
+    for verb in verbs:
+        with pytest.raises(ValueError, match="`x` has no value in 'b': all are missing"):
+            verb(frame)
+        with pytest.raises(ValueError, match="no value in 1"):
+            verb(empty)
+    for verb in verbs[:4]:
+        with pytest.raises(ValueError, match=r"`x\[1\]` has no value in 1"):
+            verb([waves(60), empty])
+    gap = waves(90)
+    gap[-24:, 0] = np.nan
+    with pytest.raises(ValueError, match="no value in the last 24 rows of 0, which the model"):
+        task.forecast(gap)
+    # Windows of a gap alone: as if they were not there.
+    gap = waves(120)[:, 0]
+    gap[40:70] = np.nan
+    inputs, _, weights = task.make_dataset(gap, batch_size=200)[0]
+    unseen = ~np.asarray(inputs["observed"]).any(axis=1)
+    assert unseen.sum() == 7 and not weights[unseen].any() and weights[~unseen].any()
+    task.fit(gap, verbose=0)
+    # NaN in tensors is missing too, and in arrays refused, as in targets.
+    rows = waves(24).T.astype("float32")
+    known = np.ones(rows.shape, "bool")
+    rows[0, 3], known[0, 3] = np.nan, False
+    expected = task.predict({"values": np.nan_to_num(rows), "observed": known}, verbose=0)
+    found = to_numpy(task({"values": keras.ops.convert_to_tensor(rows)}))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    targets = np.zeros((2, 6, 1), "float32")
+    for verb in (task.fit, task.evaluate):
+        with pytest.raises(ValueError, match="`values` must hold finite floats"):
+            verb({"values": rows}, targets, verbose=0)
+        with pytest.raises(ValueError, match=r"`y\[0, 0, 0\]` is NaN or infinite"):
+            verb({"values": np.nan_to_num(rows)}, targets + np.nan, verbose=0)
+    assert all(np.isfinite(to_numpy(v)).all() for v in task.weights)
+
+
+@pytest.mark.one_backend
+def test_one_figure_and_a_usual_size():
+    pytest.importorskip("matplotlib")
+    pandas = pytest.importorskip("pandas")
+    task = kt.Forecaster.untrained(horizon=8, quantiles=[0.1, 0.5, 0.9])
+    assert (task.context_length, task.horizon) == (32, 8)
+    frame = pandas.DataFrame(
+        waves(80), columns=["a", "$b"], index=pandas.period_range("2000-01", periods=80, freq="M")
+    )
+    figure = task.plot(frame, shown=30)
+    axes = figure.axes
+    assert [axis.get_title(loc="left") for axis in axes] == ["a", r"\$b"]
+    known, forecast = axes[0].get_lines()
+    np.testing.assert_allclose(known.get_ydata(), frame["a"][-30:])
+    found = task.forecast(frame)
+    assert isinstance(found.index, pandas.PeriodIndex) and str(found.index[0]) == "2006-09"
+    np.testing.assert_allclose(forecast.get_ydata()[1:], found["a"][0.5], rtol=1e-5)
+    assert forecast.get_ydata()[0] == frame["a"].iloc[-1]
+    with pytest.raises(ValueError, match="`plot` draws one series"):
+        task.plot([frame])
+    with pytest.raises(ValueError, match="has 33 channels, and a picture at most 32"):
+        task.plot(np.tile(waves(40)[:, :1], 33))
+    assert kt.Forecaster.untrained(3, 2).forecast(waves(9)[:, 0]).shape == (3,)
+
+
 def test_missing_values(learned):
     series = waves()
     series[100, 0] = np.nan
@@ -193,7 +308,8 @@ def test_adapters_and_mixed_precision():
     task.fit(waves(80), verbose=0, validation_data=waves(60))
     for old, new in zip(before, task.backbone.non_trainable_weights, strict=True):
         assert (old == np.array(new)).all()
-    assert task.forecast(waves()).dtype == np.float32
+    assert task.forecast(waves()).dtype == np.float64  # that of the series
+    assert task.forecast(waves().astype("float32")).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -285,7 +401,18 @@ def test_wrong_series(learned):
     infinite = frame.copy()
     infinite.loc[5, "b"] = np.inf
     text = frame.assign(b="x")
+    hours = pandas.date_range("2024", periods=60, freq="h")
+    column = frame.assign(when=hours.astype(str))[["when", "a", "b"]]
+    months = pandas.period_range("2000-01", periods=61, freq="M").delete(7)
+    doubled = hours.delete(59).insert(3, hours[2])
     for series, message in (
+        (frame.set_index(hours[::-1]), r"not in order: row 1, .*`frame.sort_index\(\)`"),
+        (column[::-1], r"not in order: row 1, .*`frame.sort_values\('when'\)`"),
+        (frame.set_index(doubled), r"02:00:00 twice, in rows 2 and 3.*~frame.index.duplicated"),
+        (column.assign(when=doubled), r"twice, in rows 2 and 3.*drop_duplicates\('when'\)`"),
+        (frame.set_index(hours.insert(5, None)[:60]), "Row 5 of `x` has no date"),
+        (frame.set_index(months), "one period of M apart, but rows 6 and 7, .*period_range"),
+        (frame.set_index(months[::-1]), "not in order"),
         (waves(20), "`x` has 20 values, and the model reads 24"),
         ([waves(30), waves(9)], r"`x\[1\]` has 9 values"),
         (np.zeros((40, 3)), "has 3 channels, and the processor was adapted to 2"),
@@ -309,6 +436,10 @@ def test_wrong_series(learned):
         forecaster(quantiles=[0.9, 0.1])
     with pytest.raises(ValueError, match="has no piece of patch_length=30"):
         config(patch_length=30)
+    with pytest.raises(ValueError, match="stride=1000000000 must be at most context_length=24"):
+        config(stride=10**9, repeat_last=True)  # which would be put behind each series
+    with pytest.raises(ValueError, match="hold 16,911,450,112 numbers, and may hold 67,108,864"):
+        config(context_length=2**20, patch_length=2**14, stride=1)
     with pytest.raises(ValueError, match="pieces do not overlap: leave stride=3 out"):
         config(reads_observed=True, stride=3)
     with pytest.raises(ValueError, match="A `residual` projection has biases"):

@@ -253,6 +253,7 @@ def test_odd_sound_in_a_table():
     for value, message in (
         (wave(broken), "samples that are NaN"),
         (wave(tone[:0]), "has no samples"),
+        (wave(tone, 10), "must have a rate of 100 to 1,000,000"),
         ({"bytes": wave(tone)["bytes"][:30], "path": None}, "cannot be read as sound"),
     ):
         x = of(wave(tone), value)

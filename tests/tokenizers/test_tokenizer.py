@@ -262,6 +262,7 @@ def test_numpy_in(trained):
         (np.array([b"a"]), r"`texts\[0\]` must be a string.* of type bytes"),
         (np.array([["a"]]), r"`texts\[0\]` must be a string.* of type list"),
         (["a", "\ud800"], r"`texts\[1\]` has half of a surrogate pair"),
+        (["a", "a" * (2**24 + 1)], r"`texts\[1\]` has 16,777,217 characters; a text may have"),
         ("one string", "must be a list, tuple or 1-D NumPy array of strings. Received: str"),
         (None, "must be a list, tuple or 1-D NumPy array of strings. Received: NoneType"),
     ],
