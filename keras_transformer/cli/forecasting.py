@@ -1,10 +1,10 @@
 """The sub-command that forecasts: forecast."""
 
 import argparse
-import sys
 
-from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.lines import load
+from keras_transformer.files import atomic_file
 
 
 @command(
@@ -39,7 +39,7 @@ def _forecast(options: argparse.Namespace) -> None:
     task = load("Forecaster", options.preset, trained=True, also=("SampledForecaster",))
     frame = pandas.read_csv(options.file)
     found = task.forecast(frame, horizon=options.horizon)
-    found.to_csv(sys.stdout, index_label=None if found.index.name else "date")
+    say(found.to_csv(index_label=None if found.index.name else "date"), end="")
     if options.plot:
         _draw(frame, found, task, options.plot)
 
@@ -68,7 +68,8 @@ def _draw(frame, found, task, path: str) -> None:
             axis.fill_between(after, lines[:, 0], lines[:, -1], color="#ee6677", alpha=0.25)
         axis.set_title(str(name), fontsize=9, loc="left")
     axes[0, 0].legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120)
+    with atomic_file(path) as scratch:
+        figure.savefig(scratch, dpi=120)
     pyplot.close(figure)
 
 

@@ -157,7 +157,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+        return json.dumps(told)
 
 
 def log_config(level: str = "INFO") -> dict[str, Any]:

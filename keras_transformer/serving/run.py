@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras_transformer as kt
+from keras_transformer.checking import printable
 from keras_transformer.optimizing.modes import load
 from keras_transformer.serving.api import make_api
 from keras_transformer.serving.app import make_app
@@ -93,7 +94,8 @@ def serve(
         signal.signal(signal.SIGTERM, lambda *_: None)
     else:
         app = make_app(served, limits, hosts)
-    print(f"Serving {', '.join(served)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
+    names = printable(", ".join(served))
+    print(f"Serving {names} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
     uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[listener])
 
 
