@@ -272,9 +272,10 @@ class Folder:
                     f"{backend.token_to_id(token.content)}."
                 )
         # What is only named, and not in the vocabulary, is added if the model has an embedding for
-        # it. Where nothing says how many it has, a mask is added, which files of pieces lack.
+        # it. Where nothing says how many it has, a class's mask is, which files of pieces lack.
         # (Transformers always adds it.)
-        rows, mask = self._rows(), self.tokens.get("mask_token")
+        rows = self._rows()
+        mask = None if self.class_name == GENERIC else self.tokens.get("mask_token")
         room = 0 if rows is None else rows - backend.get_vocab_size()
         adding = []
         named = [
