@@ -45,11 +45,15 @@ A preset is a bundled name, a folder (of ours, Hugging Face's or KerasHub's), or
 `help(kt.TextClassifier)`, or `kt.TextClassifier?` in a notebook, says more and has an example.
 """
 
+import logging as _logging
+
 from keras_transformer.backend import choose_backend, let_threads_sleep
+from keras_transformer.checking import Printable as _Printable
 from keras_transformer.cli import parse_before_keras, tell_errors_of_import
 
 __version__ = "0.1.0"
 
+_logging.getLogger("keras_transformer").addFilter(_Printable())
 tell_errors_of_import()
 choose_backend()  # Before the first import of Keras.
 let_threads_sleep()  # Before that of PyTorch.

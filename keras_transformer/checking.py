@@ -5,14 +5,21 @@ NumPy's, or an array or a tensor without axes, wherever they may be Python's.
 """
 
 import difflib
+import logging
 import math
 import os
+import re
 import reprlib
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
 _WIDTH = 80  # Characters of a value that a message quotes.
+# What moves the cursor of a terminal, ends a line of a log, or turns the direction of what follows:
+# the control characters of C0 and C1, separators of lines, marks of direction, lone surrogates.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _VAST = 2**15  # A bound from here on is told only to those who pass it.
 
 # More tokens than any tensor here has room for; int32 holds what is added to it.
@@ -38,6 +45,28 @@ def shorten(value: Any, width: int = _WIDTH) -> str:
         return text
     half = (width - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def printable(text: str, one_line: bool = False) -> str:
+    """Escape the control characters of a text as `repr` does, for a terminal, a log or a card.
+
+    Line ends and tabs stay; with `one_line` they are spaces.
+    """
+    text = re.sub(r"[\t\n\r]+", " ", text) if one_line else text
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def escaped_json(text: str) -> str:
+    """Escape the control characters in the strings of a JSON text as JSON has them."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class Printable(logging.Filter):
+    """Makes the messages of a logger printable: they quote what files say."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage()), ()
+        return True
 
 
 def describe(value: Any) -> str:

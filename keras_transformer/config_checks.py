@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.checking import describe, is_int, is_number, nearest, shorten
+from keras_transformer.checking import describe, is_int, is_number, nearest, printable, shorten
 from keras_transformer.kerashub_names import check_options
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def check_given(values: Any, fields: Iterable[dataclasses.Field]) -> None:
     unknown = sorted(map(str, set(values) - set(known)))
     if unknown:
         check_options("TransformerConfig", unknown, known)
+        unknown = [printable(name, one_line=True) for name in unknown]
         raise ValueError(
             f"Unknown config values: {', '.join(unknown)}. Known are: "
             f"{', '.join(sorted(known))}.{nearest(unknown[0], known)}"

@@ -1,11 +1,14 @@
 """Files that appear whole or not at all, and of which one knows that they are files."""
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,8 @@ from safetensors.numpy import save_file
 from keras_transformer.scratch import scratch_folder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
+_LINUX_HERE = -100  # AT_FDCWD
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -69,6 +74,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise ValueError(f"{path} cannot be written: it is a folder. Name a file.")
+        if path.exists():
+            _check_kind(path, path.stat().st_mode)
         with scratch_folder(path.parent, path.name) as folder:
             scratch = folder / path.name
             os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -154,6 +161,46 @@ def naming(path: Path) -> Iterator[None]:
             advice += " Name a place that you may write to."
         message = f"{path} could not be written: {reason}. {advice}"
         raise (OSError(number, message) if number else OSError(message)) from error
+
+
+def check_writable(folder: str | os.PathLike) -> None:
+    """Raise PermissionError, or OSError of a read-only file system, if nothing may be made here."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number))
+
+
+def replace_folder(new: Path, place: Path, old: Path) -> None:
+    """Move a folder to its place and what was there to `old`, in one step where it can be."""
+    if not os.path.lexists(place):
+        os.rename(new, place)
+        return
+    exchange = exchanging()
+    if exchange is not None and exchange(os.fsencode(new), os.fsencode(place)) == 0:
+        os.rename(new, old)
+        return
+    os.rename(place, old)
+    try:
+        os.rename(new, place)
+    except OSError:
+        os.rename(old, place)
+        raise
+
+
+@functools.cache
+def exchanging() -> Callable[[bytes, bytes], int] | None:
+    """The system's function that lets two paths change places in one step, None without one."""
+    if sys.platform not in ("linux", "darwin"):
+        return None
+    library = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        return lambda one, other: library.renameat2(
+            _LINUX_HERE, one, _LINUX_HERE, other, ctypes.c_uint(_EXCHANGE)
+        )
+    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        return lambda one, other: library.renamex_np(one, other, ctypes.c_uint(_EXCHANGE))
+    return None
 
 
 def keep_permissions(old: Path, new: Path) -> None:

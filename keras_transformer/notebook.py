@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
+from keras_transformer.checking import printable
+
 _LEFT = 'style="text-align:left;vertical-align:top"'
 
 
@@ -90,12 +92,12 @@ def model_table(
 
 
 def as_text(value: object) -> str:
-    """A value as people read it."""
+    """A value as people read it, on one line and with control characters escaped."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return str(value)
+        value = ", ".join(map(str, value))
+    return printable(str(value), one_line=True)
 
 
 def _product(value: object) -> str:
@@ -103,6 +105,7 @@ def _product(value: object) -> str:
 
 
 def _table(title: str, lines: list[list[tuple[str, str]]]) -> str:
+    title, lines = printable(title), [[(tag, printable(text)) for tag, text in x] for x in lines]
     rows = ["".join(f"<{tag} {_LEFT}>{escape(text)}</{tag}>" for tag, text in x) for x in lines]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<div><b>{escape(title)}</b><table><tbody>{body}</tbody></table></div>"

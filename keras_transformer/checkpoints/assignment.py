@@ -1,13 +1,15 @@
 """From a preset's weights into the variables of a model."""
 
+import collections
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
 from keras_transformer.checkpoints import sentence_transformers
+from keras_transformer.checkpoints.computed import check_computed, is_computed
 from keras_transformer.checkpoints.heads import head_name
 from keras_transformer.checkpoints.overrides import warn_of_contradictions
 from keras_transformer.checkpoints.preset import Description, Preset
@@ -155,6 +157,7 @@ def fill(
     shapes = {path: variable.shape for path, variable in variables.items()}
     plan, head_plan = _plan(preset, backbone.config, shapes, head, task)
     # One tensor may hold several variables: it is read once.
+    _check_the_rest(preset, backbone.config, [*plan.values(), *head_plan.values()])
     places: dict[str, list[tuple[keras.Variable, Weight]]] = {}
     for table, found in ((plan, variables), (head_plan, head or {})):
         for path, (name, line) in table.items():
@@ -166,6 +169,31 @@ def fill(
     release_memory()
     fresh = tuple(path for path in head or () if path not in head_plan)
     return LoadReport((*plan, *(HEAD_PREFIX + path for path in head_plan)), fresh)
+
+
+def _check_the_rest(
+    preset: Preset, config: TransformerConfig, taken: Iterable[tuple[str, Weight]]
+) -> None:
+    """Compare what is not read with what stands for it: other names, tensors that are computed."""
+    weights, checkpoint = preset.weights, preset.checkpoint
+    names = weights.family.names if weights.is_published else Names()
+    actual = {names.canonical(name): name for name in checkpoint}
+    # A name of several lines is not tied to one of them.
+    named = collections.Counter(each for _, line in taken for each in {line.theirs, *line.also})
+    for name, line in taken:
+        own = names.canonical(name)
+        others = [each for each in (line.theirs, *line.also) if each != own and named[each] == 1]
+        for copy in (actual[each] for each in others if each in actual):
+            if not checkpoint.same(name, copy):
+                raise ValueError(
+                    f"{name} and {copy} of {checkpoint.folder} are one tensor in a model of this "
+                    "config, and have different values here. Use the config that belongs to these "
+                    "weights."
+                )
+    known = {each for _, line in taken for each in line.names}
+    for canonical, name in actual.items():
+        if canonical not in known and is_computed(canonical, checkpoint[name].shape):
+            check_computed(config, canonical, name, checkpoint)
 
 
 def backbone_variables(backbone: keras.Model) -> dict[str, keras.Variable]:
@@ -194,10 +222,11 @@ def _plan(
     if weights.is_published:
         family = weights.family
         lines, names = family.lines(config), family.names
-        names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*"))
-        if of_two:
-            further = (name for line in family.lines(whole) for name in line.names)
-            names = dataclasses.replace(names, ignored=(*names.ignored, *further))
+        # What other tasks have, and of a side of two the other one.
+        others = [line for each in family.heads.values() for line in each.weights]
+        others += family.lines(whole) if of_two else []
+        further = (name for line in others for name in line.names)
+        names = dataclasses.replace(names, ignored=(*names.ignored, "[1-9]_Dense/*", *further))
         known = None if task is None else family.heads.get(head_name(task))
         head_lines = known.weights if known is not None else ()
         required = task == sentence_transformers.TASK
@@ -205,7 +234,8 @@ def _plan(
             head_lines = sentence_transformers.dense_lines(checkpoint)
     else:
         lines = [Weight(path, BACKBONE_PREFIX + path, also=_of_two(path)) for path in shapes]
-        names = Names(ignored=("*",) if of_two else (HEAD_PREFIX + "*",))
+        others = (BACKBONE_PREFIX + path for path in (variable_shapes(whole) if of_two else ()))
+        names = Names(ignored=(HEAD_PREFIX + "*", *others))
         # Written by save_preset, which does not leave out the head of a task.
         saved = (weights.config.get("task") or {}).get("name")
         required = task is not None and saved is not None and head_name(saved) == head_name(task)
@@ -216,5 +246,4 @@ def _plan(
     if not head or not (required or seen):
         return plan, {}
     head_shapes = {path: tuple(getattr(v, "shape", v)) for path, v in head.items()}
-    everything_else = dataclasses.replace(names, ignored=("*",))
-    return plan, match(head_lines, head_shapes, checkpoint, everything_else, where)
+    return plan, match(head_lines, head_shapes, checkpoint, names, where, around=lines)

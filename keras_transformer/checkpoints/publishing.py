@@ -8,19 +8,21 @@ preset or all of the new one can be read, whoever is killed.
 """
 
 import contextlib
-import ctypes
-import errno
 import fnmatch
-import functools
 import os
 import shutil
 import stat
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from keras_transformer.checkpoints.untrusted import read_json
-from keras_transformer.files import keep_permissions, naming, synchronize
+from keras_transformer.files import (
+    check_writable,
+    exchanging,
+    keep_permissions,
+    naming,
+    synchronize,
+)
 from keras_transformer.scratch import one_at_a_time, open_to_others, scratch_folder, sweep
 from keras_transformer.tokenizers.folder import FURTHER_FILES, TOKENIZER_FILES
 
@@ -64,8 +66,6 @@ PARTS = (
     "model.weights.json",
     CARD_FILE,
 )
-_EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
-_LINUX_HERE = -100  # AT_FDCWD
 
 Stamp = tuple
 
@@ -142,8 +142,7 @@ def _check_target(target: Path) -> None:
         raise ValueError(f"Cannot save to {target}: it is a file. Name a folder.")
     if not target.is_dir():
         return
-    if not os.access(target, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    check_writable(target)
     sweep(target)
     if current_folder(target) == target and os.listdir(target) and not _holds_preset(target):
         raise ValueError(
@@ -293,18 +292,3 @@ def _remove(path: Path, place: Path) -> None:
             os.rename(path, place)
         except OSError:  # a folder of a lower layer of overlayfs
             shutil.rmtree(path)
-
-
-@functools.cache
-def exchanging() -> Callable[[bytes, bytes], int] | None:
-    """The system's function that lets two paths change places in one step, None without one."""
-    if sys.platform not in ("linux", "darwin"):
-        return None
-    library = ctypes.CDLL(None)
-    if sys.platform == "linux" and hasattr(library, "renameat2"):
-        return lambda one, other: library.renameat2(
-            _LINUX_HERE, one, _LINUX_HERE, other, ctypes.c_uint(_EXCHANGE)
-        )
-    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        return lambda one, other: library.renamex_np(one, other, ctypes.c_uint(_EXCHANGE))
-    return None

@@ -33,6 +33,7 @@ DENSE_WEIGHTS = f"[1-9]_Dense/{WEIGHTS_FILE}"
 _HEADER_LIMIT = _INDEX_LIMIT = 16 * 2**20  # bytes, some hundred thousand tensors
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_WHOLE_NUMBERS = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,14 @@ class Checkpoint(Mapping):
     def read(self, name: str) -> np.ndarray:
         """Reads one tensor of floating point numbers."""
         return self._read(name, self[name])
+
+    def read_any(self, name: str) -> np.ndarray:
+        """Reads one tensor of numbers of any type, such as a mask or positions, as float64."""
+        info = self[name]
+        if info.dtype not in _WHOLE_NUMBERS:
+            return self.read(name).astype("float64")
+        array = _numbers(info, name, _WHOLE_NUMBERS[info.dtype])
+        return array.reshape(info.shape).astype("float64")
 
     def _read(self, name: str, info: TensorInfo) -> np.ndarray:
         if info.dtype == "MXFP4":

@@ -1,14 +1,22 @@
 """From a model to a preset folder."""
 
+import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_transformer.checking import check_choice, check_path, check_text, describe
+from keras_transformer.checking import (
+    check_choice,
+    check_path,
+    check_text,
+    describe,
+    printable,
+)
 from keras_transformer.checkpoints import preset, publishing
 from keras_transformer.checkpoints.assignment import (
     BACKBONE_PREFIX,
@@ -156,15 +164,22 @@ def refuse_own_blocks(backbone: keras.Model) -> None:
         )
 
 
+def _yaml(value: Any) -> str:
+    """A value in the header of a card, one line whatever it holds: JSON's strings are YAML's."""
+    text = str(value)
+    return text if re.fullmatch(r"[A-Za-z][\w.+-]*", text) else json.dumps(text)
+
+
 def _card(name: str, values: dict[str, Any], has_tokenizer: bool) -> str:
     """The card of a preset: what it is, how to load it, with the header of the hub."""
     backbone, task, metadata = values["backbone"], values["task"], values["metadata"]
-    license_line = f"license: {metadata['license']}\n" if "license" in metadata else ""
+    license_line = f"license: {_yaml(metadata['license'])}\n" if "license" in metadata else ""
     about = metadata.get("description") or f"An {KINDS[backbone['kind']]} transformer."
     if "source" in metadata:
         about += f" Made from {metadata['source']}."
     rows = model_rows(backbone, task, metadata)
     cells = ((label, as_text(value).replace("|", "\\|")) for label, value in rows.items())
+    about = printable(str(about))
     table = "\n".join(f"| {label} | {cell} |" for label, cell in cells)
     loader = task["name"] if task else "Backbone"
     load = f'model = keras_transformer.{loader}.from_preset("{name}")'

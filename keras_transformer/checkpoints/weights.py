@@ -6,12 +6,15 @@ anything is loaded, `export` turns variables into the checkpoint's tensors.
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_transformer.checking import printable
+from keras_transformer.checkpoints.computed import is_computed
 from keras_transformer.checkpoints.safetensors_io import TensorInfo, to_numpy
 from keras_transformer.checkpoints.weight_norm import parts_of
 from keras_transformer.config import OPTIONS, TransformerConfig
@@ -178,7 +181,9 @@ class Names:
 
     prefixes: tuple[str, ...] = ()  # may stand before every name, e.g. "bert."
     suffixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other ends of names
-    ignored: tuple[str, ...] = ()  # patterns of names that need no place in the model
+    # Names that need no place in the model: heads that no task here has, what training alone reads.
+    # A `*` of a pattern never covers what stands beside the tensors of a head that is loaded.
+    ignored: tuple[str, ...] = ()
 
     def canonical(self, name: str) -> str:
         """The table's name for a tensor of a checkpoint."""
@@ -213,16 +218,24 @@ def expand(table: Iterable[Weight], config: TransformerConfig) -> list[Weight]:
     return lines
 
 
+# What a model may do without although a file has it. What the others of these are is compared
+# with the model before: an output matrix that is tied, a bias of the logits that is zero.
+_SPARED = ("pooler/", "pooler_norm/", "token_embedding/reverse_embeddings", "output_bias/")
+
+
 def match(
     lines: Iterable[Weight],
     shapes: Mapping[str, tuple[int, ...]],
     checkpoint: Mapping[str, TensorInfo],
     names: Names = Names(),
     where: str = "the checkpoint",
+    around: Iterable[Weight] | None = None,
 ) -> dict[str, tuple[str, Weight]]:
-    """The actual name and the line of every variable's tensor; refuses all that does not fit."""
-    # Lines for variables that the model lacks (a pooler it does without) say only that their
-    # tensors may be left over.
+    """The actual name and the line of every variable's tensor; refuses all that does not fit.
+
+    With the lines of the model `around` it, it is a head: all that belongs to it must be taken,
+    and the rest of the checkpoint is not looked at.
+    """
     actual: dict[str, str] = {}
     twice = []
     for name in checkpoint:
@@ -243,8 +256,25 @@ def match(
             problem = f"{name} has shape {theirs}, the config says {expected}"
             if problem not in differing:  # of a tensor that holds several variables
                 differing.append(problem)
-    known = {name for line in lines.values() for name in (*line.names, line.counter)}
-    left_over = [n for c, n in actual.items() if c not in known and not names.ignores(c)]
+    has_place = {
+        name
+        for path, line in lines.items()
+        if path in shapes or (around is None and path.startswith(_SPARED))
+        for name in (*line.names, line.counter)
+    }
+    left = {c: n for c, n in actual.items() if c not in has_place}
+    if around is None:
+        left_over = [
+            n
+            for c, n in left.items()
+            if not names.ignores(c) and not is_computed(c, checkpoint[n].shape)
+        ]
+    else:
+        of_model = {name for line in around for name in line.names}
+        taken = {c for c, n in actual.items() if c in has_place}
+        table = {name for line in lines.values() for name in line.names}
+        left = {c: n for c, n in left.items() if c not in of_model}
+        left_over = [n for c, n in left.items() if c in table or _is_beside(c, taken, names)]
     problems = {
         "missing": missing,
         "of another shape": differing,
@@ -258,6 +288,22 @@ def match(
             "Use the config that belongs to these weights."
         )
     return plan
+
+
+def _is_beside(name: str, taken: Iterable[str], names: Names) -> bool:
+    """Whether a tensor is of a layer of a head, or of one beside it that nobody named."""
+    layer, group = _owners(name)
+    owners = [_owners(each) for each in taken]
+    if layer and any(layer == own for own, _ in owners):
+        return True
+    by_pattern = name not in names.ignored and names.ignores(name)
+    return by_pattern and any(group == own for _, own in owners)
+
+
+def _owners(name: str) -> tuple[str, str]:
+    """The layer that a tensor is of, and the outermost group that this stands in."""
+    parts = re.split(r"[./]", name)
+    return ".".join(parts[:-1]), parts[0]
 
 
 def export(
@@ -298,6 +344,7 @@ def export(
 
 def _list(kind: str, found: list[str], most: int = 8) -> str:
     """A heading and up to `most` lines below it."""
+    found = [printable(each, one_line=True) for each in found]
     shown = [*found[:most], f"and {len(found) - most} more"] if len(found) > most else found
     heading = f"\n{len(found)} {kind}:" if kind else ""
     return heading + "".join(f"\n  {line}" for line in shown)

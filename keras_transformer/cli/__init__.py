@@ -5,7 +5,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-# Nothing of the package is imported here: it is what tells of errors in importing it.
+# Nothing that needs another package is imported here: it is what tells of errors in importing it.
+from keras_transformer.checking import printable
 
 _FAILURE = 2
 
@@ -91,7 +92,8 @@ def _tell(error: BaseException) -> int | None:
     elif not isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
         return None
     elif not closed:
-        print(f"keras-transformer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        said = printable(" ".join(str(error).split()))
+        print(f"keras-transformer: error: {said}", file=sys.stderr)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -75,7 +75,7 @@ def _classify(options: argparse.Namespace) -> Asking:
         return [[{"label": label, "probability": share} for label, share in row] for row in found]
 
     def show(text, rows):
-        return f"{rows[0]['label']:<{width}}  {rows[0]['probability']:.3f}  {text}"
+        return f"{one_line(rows[0]['label']):<{width}}  {rows[0]['probability']:.3f}  {text}"
 
     find.takes_files = not isinstance(task, kt.TextClassifier)
     if find.takes_files and options.pairs:
@@ -181,7 +181,7 @@ def _recognize(options: argparse.Namespace) -> Asking:
         return [[entity._asdict() for entity in entities] for entities in found]
 
     def show(text, rows):
-        return "\t".join(f"{row['label']} {one_line(row['text'])}" for row in rows)
+        return "\t".join(one_line(f"{row['label']} {row['text']}") for row in rows)
 
     return find, show
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from keras_transformer.checking import printable
+
 Option = tuple[str, dict[str, Any]]
 AS_WRITTEN = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)
 
@@ -43,6 +45,11 @@ def command(name: str, text: str, *options: Option) -> Callable[..., Command]:
 def option(name: str, help: str, **values) -> Option:
     """An argument: its name, its help, and what else argparse takes."""
     return name, {"help": help, **values}
+
+
+def say(text: object = "", **options: Any) -> None:
+    """Print with control characters escaped: what files and models say is not for the terminal."""
+    print(printable(str(text)), **options)
 
 
 def positive(text: str) -> int:

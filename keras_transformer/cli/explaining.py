@@ -1,13 +1,13 @@
 """The sub-command that shows what a model saw: explain."""
 
 import argparse
-import pathlib
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.generating import forms
 from keras_transformer.cli.lines import load
+from keras_transformer.files import atomic_file
 
 _OF_BACKBONES = {"encoder": "TextEmbedder", "decoder": "CausalLM", "seq2seq": "Seq2SeqLM"}
 _PICTURES = ("heads", "attention", "layers", "saliency")
@@ -69,8 +69,9 @@ def _explain(options: argparse.Namespace) -> None:
     if options.html is not None:
         explanation.to_html(options.html)
     if options.plot is not None:
-        _picture(explanation, options).savefig(pathlib.Path(options.plot), dpi=150)
-    print(explanation)
+        with atomic_file(options.plot) as scratch:
+            _picture(explanation, options).savefig(scratch, dpi=150)
+    say(explanation)
 
 
 def _task_of(preset: str) -> Any:

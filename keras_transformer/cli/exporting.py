@@ -3,7 +3,7 @@
 import argparse
 
 import keras_transformer as kt
-from keras_transformer.cli.command import ABOUT_PRESET, command, option
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, say
 
 
 @command(
@@ -45,7 +45,7 @@ def _export(options: argparse.Namespace) -> None:
     names = ("quantization", "max_new_tokens")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     kt.export(load_model(options.preset), options.directory, options.format, **chosen)
-    print(f"The model is in {options.directory}.")
+    say(f"The model is in {options.directory}.")
 
 
 COMMANDS = (_export,)

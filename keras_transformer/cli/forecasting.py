@@ -1,10 +1,10 @@
 """The sub-command that forecasts: forecast."""
 
 import argparse
-import sys
 
-from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 from keras_transformer.cli.lines import load
+from keras_transformer.files import atomic_file
 from keras_transformer.tasks.forecast_plot import draw_forecast
 
 
@@ -41,9 +41,10 @@ def _forecast(options: argparse.Namespace) -> None:
     frame = pandas.read_csv(options.file)
     found = task.forecast(frame, horizon=options.horizon)
     label = None if found.index.name else "date"
-    found.to_csv(sys.stdout, index_label=label, float_format="%.12g")
+    say(found.to_csv(index_label=label, float_format="%.12g"), end="")
     if options.plot:
-        draw_forecast(task.processor.read(frame), found).savefig(options.plot, dpi=120)
+        with atomic_file(options.plot) as scratch:
+            draw_forecast(task.processor.read(frame), found).savefig(scratch, dpi=120)
 
 
 COMMANDS = (_forecast,)

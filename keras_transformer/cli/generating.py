@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 import keras_transformer as kt
-from keras_transformer.cli.command import above_0, option, positive
+from keras_transformer.cli.command import above_0, option, positive, say
 from keras_transformer.cli.lines import Asking, Rows, asking, load, pairs, show_texts
 from keras_transformer.files import read_file
 from keras_transformer.tokenizers.moses import text_forms
@@ -198,9 +198,9 @@ def _generate(options: argparse.Namespace) -> Asking:
         return "\n".join(text + row["text"] for row in rows)
 
     def stream(text, rows):
-        print(text, end="", flush=True)
+        say(text, end="", flush=True)
         for piece in task.generate(text, stream=True, **arguments):
-            print(piece, end="", flush=True)
+            say(piece, end="", flush=True)
         return ""
 
     return (lambda texts: [[]] * len(texts), stream) if options.stream else (find, show)

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 import keras_transformer as kt
-from keras_transformer.checking import shorten
-from keras_transformer.cli.command import ABOUT_PRESET, Command, Option, option, positive
+from keras_transformer.checking import escaped_json, shorten
+from keras_transformer.cli.command import ABOUT_PRESET, Command, Option, option, positive, say
 
 Rows = list[dict[str, Any]]  # What is found in a text, the best first; each with the same names.
 # What is found in each of some texts; and a text and what was found in it, as people read it.
@@ -97,7 +97,7 @@ def _tell_of_files(texts: list[str]) -> None:
     for text in texts:
         if os.path.isfile(text):
             said = f"{shorten(text)} is taken as a text. The lines of that file are: < {text}"
-            print(f"keras-transformer: {said}", file=sys.stderr)
+            say(f"keras-transformer: {said}", file=sys.stderr)
 
 
 def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
@@ -126,7 +126,8 @@ def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str 
             found = {name: rows} if name else dict(*rows)
             # NumPy's numbers and arrays, of which JSON knows nothing, as Python's.
             text = {"text": line, **found}
-            return json.dumps(text, ensure_ascii=False, default=lambda value: value.tolist())
+            said = json.dumps(text, ensure_ascii=False, default=lambda value: value.tolist())
+            return escaped_json(said)
         if form == "tsv":
             return "\t".join(_cells(row[key] for row in rows for key in row))
         return show(line, rows) if line.strip() else ""
@@ -138,7 +139,7 @@ def _answer_lines(form: str, chunks: Iterator[list[str]], find, show, name: str 
             found = iter(find([lines[place] for place in places]) if places else [])
         before += len(lines)
         for line in lines:
-            print(written(line, next(found) if line.strip() else []))
+            say(written(line, next(found) if line.strip() else []))
         sys.stdout.flush()
 
 

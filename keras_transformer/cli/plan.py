@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import keras_transformer as kt
-from keras_transformer.cli.command import command, option
+from keras_transformer.cli.command import command, option, say
 from keras_transformer.files import read_file
 
 
@@ -129,7 +129,7 @@ def _plan(options: argparse.Namespace) -> None:
         flops=options.flops,
         bandwidth=options.bandwidth,
     )
-    print(f"{options.preset}: {made}")
+    say(f"{options.preset}: {made}")
 
 
 COMMANDS = (_plan,)

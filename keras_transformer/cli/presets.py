@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import keras_transformer as kt
-from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive
+from keras_transformer.checking import printable
+from keras_transformer.cli.command import ABOUT_PRESET, command, option, positive, say
 
 
 @command(
@@ -85,10 +86,10 @@ def _info(options: argparse.Namespace) -> None:
     source = kt.checkpoints.resolve_preset(options.preset)
     config, task, metadata = kt.checkpoints.load_config(source, load_weights=False)
     files = source.local_weights
-    print(options.preset)
+    say(options.preset)
     if "description" in metadata:
-        print(metadata["description"])
-    print()
+        say(metadata["description"])
+    say()
     about = {"task": task["name"] if task else "none: a backbone alone"}
     about |= {key: value for key, value in (task or {}).items() if key != "name"}
     about |= {
@@ -96,9 +97,9 @@ def _info(options: argparse.Namespace) -> None:
     }
     about["folder"] = source.directory
     about["weights"] = ", ".join(map(str, files)) or "not on this machine"
-    _print_table([(key, str(value)) for key, value in about.items() if value is not None])
+    _print_table([(k, printable(str(v), one_line=True)) for k, v in about.items() if v is not None])
 
-    print("\narchitecture")
+    say("\narchitecture")
     _print_table([(f"  {key}", str(value)) for key, value in config.to_dict().items()])
 
     head = {}
@@ -111,11 +112,11 @@ def _info(options: argparse.Namespace) -> None:
     for path, shape in shapes.items():
         parts[_part(path)] += math.prod(shape)
     total = parts.total()
-    print("\nparameters")
+    say("\nparameters")
     rows = [(f"  {part}", f"{count:,}", f"{count / total:.1%}") for part, count in parts.items()]
     _print_table([*rows, ("  all", f"{total:,}", "")], right=(1, 2))
 
-    print("\nmemory")
+    say("\nmemory")
     weights = [total * itemsize for itemsize in _ITEM_SIZES.values()]
     rows = [("", *_ITEM_SIZES), ("  weights", *map(_size, weights))]
     if config.kind in ("decoder", "seq2seq"):
@@ -130,7 +131,7 @@ def _info(options: argparse.Namespace) -> None:
         rows.append((label, *map(_size, taken)))
     _print_table(rows, right=(1, 2, 3))
     if files:
-        print(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
+        say(f"  weights on disk: {_size(sum(path.stat().st_size for path in files))}")
 
 
 # Bytes of a number.
@@ -165,7 +166,7 @@ def _print_table(rows: list[tuple[str, ...]], right: Sequence[int] = ()) -> None
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 COMMANDS = (_presets, _info)

@@ -29,9 +29,19 @@ def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) 
         "vocabulary_size": decoder.vocabulary_size,
     }
     if task is not backbone:
-        said |= {"labels": getattr(task, "labels", None), "pad_id": getattr(task, "pad_id", None)}
+        said |= {"labels": getattr(task, "labels", None), "pad_id": _pad_id(task)}
     if getattr(task, "generates", False):
         said |= {"end_ids": list(task.end_ids), "start_id": getattr(task, "start_id", None)}
     if backbone.config.kind in ("decoder", "seq2seq"):
         said["cache_layers"] = [list(layer) for layer in backbone.cache_layers]
     return said
+
+
+def _pad_id(task: keras.Model) -> int | None:
+    """The id to pad rows of tokens with, as the task pads them. None for a task without tokens."""
+    own = getattr(task, "pad_id", None)
+    if own is not None or not any("token_ids" in name for name in task.intake.id_inputs):
+        return own
+    tokenizer = getattr(task, "tokenizer", None)
+    known = None if tokenizer is None else tokenizer.pad_id
+    return known or task.backbone.config.sides[0].position_padding_id or 0

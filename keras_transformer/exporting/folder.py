@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.checkpoints.publishing import exchanging
 from keras_transformer.checkpoints.untrusted import read_json, write_json
-from keras_transformer.files import keep_permissions, naming, synchronize
+from keras_transformer.files import keep_permissions, naming, replace_folder, synchronize
 from keras_transformer.scratch import one_at_a_time, open_to_others, scratch_folder
 
 # What an exported folder says of itself, `files` among it, by which another export replaces it.
@@ -59,11 +58,8 @@ def _publish(scratch: Path, target: Path) -> None:
     synchronize(scratch)
     if os.path.lexists(target):
         keep_permissions(target, scratch)
-        exchange = exchanging()
-        if exchange is None or exchange(os.fsencode(scratch), os.fsencode(target)) != 0:
-            with scratch_folder(target.parent, "replaced") as before:
-                os.rename(target, before / "before")
-                os.rename(scratch, target)
+        with scratch_folder(target.parent, "replaced") as before:
+            replace_folder(scratch, target, before / "before")
     else:
         os.rename(scratch, target)
     synchronize(target.parent)

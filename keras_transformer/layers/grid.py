@@ -48,7 +48,7 @@ class GridBias(keras.layers.Layer):
         table = table[None] if self.num_layers is None else table
         if grid != self.grid:
             table = self._interpolated(table, grid)
-        bias = look_up(ops.transpose(table, (1, 0, 2)), _distances(grid))
+        bias = look_up(ops.transpose(table, (1, 0, 2)), grid_index(grid))
         bias = ops.cast(ops.transpose(bias, (2, 3, 0, 1)), self.compute_dtype)
         return [bias[i : i + 1] for i in range(bias.shape[0])]
 
@@ -63,7 +63,7 @@ class GridBias(keras.layers.Layer):
 
 
 @functools.lru_cache(maxsize=16)
-def _distances(grid: tuple[int, int]) -> np.ndarray:
+def grid_index(grid: tuple[int, int]) -> np.ndarray:
     """The row of the table for each pair, int32 `(length, length)`."""
     count = grid_distances(grid)
     places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij")).reshape(2, -1)

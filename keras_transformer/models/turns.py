@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import keras
 
 from keras_transformer.models.quantized import quickly, refuse_quantized, refuse_training
+from keras_transformer.models.saving import SavesWhole
 from keras_transformer.registry import bound
 
 # With its type, a decorated method keeps its signature for type checkers.
@@ -81,7 +82,7 @@ def in_pieces(model, verb: str, pieces: Iterator) -> Iterator:
         yield piece
 
 
-class ThreadSafe:
+class ThreadSafe(SavesWhole):
     """A `keras.Model` whose calls several threads may make, see `Turns`.
 
     Keras keeps on the model what an evaluation or a prediction is at, so those of one model wait

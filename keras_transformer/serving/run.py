@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras_transformer as kt
+from keras_transformer.checking import printable
 from keras_transformer.optimizing.modes import load
 from keras_transformer.serving.api import error_body as api_error_body
 from keras_transformer.serving.api import make_api
@@ -98,7 +99,8 @@ def serve(
     else:
         limits = dataclasses.replace(limits, stop_seconds=min(_PAGE_STOPS, limits.stop_seconds))
         app, shape = make_app(served, limits, hosts), error_body
-    print(f"Serving {', '.join(served)} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
+    names = printable(", ".join(served))
+    print(f"Serving {names} on http://{named}:{port} (Ctrl-C stops it)", flush=True)
     Server(app, limits, shape, **options).run(sockets=[listener])
 
 

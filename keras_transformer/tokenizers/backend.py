@@ -10,6 +10,8 @@ import tokenizers
 from keras_transformer.checking import check_text
 from keras_transformer.columns import is_column, plain
 
+# Stands between words for KerasHub's BERT, in texts without control characters.
+WORD_BREAK = "\x1f"
 # Chinese characters, for a class of a regular expression.
 CHINESE = (
     r"\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{20000}-\x{2a6df}\x{2a700}-\x{2b73f}"

@@ -41,6 +41,7 @@ FURTHER_FILES = (
     CHAT_FILE,
 )
 # In the config of a folder that this package wrote, which is what its tokenizer.json says.
+ENDS_ONCE = "ends_once"  # in such a config: see `Folder.ends_once`
 OUR_MARK = {"written_by": "keras_transformer"}
 
 # Special tokens in the order in which those that the vocabulary lacks are added to it.
@@ -115,6 +116,7 @@ class Folder:
     def __init__(self, directory: str | os.PathLike):
         self.path = Path(directory)
         self.where, self.tokens, self.charsmap = repr(str(self.path)), {}, b""
+        self.flags: dict[str, dict[str, bool]] = {}
         self.values = read_json_object(self.path / CONFIG_FILE)
         self.model_config = read_json_object(self.path / "config.json")
         # A config that lists the added tokens is complete; else the older files say more.
@@ -131,9 +133,18 @@ class Folder:
         if not OUR_MARK.items() <= self.values.items():
             self.class_name = self._class_name()
 
-    def of_class(self, path: Path, tokens: dict[str, str], charsmap: bytes = b"") -> "Folder":
-        """Itself, with the file to name, a class's special tokens and SentencePiece's rules."""
-        self.where, self.charsmap = repr(str(path)), charsmap
+    def of_class(
+        self,
+        path: Path,
+        tokens: dict[str, str],
+        charsmap: bytes = b"",
+        flags: dict[str, dict[str, bool]] | None = None,
+    ) -> "Folder":
+        """Itself, with the file to name, a class's special tokens and SentencePiece's rules.
+
+        `flags` are the options of special tokens of which the files give the text alone.
+        """
+        self.where, self.charsmap, self.flags = repr(str(path)), charsmap, flags or {}
         self.tokens = {
             name: _content(self.values.get(name, tokens.get(name))) for name in TOKEN_NAMES
         }
@@ -172,6 +183,11 @@ class Folder:
         if registered == GENERIC or (registered and model_type in _WRONGLY_NAMED):
             return registered
         return named
+
+    @property
+    def ends_once(self) -> bool:
+        """Whether no end is put behind a text that ends with it, which no template can say."""
+        return self.class_name == "SiglipTokenizer" or self.flag(ENDS_ONCE, False)
 
     def flag(self, name: str, default: bool | None) -> bool | None:
         """A value that is true, false or not said."""
@@ -256,12 +272,14 @@ class Folder:
                     f"{backend.token_to_id(token.content)}."
                 )
         # What is only named, and not in the vocabulary, is added if the model has an embedding for
-        # it. (Transformers always adds it.)
-        room = self.model_config.get("vocab_size")
-        room = room - backend.get_vocab_size() if isinstance(room, int) else 0
+        # it. Where nothing says how many it has, a class's mask is, which files of pieces lack.
+        # (Transformers always adds it.)
+        rows = self._rows()
+        mask = None if self.class_name == GENERIC else self.tokens.get("mask_token")
+        room = 0 if rows is None else rows - backend.get_vocab_size()
         adding = []
         named = [
-            _added_token(self.values.get(name) or token, special=True)
+            _added_token(self._described(name) or token, special=True)
             for name, token in self.tokens.items()
             if token
         ]
@@ -270,12 +288,25 @@ class Folder:
             if not token.content or token.content in known:
                 continue
             if backend.token_to_id(token.content) is None:
-                if room < 1:
+                if room < 1 and (rows is not None or token.content != mask):
                     continue
                 room -= 1
             known.add(token.content)
             adding.append(token)
         backend.add_tokens(adding)
+
+    def _described(self, name: str) -> Any:
+        """What the files say of a special token, with the options of its class if that is text."""
+        said = self.values.get(name)
+        if isinstance(said, dict) or name not in self.flags:
+            return said
+        return {"content": said or self.tokens[name], **self.flags[name]}
+
+    def _rows(self) -> int | None:
+        """How many tokens the model beside the tokenizer has embeddings for, if that is said."""
+        parts = [self.model_config, *self.model_config.values()]
+        sizes = [part.get("vocab_size") for part in parts if isinstance(part, dict)]
+        return max((size for size in sizes if isinstance(size, int)), default=None)
 
     def _listed_tokens(self) -> dict[int, AddedToken]:
         """The added tokens that the config or `added_tokens.json` lists with their ids."""

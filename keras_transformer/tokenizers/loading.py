@@ -14,6 +14,7 @@ from keras_transformer.tokenizers.bounds import bounded, check_ids, steps_of, tr
 from keras_transformer.tokenizers.folder import (
     CHAT_FILE,
     CONFIG_FILE,
+    ENDS_ONCE,
     GENERIC,
     OUR_MARK,
     PUBLISHED_KEYS,
@@ -61,6 +62,7 @@ def write_directory(
     backend: tokenizers.Tokenizer,
     roles: dict[str, str | None],
     chat_template: str | None = None,
+    ends_once: bool = False,
 ) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`, readable by Transformers too."""
     directory = Path(directory)
@@ -74,6 +76,8 @@ def write_directory(
     if chat_template is not None:
         config["chat_template"] = chat_template
     config.update(OUR_MARK)
+    if ends_once:
+        config[ENDS_ONCE] = True
     write_text(directory / TOKENIZER_FILE, backend.to_str(pretty=True))
     write_text(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     # That of the tokenizer that was in the folder before would count.
@@ -91,7 +95,7 @@ def _read_tokenizer_json(folder: Folder) -> tokenizers.Tokenizer:
         own = backend.get_added_tokens_decoder()
         cls = CLASSES.get(folder.class_name)
         if cls is not None and isinstance(backend.model, cls.model):
-            folder.of_class(path, cls.tokens, charsmap)
+            folder.of_class(path, cls.tokens, charsmap, cls.flags)
             model, template = backend.model, backend.post_processor
             for name, value in cls.model_options(folder).items():
                 setattr(model, name, value)
@@ -130,7 +134,7 @@ def _read_older_files(folder: Folder) -> tokenizers.Tokenizer:
     files = _files(folder, cls)
     where = " and ".join(repr(str(folder.path / file)) for file in files)
     with refusing(f"{where}: not a usable {cls.model.__name__} vocabulary"):
-        folder.of_class(folder.path / files[0], cls.tokens)
+        folder.of_class(folder.path / files[0], cls.tokens, flags=cls.flags)
         more = []
         if cls.from_pieces is not None:
             pieces = parse_sentencepiece(folder.path / files[0])

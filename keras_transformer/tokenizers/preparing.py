@@ -132,10 +132,14 @@ def prepare_siglip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     """The whole text without punctuation, by default in lower case, with `▁` before each word."""
     steps = [normalizers.Replace(SPACE, " ")]
     steps += [normalizers.Lowercase()] * folder.flag("do_lower_case", True)
+    # What goes at the start leaves a space: where all goes, the library puts none before a word.
+    steps += [normalizers.Replace(Regex(rf"\A(?:{_MARKS}|{_SPACES})+"), " ")]
     steps += [normalizers.Replace(Regex(_MARKS), ""), normalizers.Replace(Regex(_SPACES), " ")]
     steps += charsmap_normalizers(folder.charsmap, folder.where)
-    steps += [normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""), normalizers.Prepend(SPACE)]
+    steps += [normalizers.Replace(Regex(r" +\z|(?<= ) +"), "")]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    # Not before a word behind a special token.
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence([space_decoder(strip=False), _STRIP])
 
 

@@ -111,6 +111,7 @@ class Published:
     own_template: bool = False  # whether so whatever the `tokenizer.json` says
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the model
     names_unknown: bool = False  # whether the model is told the unknown token, and needs it
+    flags: dict[str, dict[str, bool]] = dataclasses.field(default_factory=dict)  # of `tokens`
     further: Callable[[Folder], list[AddedToken]] = lambda folder: []  # special tokens if none said
     from_pieces: Callable[[SentencePieceModel, Folder], models.Model] | None = None
 
@@ -188,6 +189,7 @@ def _mbart(codes: Sequence[str], first: bool, prepare: Setter) -> Published:
         template=_language_template(first),
         own_template=True,
         from_pieces=functools.partial(fairseq_pieces, codes=codes),
+        flags={"mask_token": {"lstrip": True}},
         further=lambda folder: [AddedToken(code, special=True) for code in codes],
     )
 
@@ -233,6 +235,7 @@ CLASSES = {
     "SiglipTokenizer": dataclasses.replace(
         _T5,
         tokens={**_T5.tokens, "pad_token": "</s>"},
+        flags={key: {"lstrip": True, "rstrip": True, "normalized": False} for key in _T5.tokens},
         prepare=preparing.prepare_siglip,
         from_pieces=lambda pieces, folder: models.Unigram(
             pieces.scored, pieces.special_ids["unk"], False

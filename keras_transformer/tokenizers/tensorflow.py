@@ -16,7 +16,8 @@ class TensorFlowTokenizer(keras.layers.Layer):
     `layer.graph`, a `tf.Module` that maps strings to ragged ids.
 
     Supported are WordPiece with BERT's normalizer, byte-level BPE and byte-level unigram: all
-    that `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's, RoBERTa's.
+    that `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's, RoBERTa's. Of
+    KerasHub's also BERT's, and those of SentencePiece's unigram kind, such as T5's.
     The ids may differ for the few hundred characters that came to Unicode so lately that only
     one of the libraries knows their class.
 
@@ -25,6 +26,8 @@ class TensorFlowTokenizer(keras.layers.Layer):
         pad_id: the id to pad with. Needed with `sequence_length`.
         sequence_length: cut and pad every row to this length, keeping the special tokens.
             `None` gives a `tf.RaggedTensor`.
+        split_special_tokens: whether a special token that is written out in a text, such as
+            `[MASK]`, is text as any other.
 
     Call arguments:
         texts: a string tensor `(batch,)`, or a list of strings.
@@ -53,6 +56,7 @@ class TensorFlowTokenizer(keras.layers.Layer):
         tokenizer_json: str,
         pad_id: int | None = None,
         sequence_length: int | None = None,
+        split_special_tokens: bool = False,
         **kwargs,
     ):
         kwargs.setdefault("dtype", "int32")
@@ -87,8 +91,12 @@ class TensorFlowTokenizer(keras.layers.Layer):
         self.tokenizer_json = tokenizer_json
         self.pad_id = pad_id
         self.sequence_length = sequence_length
+        self.split_special_tokens = split_special_tokens
         template = [prefix, suffix], _around(pair)
-        self.graph = TextToIds(json.loads(tokenizer_json), template, _segments(pair))
+        description = json.loads(tokenizer_json)
+        if split_special_tokens:
+            description["added_tokens"] = []
+        self.graph = TextToIds(description, template, _segments(pair))
         self.built = True
 
     def call(self, texts):
@@ -107,6 +115,7 @@ class TensorFlowTokenizer(keras.layers.Layer):
             tokenizer_json=self.tokenizer_json,
             pad_id=self.pad_id,
             sequence_length=self.sequence_length,
+            split_special_tokens=self.split_special_tokens,
         )
         return config
 

@@ -4,6 +4,7 @@ The only module here that imports TensorFlow; `tensorflow.py` imports it when it
 Everything but the unigram model is plain ops over constants: no tables to initialize.
 """
 
+import base64
 import functools
 import re
 
@@ -11,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
-from keras_transformer.tokenizers.backend import CHINESE, byte_alphabet
-from keras_transformer.tokenizers.sentencepiece_file import NORMAL, UNKNOWN, field
+from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, byte_alphabet
+from keras_transformer.tokenizers.sentencepiece import SPACE
+from keras_transformer.tokenizers.sentencepiece_file import BYTE, NORMAL, UNKNOWN, field
 
 # RE2's \s is ASCII. This is Unicode's White_Space, which the Rust library goes by.
 _SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
@@ -25,6 +27,11 @@ _GPT2_WORD = (
     rf"| ?[^{_SPACE}\p{{L}}\p{{N}}{_MARK}]+|[{_SPACE}]+"
 )
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+_LONG, _MOST_BYTES = "\x1d", 100  # what a word of more bytes is to KerasHub: no token
+# TensorFlow Text ends a string at NUL, and the mark may stand in a text: both are escaped meanwhile
+# by noncharacters, which no pattern here tells from the characters around them.
+_ESCAPE = "\ufdd0"
+_ESCAPES = {_ESCAPE: _ESCAPE + "\ufdd1", "\0": _ESCAPE + "\ufdd2", _MARK: _ESCAPE + "\ufdd3"}
 _NEVER = np.iinfo(np.int32).max
 
 
@@ -41,19 +48,17 @@ class TextToIds(tf.Module):
         self, description: dict, template: tuple[list[list[int]], ...], segments: list[list[int]]
     ):
         super().__init__()
-        model = description["model"]
-        if model["type"] not in _MODELS:
+        model, normalizer = description["model"], description["normalizer"]
+        if model["type"] not in {kind for kind, _ in _KINDS}:
             raise _unsupported(f"the model {model['type']!r}")
-        build_model, needed = _MODELS[model["type"]]
         splitter = description["pre_tokenizer"] or {"type": None}
-        if splitter["type"] != needed:
+        build = _KINDS.get((model["type"], splitter["type"]))
+        if build is None:
             raise _unsupported(f"the pre-tokenizer {splitter['type']!r} with {model['type']}")
         (self._prefix, self._suffix), self._around_pair = template
         self._segments = segments
-        self._special = _SpecialTokens(description["added_tokens"], description["normalizer"])
-        self._normalize = _normalizer(description["normalizer"])
-        self._split = _SPLITTERS[needed](splitter)
-        self._model = build_model(model)
+        self._special = _SpecialTokens(description["added_tokens"], normalizer)
+        self._normalize, self._split, self._model = build(model, normalizer, splitter)
 
     def __call__(self, texts, max_length: int | None = None) -> tf.RaggedTensor:
         """Maps strings `(batch,)` to int32 ids `(batch, None)`, of at most `max_length`."""
@@ -103,7 +108,8 @@ class TextToIds(tf.Module):
 def _unsupported(part: str) -> ValueError:
     return ValueError(
         f"to_tensorflow() does not support {part}. It supports WordPiece with BERT's "
-        "normalizer, byte-level BPE and byte-level unigram; use encode_batch otherwise."
+        "normalizer or KerasHub's, byte-level BPE, byte-level unigram and SentencePiece's unigram; "
+        "use encode_batch otherwise."
     )
 
 
@@ -137,6 +143,24 @@ def _constant_rows(ids: list[int], rows) -> tf.RaggedTensor | None:
     return tf.RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [rows, 1]))
 
 
+def _escaped(texts):
+    for character, escape in _ESCAPES.items():
+        texts = tf.strings.regex_replace(texts, rf"\x{{{ord(character):x}}}", escape)
+    return texts
+
+
+def _unescaped(texts):
+    for character, escape in reversed(_ESCAPES.items()):
+        texts = tf.strings.regex_replace(texts, escape, character)
+    return texts
+
+
+def _regex_split(texts, ends: str, kept: str = "") -> tf.RaggedTensor:
+    """Splits strings `(n,)` at a pattern, and keeps what `kept` matches, ragged `(n, None)`."""
+    parts = tf_text.regex_split(_escaped(texts), ends, kept)
+    return parts.with_flat_values(_unescaped(parts.flat_values))
+
+
 class _SpecialTokens:
     """Finds tokens such as `[MASK]` that are written out in a text."""
 
@@ -158,7 +182,7 @@ class _SpecialTokens:
         """Strings `(batch,)` to segments `(batch, None)`, each a special token or text."""
         if not self._tokens:
             return tf.RaggedTensor.from_tensor(texts[:, None])
-        return tf_text.regex_split(texts, self._pattern, self._pattern)
+        return _regex_split(texts, self._pattern, self._pattern)
 
     def lookup(self, segments):
         """The special id of each segment, ragged `(n, 0 or 1)`, and the text left to encode."""
@@ -194,7 +218,8 @@ def _normalizer(description: dict | None):
 def _lowercase(texts):
     # The sigma at the end of a word has a form of its own, which Rust, going by single
     # characters, does not use.
-    return tf.strings.lower(tf.strings.regex_replace(texts, "Σ", "σ"), encoding="utf-8")
+    texts = _escaped(tf.strings.regex_replace(texts, "Σ", "σ"))
+    return _unescaped(tf.strings.lower(texts, encoding="utf-8"))
 
 
 def _bert_normalizer(description: dict):
@@ -216,26 +241,60 @@ def _bert_normalizer(description: dict):
     return normalize
 
 
+# KerasHub's BERT: the words are split off first, and folded one by one. Its normalizer is that of
+# `checkpoints.keras_hub.tokenizers`, whose steps show the options.
+
+
+def _split_keras_hub(normalizer: dict):
+    steps = [(step["type"], step.get("pattern", {})) for step in normalizer["normalizers"]]
+    kinds = [kind for kind, _ in steps]
+    found = [pattern["Regex"] for kind, pattern in steps if "Regex" in pattern]
+    # The step that puts a mark around all that is a word by itself, behind the one for spaces.
+    place = next((i for i, each in enumerate(found) if "(?!\\A)" in each), None)
+    ends, alone = WORD_BREAK, ""
+    if place is not None:
+        ends, alone = found[place - 1], re.search(r"\(\?<=(\[.*\])\)$", found[place])[1]
+        ends = f"{ends}|{alone}"
+
+    def split(texts):
+        if kinds[0] == "NFD":
+            texts = tf_text.normalize_utf8(texts, "NFD")
+            texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+        texts = tf.strings.regex_replace(texts, r"\x{0}", "\x01") if place is not None else texts
+        words = _regex_split(texts, ends, alone)
+        flat = words.flat_values
+        if "Lowercase" in kinds:
+            flat = tf_text.case_fold_utf8(flat)
+        return words.with_flat_values(tf.where(tf.strings.length(flat) > _MOST_BYTES, _LONG, flat))
+
+    return split
+
+
 # Pre-tokenizers: strings (n,) to words, ragged (n, None)
 
 
 def _split_bert(description: dict):
     pattern = f"[{_SPACE}]+|{_PUNCTUATION}"
-    return lambda texts: tf_text.regex_split(texts, pattern, _PUNCTUATION)
+    return lambda texts: _regex_split(texts, pattern, _PUNCTUATION)
+
+
+def _whole(texts):
+    """Each text as one word."""
+    return tf.RaggedTensor.from_tensor(texts[:, None])
 
 
 def _split_bytes(description: dict):
-    if not description["use_regex"]:
-        raise _unsupported("ByteLevel with use_regex=False")
-
     def split(texts):
         if description["add_prefix_space"]:
             bare = tf.strings.regex_full_match(texts, r"[^ ](?s:.*)")
             texts = tf.where(bare, " " + texts, texts)
+        if not description["use_regex"]:
+            return _whole(texts)
         texts = tf.strings.regex_replace(
-            texts, f"([{_SPACE}][^{_SPACE}])", _MARK + r"\1", replace_global=True
+            _escaped(texts), f"([{_SPACE}][^{_SPACE}])", _MARK + r"\1", replace_global=True
         )
-        return tf_text.regex_split(texts, f"{_MARK}|{_GPT2_WORD}", _GPT2_WORD)
+        words = tf_text.regex_split(texts, f"{_MARK}|{_GPT2_WORD}", _GPT2_WORD)
+        return words.with_flat_values(_unescaped(words.flat_values))
 
     return split
 
@@ -342,7 +401,7 @@ class _Unigram(tf.Module):
     def __init__(self, description: dict):
         super().__init__()
         self._alphabet = _alphabet({token for token, _ in description["vocab"]})
-        model = _sentencepiece_model(description["vocab"], description["unk_id"])
+        model = _sentencepiece_model(description, field(5, 0))
         self._tokenizer = tf_text.SentencepieceTokenizer(model, out_type=tf.int32)
 
     def __call__(self, words):
@@ -352,21 +411,82 @@ class _Unigram(tf.Module):
         return self._tokenizer.tokenize(tf.strings.reduce_join(spelled, axis=-1))
 
 
-def _sentencepiece_model(vocabulary: list, unknown_id: int | None) -> bytes:
-    """A SentencePiece file of tokens and scores that leaves its input as it is."""
-    data = b""
-    for index, (token, score) in enumerate(vocabulary):
+class _Pieces(tf.Module):
+    """SentencePiece's unigram model with the rules of a normalizer, over whole texts."""
+
+    def __init__(self, description: dict, normalizer: dict):
+        super().__init__()
+        rules = field(5, 1)
+        prefixed = trimmed = False
+        for step in normalizer["normalizers"]:
+            pattern = step.get("pattern", {}).get("Regex")
+            if step["type"] == "Precompiled":
+                rules += field(2, base64.b64decode(step["precompiled_charsmap"]))
+            elif step == {"type": "Prepend", "prepend": SPACE}:
+                prefixed = True
+            elif pattern in (r"\A +| +\z", " {2,}"):
+                trimmed = True
+            elif step.get("pattern") != {"String": " "} or step.get("content") != SPACE:
+                raise _unsupported(f"the normalizer {step['type']!r} of pieces")
+        model = _sentencepiece_model(description, rules, prefixed, trimmed)
+        self._tokenizer = tf_text.SentencepieceTokenizer(model, out_type=tf.int32)
+
+    def __call__(self, texts):
+        return self._tokenizer.tokenize(texts)
+
+
+def _sentencepiece_model(
+    description: dict, rules: bytes, prefixed: bool = False, trimmed: bool = False
+) -> bytes:
+    """A SentencePiece file of the tokens and scores of a unigram model.
+
+    Args:
+        description: the model of a `tokenizer.json`.
+        rules: fields of how a text is normalized.
+        prefixed: whether a space is put before a text.
+        trimmed: whether spaces at its ends are taken away, and of several all but one.
+    """
+    data, unknown_id = b"", description["unk_id"]
+    spells = bool(description.get("byte_fallback"))
+    for index, (token, score) in enumerate(description["vocab"]):
         kind = UNKNOWN if index == unknown_id else NORMAL
+        kind = BYTE if spells and re.fullmatch("<0x[0-9A-F]{2}>", token) else kind
         data += field(1, field(1, token.encode()) + field(2, float(score)) + field(3, kind))
     unigram = 1
-    data += field(2, field(3, unigram) + field(40, unknown_id))
-    # No dummy prefix, no removal of spaces, no escaping of them.
-    return data + field(3, field(1, b"identity") + field(3, 0) + field(4, 0) + field(5, 0))
+    data += field(2, field(3, unigram) + field(35, int(spells)) + field(40, unknown_id))
+    rules = field(1, b"identity") + field(3, int(prefixed)) + field(4, int(trimmed)) + rules
+    return data + field(3, rules)
 
 
-_SPLITTERS = {"BertPreTokenizer": _split_bert, "ByteLevel": _split_bytes}
-_MODELS = {
-    "WordPiece": (_WordPiece, "BertPreTokenizer"),
-    "BPE": (_BytePair, "ByteLevel"),
-    "Unigram": (_Unigram, "ByteLevel"),
+def _build_bert(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
+    return _normalizer(normalizer), _split_bert(splitter), _WordPiece(model)
+
+
+def _build_keras_hub_bert(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
+    if splitter["pattern"] != {"String": WORD_BREAK}:
+        raise _unsupported("the pre-tokenizer 'Split' with WordPiece")
+    return _normalizer(None), _split_keras_hub(normalizer), _WordPiece(model)
+
+
+def _build_byte_pairs(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
+    return _normalizer(normalizer), _split_bytes(splitter), _BytePair(model)
+
+
+def _build_byte_unigram(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
+    return _normalizer(normalizer), _split_bytes(splitter), _Unigram(model)
+
+
+def _build_pieces(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
+    if normalizer is None or normalizer["type"] != "Sequence":
+        raise _unsupported("a unigram model without the normalizer of SentencePiece")
+    return _normalizer(None), _whole, _Pieces(model, normalizer)
+
+
+# By the types of the model and of the pre-tokenizer: how to normalize, to split and to spell.
+_KINDS = {
+    ("WordPiece", "BertPreTokenizer"): _build_bert,
+    ("WordPiece", "Split"): _build_keras_hub_bert,
+    ("BPE", "ByteLevel"): _build_byte_pairs,
+    ("Unigram", "ByteLevel"): _build_byte_unigram,
+    ("Unigram", None): _build_pieces,
 }

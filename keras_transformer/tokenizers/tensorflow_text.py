@@ -1,21 +1,25 @@
 """Token ids to strings as TensorFlow ops: the way back of `tensorflow_graph.py`."""
 
 import json
+import re
 
 import tensorflow as tf
 
 from keras_transformer.tokenizers.backend import byte_alphabet
+from keras_transformer.tokenizers.sentencepiece import SPACE
 
 
 class IdsToText(tf.Module):
-    """Ragged ids to strings, as `Tokenizer.decode_batch` of a byte-level tokenizer gives them.
+    """Ragged ids to strings, as `Tokenizer.decode_batch` gives them.
+
+    Of a tokenizer whose tokens are written in bytes, or are pieces of SentencePiece.
 
     Args:
         tokenizer_json: what a `tokenizer.json` holds, a string.
         continues: bool, whether the ids go on with a text: then the space before it stays.
 
     Raises:
-        ValueError: for a tokenizer whose tokens are not written in bytes.
+        ValueError: for a tokenizer of another kind.
 
     Example:
     ```python
@@ -34,15 +38,19 @@ class IdsToText(tf.Module):
         super().__init__()
         description = json.loads(tokenizer_json)
         kinds = _parts(description["decoder"])
-        strips = kinds[1:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-        if not kinds or kinds[0]["type"] != "ByteLevel" or (kinds[1:] and not strips):
+        spaced = kinds[: len(_SPACED)] == _SPACED
+        rest = kinds[len(_SPACED) :] if spaced else kinds[1:]
+        strips = rest == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+        in_bytes = bool(kinds) and kinds[0]["type"] == "ByteLevel"
+        if not (spaced or in_bytes) or (rest and not strips):
             said = ", ".join(part["type"] for part in kinds) or "none"
             raise ValueError(
-                f"Ids become text in TensorFlow where tokens are written in bytes, and the decoder "
-                f"of this tokenizer is {said}; use decode_batch otherwise."
+                "Ids become text in TensorFlow where tokens are written in bytes or are pieces of "
+                f"SentencePiece, and the decoder of this tokenizer is {said}; use decode_batch "
+                "otherwise."
             )
         self._strips = strips and not continues
-        self._pieces = _pieces(description)
+        self._pieces = _pieces(description, spaced)
 
     def __call__(self, ids: tf.RaggedTensor) -> tf.Tensor:
         """Maps ids `(batch, None)` to strings `(batch,)`."""
@@ -52,13 +60,21 @@ class IdsToText(tf.Module):
         return tf.strings.regex_replace(texts, "^ ", "") if self._strips else texts
 
 
+# How pieces are joined, as `sentencepiece.space_decoder` writes it.
+_SPACED = [
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+
+
 def _parts(decoder: dict | None) -> list[dict]:
     if decoder is None:
         return []
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
-def _pieces(description: dict) -> list[bytes]:
+def _pieces(description: dict, spaced: bool) -> list[bytes]:
     """The bytes of each id; none of special tokens."""
     vocabulary = description["model"]["vocab"]
     if not isinstance(vocabulary, dict):  # That of unigram is a list, with scores.
@@ -70,6 +86,10 @@ def _pieces(description: dict) -> list[bytes]:
     pieces = [b""] * (max(vocabulary.values()) + 1)
     for token, i in vocabulary.items():
         if i not in special:
-            of_bytes = all(char in value for char in token)
+            of_bytes = not spaced and all(char in value for char in token)
             pieces[i] = bytes(value[c] for c in token) if of_bytes else token.encode()
+            if spaced:
+                byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+                spelled = bytes.fromhex(byte[1]) if byte else None
+                pieces[i] = spelled or token.replace(SPACE, " ").encode()
     return pieces

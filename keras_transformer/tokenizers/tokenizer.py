@@ -56,6 +56,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
 
     # Whether the backend gets lists of pieces, not texts: so for a subclass that segments itself.
     _takes_pieces = False
+    _ends_once = False  # Whether no end is put behind a text that ends with it.
 
     if not TYPE_CHECKING:
 
@@ -153,6 +154,7 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         with refusing(f"The tokenizer in {str(directory)!r} is not usable"):
             tokenizer = cls(backend, chat_template=chat_template, **roles)
         tokenizer._name = f"The tokenizer of {str(directory)!r}"
+        tokenizer._ends_once = folder.ends_once
         return tokenizer
 
     @classmethod
@@ -174,7 +176,9 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             directory: the folder; made if it does not exist.
         """
         check_path("directory", directory)
-        loading.write_directory(directory, self._backend, self._roles, self.chat_template)
+        loading.write_directory(
+            directory, self._backend, self._roles, self.chat_template, self._ends_once
+        )
 
     def save_to_preset(self, directory: str | os.PathLike) -> None:
         """Writes the tokenizer's part of a preset, all of it at one instant.
@@ -312,7 +316,13 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             encodings = backend.encode_batch_fast(
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
-            return known(backend, rows, encodings)
+            encodings = known(backend, rows, encodings)
+
+        if self._ends_once and special_tokens:
+            for encoding in encodings:
+                if encoding.ids[-2:] == [self.end_id] * 2:
+                    encoding.truncate(len(encoding.ids) - 1)
+        return encodings
 
         with self._refusing("encode"):
             if max_length is None or pairs is not None or self._takes_pieces:
@@ -347,5 +357,8 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
         from keras_transformer.tokenizers.tensorflow import TensorFlowTokenizer
 
         return TensorFlowTokenizer(
-            self._backend.to_str(), pad_id=self.pad_id, sequence_length=sequence_length
+            self._backend.to_str(),
+            pad_id=self.pad_id,
+            sequence_length=sequence_length,
+            split_special_tokens=self._backend.encode_special_tokens,
         )

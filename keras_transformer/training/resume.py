@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_transformer.checking import check_int, check_path, describe
-from keras_transformer.files import SafetensorsFile, has_file, write_safetensors
+from keras_transformer.files import SafetensorsFile, has_file, naming, write_safetensors
 from keras_transformer.models.accumulation import batches_of_update
 from keras_transformer.scratch import PathLock
 from keras_transformer.training.averaging import to_numpy
@@ -149,7 +149,9 @@ class ResumableRun(keras.callbacks.Callback):
         earlier = self._locks.pop(place, None)
         if earlier is not None:
             earlier.release()
-        if not self._lock.acquire():
+        with naming(self.path):
+            mine = self._lock.acquire()
+        if not mine:
             raise OSError(
                 f"Another process has a run in {self.path.parent} right now. Wait for its end, or "
                 "give this one a directory of its own."
@@ -196,10 +198,12 @@ class ResumableRun(keras.callbacks.Callback):
             self._lock.release()
             size = sum(tensor.nbytes for tensor in tensors.values())
             kept = " The one before is still there." if self.path.exists() else ""
-            raise OSError(
+            message = (
                 f"The state of the run, {size / 2**20:,.1f} MiB, could not be written to "
                 f"{self.path.parent}: {error}{kept} Make room and start the program again."
-            ) from error
+            )
+            number = () if error.errno is None else (error.errno,)
+            raise OSError(*number, message) from error
 
     def _restore_metrics(self, kept: dict[str, np.ndarray]):
         """Those of the epoch's first part. Keras makes some of them in the first step only."""

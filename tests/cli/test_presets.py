@@ -1,6 +1,9 @@
 """`keras-transformer presets` and `keras-transformer info`."""
 
+import json
+import logging
 import re
+import shutil
 
 import pytest
 
@@ -85,3 +88,83 @@ def test_info_allocates_nothing(run, tmp_path):
     code, out, _ = run("info", tmp_path)
     assert code == 0
     assert "not on this machine" in out
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u2028\u202e"
+# What a terminal obeys (ECMA-48: C0, C1), ends a line (Unicode: Zl, Zp), or turns its direction.
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A preset whose every text would change a terminal or a log."""
+    sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 8}
+    backbone = kt.Backbone.from_preset("minilm_l6_en", load_weights=False, **sizes)
+    tokenizer = kt.Tokenizer.from_preset("minilm_l6_en")
+    labels = [f"good{HOSTILE}", f"bad\n{HOSTILE}"]
+    task = kt.TextClassifier(backbone, tokenizer, labels=labels)
+    folder = tmp_path_factory.mktemp("hostile")
+    about = {
+        "license": f"mit\n---\n# Owned\n{HOSTILE}",
+        "description": f"A model.{HOSTILE}",
+        "source": f"hf://a/b{HOSTILE}",
+    }
+    task.save_to_preset(folder, metadata=about)
+    return folder, labels, about
+
+
+def test_what_a_file_says_does_not_command_the_terminal(run, hostile):
+    folder, labels, _ = hostile
+    for arguments in (
+        ("info", folder),
+        ("classify", "--preset", folder, "a film", "b"),
+        ("classify", "--preset", folder, "--format", "tsv", "a film"),
+        ("classify", "--preset", folder, "--format", "json", "a film"),
+    ):
+        code, out, errors = run(*map(str, arguments))
+        assert code == 0 and out
+        assert not OBEYED.search(out + errors), arguments
+        if "json" in arguments:
+            (rows,) = (value for value in json.loads(out).values() if isinstance(value, list))
+            assert {row["label"] for row in rows} == set(labels)
+        elif arguments[0] == "classify":
+            assert len(out.splitlines()) == len(arguments) - (5 if "tsv" in arguments else 3)
+
+
+def test_errors_and_logs_do_not_command_the_terminal(run, hostile, tmp_path, caplog):
+    folder, *_ = hostile
+    shutil.copytree(folder, tmp_path / "copy")
+    path = tmp_path / "copy" / "config.json"
+    values = json.loads(path.read_text())
+    values["backbone"][f"key{HOSTILE}"] = 1
+    path.write_text(json.dumps(values))
+    code, out, errors = run("info", str(tmp_path / "copy"))
+    assert code == 2 and "key\\x1b]0;title" in errors and not OBEYED.search(out + errors)
+    with pytest.raises(ValueError, match="key") as error:
+        kt.Backbone.from_preset(tmp_path / "copy")
+    assert not OBEYED.search(str(error.value))
+    logging.getLogger("keras_transformer").warning("%s of a file", HOSTILE)
+    assert "\\x1b]0;title" in caplog.text and not OBEYED.search(caplog.records[-1].getMessage())
+
+
+def test_a_card_and_a_table_hold_what_a_file_says_in_its_place(hostile):
+    yaml = pytest.importorskip("yaml")
+    folder, _, about = hostile
+    card = (folder / "README.md").read_text()
+    _, header, body = card.split("---\n", 2)
+    assert yaml.safe_load(header) == {
+        "library_name": "keras_transformer",
+        "license": about["license"],
+    }
+    assert not OBEYED.search(card) and "# Owned" not in body
+    assert all(line.count("|") == 3 for line in body.splitlines() if line.startswith("|"))
+    html = kt.checkpoints.resolve_preset(str(folder))._repr_html_()
+    assert not OBEYED.search(html)
+
+
+def test_lines_of_a_server_log_are_ascii():
+    from keras_transformer.serving.observing import JsonLines
+
+    record = logging.LogRecord("a", logging.INFO, "", 0, HOSTILE, (), None)
+    line = JsonLines().format(record)
+    assert line.isascii() and json.loads(line)["event"] == HOSTILE

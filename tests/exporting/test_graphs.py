@@ -65,6 +65,7 @@ def test_a_classifier_of_any_number_and_length(format, classifier, loop, tmp_pat
     kt.export(classifier, tmp_path / "out", format=format)
     said = json.loads((tmp_path / "out" / "export.json").read_text())
     assert said["labels"] == ["bad", "good"] and said["format"] == format
+    assert said["pad_id"] == classifier.tokenizer.pad_id
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     for texts in (SENTENCES, SENTENCES[:1], ["a"], [" ".join(["word"] * 600)]):
         arrays, inputs = arrays_of(classifier, texts)

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
+from keras_transformer import export, from_keras_hub
 from keras_transformer.tokenizers import Tokenizer
+from tests.checkpoints.test_keras_hub_tokenizers import LONG, byte_pairs, random_texts, word_pieces
 
 pytestmark = pytest.mark.one_backend("tensorflow")
 
@@ -39,6 +42,10 @@ NASTY = [
     "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + " " + "é" * 100 + " " + "é" * 101,
     "x" * 3000,
 ]
+
+
+# Where strings end in C, and where a mark of this package stands in its patterns.
+ENDS = ["\0a", "a\0b", "A\0", "\0", " \0 y", "\ufdd0\ufdd1 \ufdd2", "\U0010ffff x\U0010ffff"]
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +193,103 @@ def test_in_a_keras_model_that_is_saved_and_exported(tf, tmp_path):
     assert (exported.serve(texts).numpy() == expected).all()
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_texts_with_nul(tf, kind, lowercase):
+    texts = SMALL + ENDS
+    options = {"lowercase": lowercase, "special_tokens": ["<mask>"]}
+    check(tf, Tokenizer.train(texts, kind=kind, vocabulary_size=500, **options), ENDS)
+
+
+@pytest.fixture(scope="module")
+def hub():
+    return pytest.importorskip("keras_hub")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lowercase": True, "strip_accents": True, "special_tokens_in_strings": True},
+        {"lowercase": True, "split": False},
+    ],
+    ids=str,
+)
+def test_keras_hub_bert(tf, hub, options, tmp_path):
+    hub.models.BertTokenizer(vocabulary=word_pieces(), **options).save_to_preset(tmp_path)
+    tokenizer = Tokenizer.from_preset(tmp_path)
+    check(tf, tokenizer, [*NASTY, *ENDS, *random_texts(), *LONG, "the [MASK] of [CLS]x[SEP]"])
+    tokenizer.save(tmp_path / "ours")
+    check(tf, Tokenizer.from_files(tmp_path / "ours"), NASTY)
+
+
+@pytest.mark.parametrize(
+    "name, options", [("GPT2", {}), ("GPT2", {"add_prefix_space": True}), ("Roberta", {})]
+)
+def test_keras_hub_byte_pairs(tf, hub, name, options, tmp_path):
+    theirs = getattr(hub.models, f"{name}Tokenizer")(**byte_pairs(), **options)
+    theirs.save_to_preset(tmp_path)
+    check(tf, Tokenizer.from_preset(tmp_path), [*NASTY, *ENDS, "x<|endoftext|>y <mask>", "'save"])
+
+
+def test_keras_hub_t5(tf, hub, tmp_path):
+    """KerasHub's own is, within a graph, SentencePiece's of TensorFlow Text on the same file."""
+    import tensorflow_text
+
+    from keras_transformer.tokenizers.tensorflow_text import IdsToText
+
+    pieces = pytest.importorskip("sentencepiece")
+    texts = [text for text in NASTY if text.strip() and "\0" not in text]
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 3), model_prefix=str(tmp_path / "spm"), vocab_size=500,
+        hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    theirs = hub.models.T5Tokenizer(proto=(tmp_path / "spm.model").read_bytes())
+    theirs.save_to_preset(tmp_path / "preset")
+    tokenizer = Tokenizer.from_preset(tmp_path / "preset")
+    layer = tokenizer.to_tensorflow()
+    proto = (tmp_path / "spm.model").read_bytes()
+    within = tensorflow_text.SentencepieceTokenizer(proto, out_type=tf.int32)
+    # Special tokens are text to it.
+    texts = [text for text in NASTY if "</s>" not in text] + [" a  bike ", "½ ﬁ"]
+    expected = [[*row, tokenizer.end_id] for row in within.tokenize(texts).to_list()]
+    assert layer(tf.constant(texts)).to_list() == expected
+    simple = ["a man", "", "  a  bike", "a</s> b", "½ ﬁ 東京"]
+    check(tf, tokenizer, simple)
+    for continues in (False, True):
+        to_text = IdsToText(layer.tokenizer_json, continues=continues)
+        rows = tokenizer.encode_batch(simple)
+        texts = [text.decode() for text in to_text(tf.ragged.constant(rows)).numpy()]
+        texts = [text.removeprefix(" ") for text in texts] if continues else texts
+        assert texts == tokenizer.decode_batch(rows)
+
+
+def test_keras_hub_models_take_what_the_layer_gives(tf, hub, tmp_path):
+    """The ids of KerasHub's preprocessor, in `tf.data` and in a SavedModel of strings."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "##s", "rides", "."]
+    backbone = hub.models.BertBackbone(
+        vocabulary_size=len(words), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
+        max_sequence_length=12,
+    )  # fmt: skip
+    preprocessor = hub.models.BertTextClassifierPreprocessor(
+        hub.models.BertTokenizer(vocabulary=words, lowercase=True), sequence_length=12
+    )
+    theirs = hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=preprocessor)
+    task = from_keras_hub(theirs)
+    texts = ["A man rides .", "mans", "", "a " * 30]
+    layer = task.tokenizer.to_tensorflow(sequence_length=12)
+    expected = np.asarray(preprocessor(texts)["token_ids"])
+    data = tf.data.Dataset.from_tensor_slices(texts).batch(2).map(layer)
+    np.testing.assert_array_equal(np.concatenate([ids.numpy() for ids in data]), expected)
+    export(task, tmp_path / "saved", format="saved_model")
+    served = tf.saved_model.load(str(tmp_path / "saved"))
+    outputs = served.signatures["serving_default"](tf.constant(texts))
+    logits = np.asarray(theirs.predict(texts, verbose=0))
+    found = next(value for value in outputs.values() if value.shape == logits.shape).numpy()
+    exact = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    assert min(abs(found - logits).max(), abs(found - exact).max()) < 1e-5
+
+
 def test_what_is_refused(tf):
     tokenizer = Tokenizer.train(SMALL, vocabulary_size=300)
     with pytest.raises(ValueError, match="integer greater than 1"):
@@ -201,7 +305,7 @@ def test_parts_without_a_counterpart_are_refused(tf):
     for part, value, name in [
         ("normalizer", normalizers.NFKC(), "normalizer 'NFKC'"),
         ("pre_tokenizer", pre_tokenizers.Metaspace(), "pre-tokenizer 'Metaspace' with BPE"),
-        ("pre_tokenizer", pre_tokenizers.ByteLevel(use_regex=False), "use_regex=False"),
+        ("pre_tokenizer", pre_tokenizers.Split(" ", "isolated"), "pre-tokenizer 'Split' with BPE"),
     ]:
         tokenizer = Tokenizer(trained._backend, pad="<pad>")
         setattr(tokenizer._backend, part, value)

@@ -9,10 +9,10 @@ from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
     ENCODER,
-    IGNORED,
     encoder_heads,
     masked_lm,
     number,
+    unread,
 )
 from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
@@ -68,6 +68,6 @@ ALBERT = Family(
         masked_classes=("AlbertForMaskedLM", "AlbertForPreTraining"),
         dropout="classifier_dropout_prob",
     ),
-    names=Names(prefixes=("albert.",), ignored=(*IGNORED, "predictions.*", "sop_classifier.*")),
+    names=Names(prefixes=("albert.",), ignored=unread("sop_classifier.classifier")),
     pooler="pooler.weight",
 )

@@ -53,6 +53,6 @@ AST = dataclasses.replace(
             weights=layers(_HEAD), values={"pooling": "tokens", "output_norm": True}
         )
     },
-    names=Names(prefixes=("audio_spectrogram_transformer.",), ignored=("classifier.*",)),
+    names=Names(prefixes=("audio_spectrogram_transformer.",)),
     pooler=None,
 )

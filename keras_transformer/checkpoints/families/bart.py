@@ -103,9 +103,8 @@ BART = Family(
         *positions("decoder"),
     ),
     heads={"Seq2SeqLM": Head(values={"start_id": 2}), **seq2seq_heads(2, 2)},
-    names=Names(
-        prefixes=("model.",), ignored=("*.version", "classification_head.*", "qa_outputs.*")
-    ),
+    # A number of fairseq.
+    names=Names(prefixes=("model.",), ignored=("encoder.version", "decoder.version")),
     output_bias="final_logits_bias",
 )
 
@@ -144,6 +143,5 @@ MARIAN = dataclasses.replace(
     ),
     weights=(EMBEDDINGS[0], *_OWN_EMBEDDINGS, *WEIGHTS),
     heads={"Seq2SeqLM": Head(architectures=("MarianMTModel",), values={"start_id": 58100})},
-    # The sines and cosines, which are computed.
-    names=Names(prefixes=("model.",), ignored=("*coder.embed_positions.weight",)),
+    names=Names(prefixes=("model.",)),
 )

@@ -13,6 +13,7 @@ from keras_transformer.checkpoints.families.images import (
     patch_weights,
     patches,
 )
+from keras_transformer.checkpoints.families.shared import unread
 from keras_transformer.checkpoints.weights import Names, Weight, layers
 from keras_transformer.config import TransformerConfig
 
@@ -76,12 +77,7 @@ BEIT = Family(
     heads={"ImageClassifier": Head(weights=layers({"output": "classifier"}))},
     names=Names(
         prefixes=("beit.",),
-        ignored=(
-            "embeddings.mask_token",
-            "classifier.*",
-            "lm_head.*",
-            "layernorm.*",
-            "*.relative_position_index",
-        ),
+        # The training with masked patches, whose norm stands behind the model.
+        ignored=("embeddings.mask_token", *unread("lm_head", "layernorm")),
     ),
 )

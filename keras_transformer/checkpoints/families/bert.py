@@ -4,7 +4,12 @@ Also what is BERT with other training: MiniLM, sentence-transformers models, BER
 """
 
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import (
+    ENCODER,
+    NEXT_SENTENCE,
+    encoder_heads,
+    masked_lm,
+)
 from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 
 FIELDS = {
@@ -61,6 +66,6 @@ BERT = Family(
         ),
         masked_classes=("BertForMaskedLM", "BertForPreTraining"),
     ),
-    names=Names(prefixes=("bert.",), suffixes=OLDER_NORMS, ignored=(*IGNORED, "cls.*")),
+    names=Names(prefixes=("bert.",), suffixes=OLDER_NORMS, ignored=NEXT_SENTENCE),
     pooler="pooler.dense.weight",
 )

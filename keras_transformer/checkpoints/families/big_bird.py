@@ -10,13 +10,12 @@ from typing import Any
 from keras_transformer.checkpoints.families.bert import BERT, FIELDS, STACK
 from keras_transformer.checkpoints.families.family import Conversion, Field, Head, Values
 from keras_transformer.checkpoints.families.shared import (
-    IGNORED,
     encoder_heads,
     hidden_activation,
     masked_lm,
     number,
 )
-from keras_transformer.checkpoints.weights import Names, layers, output_matrix
+from keras_transformer.checkpoints.weights import layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
 _SPARSE, _FULL = "block_sparse", "original_full"
@@ -96,8 +95,6 @@ BIG_BIRD = dataclasses.replace(
         *layers({"pooler": "pooler"}),
     ),
     heads=_HEADS | {"QuestionAnswerer": _ANSWERS},
-    names=Names(
-        prefixes=("bert.",), suffixes=BERT.names.suffixes, ignored=(*IGNORED, "cls.*", "qa_*")
-    ),
+    names=BERT.names,
     pooler="pooler.weight",
 )

@@ -146,5 +146,5 @@ BLIP = Family(
     weights=(),
     of_config=_weights,
     heads={"ImageToText": Head(architectures=(_CLASS, _ASKED), options=(_TEXT_IDS,))},
-    names=Names(suffixes=OLDER_NORMS, ignored=("*.position_ids",)),
+    names=Names(suffixes=OLDER_NORMS),
 )

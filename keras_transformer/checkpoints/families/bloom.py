@@ -71,5 +71,5 @@ BLOOM = Family(
         *layers(_LAYER, "decoder/layer_{i}/", "h.{i}."),
     ),
     heads=decoder_heads(),
-    names=Names(prefixes=("transformer.",), ignored=("score.*",)),
+    names=Names(prefixes=("transformer.",)),
 )

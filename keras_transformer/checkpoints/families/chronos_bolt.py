@@ -122,5 +122,5 @@ CHRONOS_BOLT = Family(
             options=(Conversion(_read_head, _write_head),),
         )
     },
-    names=Names(ignored=("output_patch_embedding.*", "lm_head.weight")),
+    names=Names(ignored=("lm_head.weight",)),
 )

@@ -134,5 +134,5 @@ CLIP = Family(
     ),
     weights=(*_WEIGHTS, Weight("similarity_scale", "logit_scale")),
     heads=classifier("CLIPForImageClassification"),
-    names=Names(ignored=("*.position_ids", "classifier.*")),
+    names=Names(),
 )

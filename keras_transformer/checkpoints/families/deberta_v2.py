@@ -12,11 +12,11 @@ from keras_transformer.checkpoints.families.bert import EMBEDDINGS, FIELDS, LAYE
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
     ENCODER,
-    IGNORED,
     encoder_heads,
     hidden_activation,
     masked_lm,
     number,
+    unread,
 )
 from keras_transformer.checkpoints.weights import Names, attention, layers, output_matrix
 from keras_transformer.config import TransformerConfig
@@ -143,6 +143,7 @@ DEBERTA_V2 = Family(
     names=Names(
         prefixes=("deberta.",),
         suffixes=OLDER_NORMS,
-        ignored=(*IGNORED, "cls.*", "lm_predictions.*", "mask_predictions.*", "pooler.*"),
+        # The discriminator that v3 was trained with.
+        ignored=unread(*(f"mask_predictions.{n}" for n in ("dense", "LayerNorm", "classifier"))),
     ),
 )

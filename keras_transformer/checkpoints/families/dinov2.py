@@ -83,5 +83,5 @@ DINOV2 = Family(
             weights=layers({"output": "classifier"}), values={"pooling": "first_and_mean"}
         )
     },
-    names=Names(prefixes=("dinov2.",), ignored=("embeddings.mask_token", "classifier.*")),
+    names=Names(prefixes=("dinov2.",), ignored=("embeddings.mask_token",)),
 )

@@ -46,9 +46,5 @@ DISTILBERT = Family(
         hidden_activation="relu",
         dropout="seq_classif_dropout",
     ),
-    names=Names(
-        prefixes=("distilbert.",),
-        suffixes=OLDER_NORMS,
-        ignored=("vocab_*", "pre_classifier.*", "classifier.*", "qa_outputs.*"),
-    ),
+    names=Names(prefixes=("distilbert.",), suffixes=OLDER_NORMS),
 )

@@ -6,7 +6,7 @@ discriminators, which tell replaced tokens, are loaded as backbones for other ta
 
 from keras_transformer.checkpoints.families.bert import FIELDS, REQUIRED, STACK
 from keras_transformer.checkpoints.families.family import Family, Field
-from keras_transformer.checkpoints.families.shared import ENCODER, IGNORED, encoder_heads, masked_lm
+from keras_transformer.checkpoints.families.shared import ENCODER, encoder_heads, masked_lm, unread
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 
 ELECTRA = Family(
@@ -33,6 +33,7 @@ ELECTRA = Family(
         hidden_activation="gelu",
     ),
     names=Names(
-        prefixes=("electra.",), ignored=(*IGNORED, "generator_*", "discriminator_predictions.*")
+        prefixes=("electra.",),
+        ignored=unread(*(f"discriminator_predictions.{n}" for n in ("dense", "dense_prediction"))),
     ),
 )

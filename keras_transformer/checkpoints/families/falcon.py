@@ -99,8 +99,5 @@ FALCON = Family(
         *_NORMS,
     ),
     heads=decoder_heads(),
-    names=Names(
-        prefixes=("transformer.",),
-        ignored=("h.*.self_attention.rotary_emb.inv_freq", "score.*"),
-    ),
+    names=Names(prefixes=("transformer.",)),
 )

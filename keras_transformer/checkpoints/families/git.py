@@ -101,5 +101,5 @@ GIT = Family(
             options=(Conversion(_read_start, _write_start),),
         )
     },
-    names=Names(prefixes=("git.",), ignored=("*.position_ids",)),
+    names=Names(prefixes=("git.",)),
 )

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import by_turns, decoder_heads, number
+from keras_transformer.checkpoints.families.shared import by_turns, decoder_heads, number, unread
 from keras_transformer.checkpoints.weights import Names, Weight, fused, layers, output_matrix
 from keras_transformer.config import MOST_LAYERS, TransformerConfig
 
@@ -93,14 +93,7 @@ GPT2 = Family(
     heads=decoder_heads("GPT2LMHeadModel", tokens="classifier"),
     names=Names(
         prefixes=("transformer.",),
-        # The causal masks of older releases; the heads of classifiers; that of two tasks in one.
-        ignored=(
-            "h.*.attn.bias",
-            "h.*.attn.masked_bias",
-            "score.*",
-            "classifier.*",
-            "multiple_choice_head.*",
-        ),
+        ignored=unread("multiple_choice_head.summary"),
     ),
 )
 

@@ -44,15 +44,5 @@ GPT_NEOX = Family(
         *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
     heads=decoder_heads(tokens="classifier"),
-    names=Names(
-        prefixes=("gpt_neox.",),
-        # Masks and angles of older releases; the heads of classifiers.
-        ignored=(
-            "layers.*.attention.bias",
-            "layers.*.attention.masked_bias",
-            "layers.*.attention.rotary_emb.inv_freq",
-            "score.*",
-            "classifier.*",
-        ),
-    ),
+    names=Names(prefixes=("gpt_neox.",)),
 )

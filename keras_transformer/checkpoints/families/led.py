@@ -16,7 +16,7 @@ from keras_transformer.checkpoints.families.bart import (
 )
 from keras_transformer.checkpoints.families.family import Conversion, Head, Values
 from keras_transformer.checkpoints.families.longformer import GLOBAL, read_windows, write_windows
-from keras_transformer.checkpoints.families.shared import number
+from keras_transformer.checkpoints.families.shared import number, unread
 from keras_transformer.checkpoints.weights import Names, attention, layers
 from keras_transformer.config import TransformerConfig
 
@@ -46,6 +46,8 @@ _ATTENTION = attention(
     "self_attn.{}", *(f"longformer_self_attn.{n}" for n in ("query", "key", "value")), "output"
 ) | {ours: f"self_attn.longformer_self_attn.{theirs}" for ours, theirs in GLOBAL.items()}
 
+_CLASSIFIER = ("classification_head.dense", "classification_head.out_proj")
+
 LED = dataclasses.replace(
     BART,
     model_type="led",
@@ -68,5 +70,5 @@ LED = dataclasses.replace(
         "Seq2SeqLM": Head(values={"start_id": 2}),
         "QuestionAnswerer": BART.heads["QuestionAnswerer"],
     },
-    names=Names(prefixes=("led.",), ignored=BART.names.ignored),
+    names=Names(prefixes=("led.",), ignored=(*BART.names.ignored, *unread(*_CLASSIFIER))),
 )

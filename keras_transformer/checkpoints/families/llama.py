@@ -60,9 +60,7 @@ LLAMA = Family(
         *layers(_LAYER, "decoder/layer_{i}/", "layers.{i}."),
     ),
     heads=decoder_heads(tokens="score"),
-    names=Names(
-        prefixes=("model.",), ignored=("layers.*.self_attn.rotary_emb.inv_freq", "score.*")
-    ),
+    names=Names(prefixes=("model.",)),
 )
 
 MISTRAL = dataclasses.replace(

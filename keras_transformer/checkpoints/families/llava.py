@@ -26,6 +26,7 @@ from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.families.towers import (
     of_images,
     read_images,
+    tensors_of,
     with_encoder,
     write_images,
 )
@@ -95,6 +96,9 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+_TOWER = ("vision_tower.", "vision_tower.vision_model.")
+_BEHIND = [line for line in clip.IMAGE_WEIGHTS if "{i}" in line.ours or "/final_norm/" in line.ours]
+
 LLAVA = Family(
     model_type="llava",
     architecture="LlavaModel",
@@ -102,7 +106,7 @@ LLAVA = Family(
     constants={"kind": "seq2seq"},
     conversions=(Conversion(_read, _write),),
     weights=(
-        *of_images(clip.IMAGE_WEIGHTS, "vision_tower.", "vision_tower.vision_model."),
+        *of_images(clip.IMAGE_WEIGHTS, *_TOWER),
         *layers(
             {"projector/mlp/intermediate": "linear_1", "projector/mlp/output": "linear_2"},
             theirs="multi_modal_projector.",
@@ -117,13 +121,6 @@ LLAVA = Family(
             options=(TEXT_END,),
         )
     },
-    names=Names(
-        ignored=(
-            "vision_tower.*encoder.layers.*",
-            "vision_tower.*post_layernorm.*",
-            "vision_tower.*head.*",
-            "*.position_ids",
-            "*.rotary_emb.inv_freq",
-        )
-    ),
+    # What stands behind the layer of images that is read.
+    names=Names(ignored=tensors_of((*_BEHIND, *siglip.HEAD), *_TOWER)),
 )

@@ -54,7 +54,5 @@ LONGFORMER = dataclasses.replace(
         *ROBERTA.weights,
         *layers(GLOBAL, "encoder/layer_{i}/", "encoder.layer.{i}.attention.self."),
     ),
-    names=Names(
-        prefixes=("longformer.",), suffixes=ROBERTA.names.suffixes, ignored=ROBERTA.names.ignored
-    ),
+    names=Names(prefixes=("longformer.",), suffixes=ROBERTA.names.suffixes),
 )

@@ -155,5 +155,5 @@ MODERNBERT = Family(
         "TextClassifier": _head(_OUTPUT, "hidden", _POOLING),
         **dict.fromkeys(("TokenClassifier", "QuestionAnswerer"), _head(_OUTPUT)),
     },
-    names=Names(prefixes=("model.",), ignored=("head.*", "decoder.*", "classifier.*")),
+    names=Names(prefixes=("model.",)),
 )

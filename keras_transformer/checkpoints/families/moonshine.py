@@ -144,5 +144,5 @@ MOONSHINE = Family(
             values={"start_id": 1, "tokens_per_second": 6.5, "window_seconds": 64.0}
         )
     },
-    names=Names(prefixes=("model.",), ignored=("*rotary_emb.inv_freq",)),
+    names=Names(prefixes=("model.",)),
 )

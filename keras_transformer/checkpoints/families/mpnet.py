@@ -51,5 +51,5 @@ MPNET = dataclasses.replace(
         output_matrix("lm_head.decoder.weight"),
         *layers({"pooler": "pooler.dense"}),
     ),
-    names=Names(prefixes=("mpnet.",), ignored=ROBERTA.names.ignored),
+    names=Names(prefixes=("mpnet.",)),
 )

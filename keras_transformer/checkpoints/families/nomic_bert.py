@@ -9,7 +9,7 @@ from keras_transformer.checkpoints.families.bert import FIELDS
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
     ENCODER,
-    IGNORED,
+    NEXT_SENTENCE,
     encoder_heads,
     masked_lm,
     rotary,
@@ -96,6 +96,6 @@ NOMIC_BERT = Family(
         output_matrix("cls.predictions.decoder.weight"),
     ),
     heads={task: head for task, head in _HEADS.items() if task != "QuestionAnswerer"},
-    names=Names(prefixes=("nomic_bert.", "bert."), ignored=(*IGNORED, "cls.*")),
+    names=Names(prefixes=("nomic_bert.", "bert."), ignored=NEXT_SENTENCE),
     pooler="pooler.dense.weight",
 )

@@ -6,7 +6,7 @@ OPT-350m alone has norms behind its sub-layers, and tokens narrower than its sta
 from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
-from keras_transformer.checkpoints.families.shared import decoder_heads
+from keras_transformer.checkpoints.families.shared import decoder_heads, unread
 from keras_transformer.checkpoints.weights import Names, layers, output_matrix
 from keras_transformer.config import TransformerConfig
 
@@ -79,5 +79,5 @@ OPT = Family(
         output_matrix("lm_head.weight"),
     ),
     heads=decoder_heads(),
-    names=Names(prefixes=("model.",), ignored=("score.*", "qa_outputs.*")),
+    names=Names(prefixes=("model.",), ignored=unread("qa_outputs")),
 )

@@ -23,6 +23,7 @@ from keras_transformer.checkpoints.families.shared import number
 from keras_transformer.checkpoints.families.towers import (
     of_images,
     read_images,
+    tensors_of,
     with_encoder,
     write_images,
 )
@@ -107,6 +108,8 @@ _TEXT_WEIGHTS = (
     *_norms(GEMMA2, True),
 )
 
+_TOWER = ("vision_tower.", "vision_tower.vision_model.")
+
 PALIGEMMA = Family(
     model_type="paligemma",
     architecture="PaliGemmaModel",
@@ -114,7 +117,7 @@ PALIGEMMA = Family(
     constants={"kind": "seq2seq"},
     conversions=(Conversion(_read, _write),),
     weights=(
-        *of_images(siglip.STACKS, "vision_tower.", "vision_tower.vision_model."),
+        *of_images(siglip.STACKS, *_TOWER),
         *layers({"projector/output": "multi_modal_projector.linear"}),
         *prefixed(_TEXT_WEIGHTS, "language_model.model."),
         output_matrix("language_model.lm_head.weight"),
@@ -126,5 +129,5 @@ PALIGEMMA = Family(
             options=(TEXT_END, TEXT_START),
         )
     },
-    names=Names(ignored=("vision_tower.*head.*", "*.position_ids", "*.rotary_emb.inv_freq")),
+    names=Names(ignored=tensors_of(siglip.HEAD, *_TOWER)),
 )

@@ -139,5 +139,5 @@ PATCHTST = Family(
             dropout="head_dropout",
         )
     },
-    names=Names(prefixes=("model.",), ignored=("head.*",)),
+    names=Names(prefixes=("model.",)),
 )

@@ -51,6 +51,6 @@ PHI = Family(
         Weight("output_bias/bias", "lm_head.bias", outside=True),
     ),
     heads=decoder_heads(),
-    names=Names(prefixes=("model.",), ignored=("score.*",)),
+    names=Names(prefixes=("model.",), ignored=("score.bias",)),
     output_bias="lm_head.bias",
 )

@@ -10,7 +10,6 @@ from keras_transformer.checkpoints.families.bert import FIELDS, OLDER_NORMS, REQ
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Values
 from keras_transformer.checkpoints.families.shared import (
     ENCODER,
-    IGNORED,
     encoder_heads,
     masked_lm,
     number,
@@ -56,7 +55,7 @@ XLM_ROBERTA = Family(
         classifier={"output": "classifier.out_proj", "hidden": "classifier.dense"},
         hidden_activation="tanh",
     ),
-    names=Names(prefixes=("roberta.",), suffixes=OLDER_NORMS, ignored=(*IGNORED, "lm_head.*")),
+    names=Names(prefixes=("roberta.",), suffixes=OLDER_NORMS),
     pooler="pooler.dense.weight",
 )
 

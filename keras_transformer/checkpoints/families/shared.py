@@ -19,8 +19,13 @@ ENCODER = {
 }
 
 
-# Of a BERT: a buffer of older releases; and the heads that do not make a backbone.
-IGNORED = ("embeddings.position_ids", "classifier.*", "qa_outputs.*")
+def unread(*layers_: str) -> tuple[str, ...]:
+    """Names of the tensors of layers without a counterpart here: heads that no task has."""
+    return tuple(f"{layer}.{end}" for layer in layers_ for end in ("weight", "bias"))
+
+
+# Which of two sentences comes first: a BERT was trained with it.
+NEXT_SENTENCE = unread("cls.seq_relationship")
 
 
 def masked_lm(prefix: str, transform: str, norm: str, *biases: str) -> tuple[Weight, ...]:

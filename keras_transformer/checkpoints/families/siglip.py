@@ -75,6 +75,8 @@ _WEIGHTS = (
         "feed_forward/output": "mlp.fc2",
     }, _POOLED, _HEAD),
 )  # fmt: skip
+# The layers of the vector of images, which models without one leave.
+HEAD = tuple(line for line in _WEIGHTS if line.ours.startswith(_POOLED))
 
 SIGLIP_VISION = alone(
     "siglip_vision_model",
@@ -116,5 +118,5 @@ SIGLIP = Family(
         Weight("similarity_bias", "logit_bias", row=1),
     ),
     heads=classifier("SiglipForImageClassification"),
-    names=Names(ignored=("*.position_ids", "classifier.*")),
+    names=Names(),
 )

@@ -158,9 +158,6 @@ T5 = Family(
         ignored=(
             # A bias that early checkpoints have and that was never used.
             "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-            "classification_head.*",
-            "classifier.*",
-            "qa_outputs.*",
         ),
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_transformer.checkpoints.families.family import Conversion, Family, Field, Head, Values
 from keras_transformer.checkpoints.families.gemma import GEMMA2
+from keras_transformer.checkpoints.families.shared import unread
 from keras_transformer.checkpoints.weights import Names, Weight, attention, layers, output_matrix
 from keras_transformer.config import OPTIONS, SIDES, TransformerConfig
 
@@ -107,5 +108,5 @@ T5GEMMA = Family(
         *_stack("decoder", "self", "cross"),
     ),
     heads={"Seq2SeqLM": Head(values={"start_id": 2})},
-    names=Names(prefixes=("model.",), ignored=("score.*",)),
+    names=Names(prefixes=("model.",), ignored=unread("score.out_proj")),
 )

@@ -83,7 +83,7 @@ def alone(model_type: str, architecture: str, tower: Tower, **values: Any) -> Fa
         constants={**_CONSTANTS, **constants},
         conversions=conversions,
         activations={usual: ACTIVATIONS[usual], **ACTIVATIONS},
-        names=Names(ignored=("*.position_ids",)),
+        names=Names(),
         **values,
     )
 
@@ -156,6 +156,12 @@ def of_images(lines: Iterable[Weight], name: str, *also: str) -> tuple[Weight, .
         for line in lines
         if line.ours.startswith("encoder/")
     )
+
+
+def tensors_of(lines: Iterable[Weight], name: str, *also: str) -> tuple[str, ...]:
+    """Names of the tensors of such lines, a pattern for the layers of all numbers."""
+    found = (each for line in of_images(lines, name, *also) for each in line.names)
+    return tuple(each.replace("{i}", "*") for each in found)
 
 
 def _read(values: Values, name: str, tower: Tower) -> dict[str, Any]:

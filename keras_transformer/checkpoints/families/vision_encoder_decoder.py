@@ -9,6 +9,7 @@ from typing import Any
 from keras_transformer.checkpoints.families.bert import OLDER_NORMS
 from keras_transformer.checkpoints.families.family import Conversion, Family, Head, Values
 from keras_transformer.checkpoints.families.joined import Joined
+from keras_transformer.checkpoints.families.shared import unread
 from keras_transformer.checkpoints.families.trocr import TROCR
 from keras_transformer.checkpoints.families.vit import DEIT, VIT
 from keras_transformer.checkpoints.families.writers import BERT_WRITER, GPT2_WRITER, ROBERTA_WRITER
@@ -20,16 +21,10 @@ _JOINED = Joined(
     decoders=(BERT_WRITER, ROBERTA_WRITER, GPT2_WRITER, TROCR),
     wide=("trocr",),
 )
-# Buffers of older releases, and a pooler that nothing reads.
 _IGNORED = (
-    "encoder.pooler.*",
-    "encoder.embeddings.mask_token",
-    "*.position_ids",
-    "decoder.transformer.h.*.attn.bias",
-    "decoder.transformer.h.*.attn.masked_bias",
-    "decoder.transformer.h.*.crossattention.bias",
-    "decoder.transformer.h.*.crossattention.masked_bias",
-    "decoder.model.decoder.embed_positions._float_tensor",
+    *unread("encoder.pooler.dense"),
+    "encoder.embeddings.mask_token",  # of the training with masked patches
+    "decoder.model.decoder.embed_positions._float_tensor",  # never read, whatever it holds
 )
 
 

@@ -14,10 +14,12 @@ from keras_transformer.checkpoints.families.images import (
     patch_weights,
     patches,
 )
+from keras_transformer.checkpoints.families.shared import unread
 from keras_transformer.checkpoints.weights import Names, Weight, layers
 
 _STEM = patch_weights("embeddings.", "patch_embeddings.projection", "position_embeddings")
-_IGNORED = ("embeddings.mask_token", "decoder.*", "classifier.*", "*_classifier.*")
+# The training with masked patches.
+_IGNORED = ("embeddings.mask_token", *unread("decoder.0"))
 
 VIT = Family(
     model_type="vit",

@@ -13,7 +13,7 @@ from keras_transformer.checkpoints.families.family import (
     Head,
     Values,
 )
-from keras_transformer.checkpoints.families.shared import number
+from keras_transformer.checkpoints.families.shared import number, unread
 from keras_transformer.checkpoints.weights import Names, Weight, attention, layers
 from keras_transformer.config import TransformerConfig
 
@@ -144,6 +144,11 @@ WAV2VEC2 = Family(
     },
     names=Names(
         prefixes=("wav2vec2.",),
-        ignored=("masked_spec_embed", "quantizer.*", "project*", "lm_head.*", "classifier.*"),
+        # The training without labels.
+        ignored=(
+            "masked_spec_embed",
+            "quantizer.codevectors",
+            *unread("quantizer.weight_proj", "project_hid", "project_q"),
+        ),
     ),
 )

@@ -38,6 +38,8 @@ class KerasHubCheckpoint(Checkpoint):
             )
         if task.is_file():
             head = read_hdf5(task)
+            # Without the state of the training.
+            head = {name: info for name, info in head.items() if not name.startswith("optimizer/")}
             self._tensors |= {TASK_PREFIX + name: info for name, info in head.items()}
 
 

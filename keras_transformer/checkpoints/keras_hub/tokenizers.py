@@ -23,7 +23,7 @@ from keras_transformer.checkpoints.keras_hub.family import (
     serialized_arguments,
 )
 from keras_transformer.checkpoints.untrusted import path_inside, read_json
-from keras_transformer.tokenizers.backend import CHINESE, refusing
+from keras_transformer.tokenizers.backend import CHINESE, WORD_BREAK, refusing
 from keras_transformer.tokenizers.bounds import check_ids
 from keras_transformer.tokenizers.published import PAIRS
 from keras_transformer.tokenizers.sentencepiece import read_sentencepiece
@@ -37,7 +37,7 @@ _VOCABULARY_LIMIT = 16 * 2**20  # bytes, ten times the largest published one
 
 # These characters stand for what is done to a text, and do not occur in it: they are control
 # characters, which are taken out before.
-_BREAK, _FILL, _LONG = "\x1f", "\x1e", "\x1d"
+_BREAK, _FILL, _LONG = WORD_BREAK, "\x1e", "\x1d"
 _SPACES = r"[ \t\n\r\f\p{Cc}\p{Cf}]"
 _PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
 _MOST_BYTES = 100  # of a word, longer ones are unknown
