@@ -1,5 +1,7 @@
 """Rules step by step, against the processors of Transformers."""
 
+import functools
+
 import numpy as np
 import pytest
 from keras import ops
@@ -284,12 +286,25 @@ def test_where_all_is_banned_only_the_automaton_holds():
         ({"bad_words": [[-4]]}, r"`bad_words\[0\]\[0\]` must be an integer of at least 0"),
         ({"forced_prefix": [1.5]}, r"`forced_prefix\[0\]` must be an integer"),
         ({"function": 3}, "`function` must be callable"),
+        ({"function": lambda logits: logits}, r"called as `function\(logits, tokens, counts\)`"),
+        ({"function": lambda a, b, c, d: a}, "missing a required argument: 'd'"),
+        ({"function": lambda a, b, c, *, d: a}, "missing a required argument: 'd'"),
         ({"automaton": "a*"}, "`automaton` must be a TokenAutomaton, received 'a\\*'"),
     ],
 )
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
         Rules(**values)
+
+
+@pytest.mark.backend_independent
+def test_functions_that_can_be_called():
+    for function in (
+        lambda *given: given[0],
+        lambda a, b, c, d=1: a,
+        functools.partial(max, key=1),
+    ):
+        assert Rules(function=function).function is function
 
 
 @pytest.mark.backend_independent
