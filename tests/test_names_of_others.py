@@ -134,9 +134,9 @@ def test_arrays_by_name_are_one_dict():
         (kt, "SamplingParams", "arguments of `generate`"),
         (kt.generation, "GuidedDecodingParams", r"constraint=...\)"),
         (kt, "LLM", "`kt.CausalLM`"),
-        (kt.generation, "beam_search", "'beam_search'. Did you mean 'BeamSearch'"),
+        (kt.generation, "BeamSerch", "'BeamSerch'. Did you mean 'BeamSearch'"),
         (kt, "CausalLm", "Did you mean 'CausalLM'"),
-        (kt.layers, "MultiheadAttention", "Did you mean 'MultiHeadAttention'"),
+        (kt.layers, "EncoderBlok", "Did you mean 'EncoderBlock'"),
         (kt, "nothing_like_it", "has no attribute 'nothing_like_it'$"),
     ],
 )

@@ -156,7 +156,7 @@ class _Api:
                 await in_thread(worker.stop)
 
     async def root(self, request: Request) -> Response:
-        """What is served, and where it is asked for."""
+        """Return the models and the paths of the server."""
         paths = sorted({route.path for route in request.app.routes if isinstance(route, Route)})
         about = {"name": "keras_transformer", "version": kt.__version__}
         return JSONResponse({**about, "models": list(self.models), "paths": paths})

@@ -106,7 +106,7 @@ def too_long(message: str, param: str | None = None) -> ApiError:
 def read_completion(
     task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
 ) -> Prompts:
-    """The texts that `/v1/completions` is asked for; `tokenizers` are those of all models."""
+    """Read the texts that `/v1/completions` is to write; `tokenizers` are those of all models."""
     values = _values(given, _COMPLETION, _COMPLETION_OTHERS, limits)
     prompts = given.get("prompt")
     if prompts is None:
@@ -190,7 +190,7 @@ class Inputs(NamedTuple):
 def read_embedding(
     task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
 ) -> Inputs:
-    """What `/v1/embeddings` is asked for; `tokenizers` are those of all models."""
+    """Read the input of `/v1/embeddings`; `tokenizers` are those of all models by name."""
     values = _values(given, _EMBEDDING, _EMBEDDING_OTHERS, limits)
     form = given.get("encoding_format") or "float"
     if form not in ("float", "base64"):

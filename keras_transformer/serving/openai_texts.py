@@ -111,7 +111,7 @@ class Written:
             self.leave()
 
     async def _told(self) -> AsyncIterator[tuple[int, Any]]:
-        """What is new of the texts, until all are done or one has failed."""
+        """Yield what is new of the texts, until all are done or one has failed."""
         self.facts["completion_tokens"] = 0
         for index, text in enumerate(self.texts):
             known: list[Any] = [text.call] if text.call else []
@@ -143,7 +143,7 @@ class Written:
                     yield index, told
 
     async def _ended(self, index: int, done: Done) -> AsyncIterator[Called | Done | Failed]:
-        """What follows the end of a job: the end of its text, or the next job of a call."""
+        """Yield what follows the end of a job: the end of its text, or the next job of a call."""
         text, tools, begun = self.texts[index], self.asked.tools, self.jobs[index].begun
         self.facts["began"] = min(self.facts.get("began", begun), begun)
         self.facts["completion_tokens"] += len(done.token_ids)

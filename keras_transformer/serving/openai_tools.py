@@ -101,8 +101,11 @@ def call_form(tokenizer: Any) -> CallForm | None:
             )
         except ValueError:  # it shows tools and refuses calls, or arguments of this kind
             continue
-        written = whole[len(prompt) :] if whole.startswith(prompt) else ""
-        before, name, behind = written.partition(_FUNCTION)
+        pairs = enumerate(zip(prompt, whole, strict=False))
+        same = next((place for place, (a, b) in pairs if a != b), len(prompt))
+        if same < len(prompt):  # the prompt has the beginning of a thought, say
+            same = whole.rfind("\n", 0, same) + 1
+        before, name, behind = whole[same:].partition(_FUNCTION)
         found = _CALLED.search(behind)
         if name and found:
             return CallForm(before, behind[: found.start()], isinstance(arguments, str))

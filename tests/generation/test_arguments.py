@@ -250,7 +250,7 @@ def test_what_is_forced_fits_into_the_limit(lm):
     for limit, options, message in (
         (size - 1, {"rules": Rules(forced_prefix=ids)}, f"force {size} .* is {size - 1}"),
         (size, {"rules": Rules(forced_prefix=ids, forced_end=7)}, f"force {size + 1} tokens"),
-        (64, {"rules": Rules(forced_prefix=ids), "max_length": size + 2}, "raise `max_new_tokens`"),
+        (64, {"rules": Rules(forced_prefix=ids), "max_length": size + 1}, "raise `max_new_tokens`"),
         (4, {"rules": Rules(min_new_tokens=5)}, "`min_new_tokens` of the rules is 5, .* limit"),
         (4, {"rules": Rules(forced_prefix=[3, end])}, f"has {end}, which ends a text"),
         (size, {"rules": Rules(forced_prefix=ids), "stop": ["x", "two"]}, "has 'two', which ends"),

@@ -14,6 +14,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.serving import API_LIMITS, Served, make_api
+from keras_transformer.serving.openai_tools import call_form
 from keras_transformer.serving.worker import Done, Failed, Job, Worker
 from tests.cli.conftest import TEXTS, tiny_config
 from tests.serving.conftest import ask, started
@@ -57,15 +58,28 @@ def task():
 
 @pytest.fixture(scope="module")
 def api(task, served):
+    tasks = {"writer": Served(task), **{n: served[n] for n in ("classifier", "words", "embedder")}}
+    with started(make_api(tasks)) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def further_api(task):
+    """Models for tests of one backend: each compiles programs of its own."""
     first = task.generate(task.tokenizer.encode("a man", special_tokens=False), 1, "greedy")
     tasks = {
         "writer": Served(task),
         "ending": Served(kt.CausalLM(task.backbone, task.tokenizer, end_ids=first)),
         "caller": Served(kt.CausalLM(task.backbone, tools_tokenizer(task))),
-        **{name: served[name] for name in ("classifier", "words", "embedder")},
     }
     with started(make_api(tasks)) as port:
         yield port
+
+
+@pytest.fixture(scope="module")
+def caller(further_api):
+    base = f"http://127.0.0.1:{further_api}/v1"
+    return openai.OpenAI(base_url=base, api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -190,11 +204,11 @@ def test_a_prompt_that_is_echoed_with_its_log_probabilities(client, task):
 
 
 @pytest.mark.one_backend
-def test_the_end_of_a_text_has_a_log_probability_too(client, task):
+def test_the_end_of_a_text_has_a_log_probability_too(caller, task):
     """Harnesses take the last of the tokens away, which they asked for beside the prompt."""
     end = task.generate("a man", 1, "greedy", return_details=True)
     options = {"model": "ending", "prompt": "a man", "max_tokens": 1, "temperature": 0}
-    found = client.completions.create(**options, echo=True, logprobs=1).choices[0]
+    found = caller.completions.create(**options, echo=True, logprobs=1).choices[0]
     assert (found.text, found.finish_reason) == ("a man", "stop")
     assert found.logprobs.token_logprobs[-1] == pytest.approx(end.log_probabilities[0], abs=1e-4)
     ids = task.tokenizer.encode("a man", special_tokens=False)
@@ -265,7 +279,7 @@ def test_many_vectors_and_vectors_of_ids(client, served, task):
 
 @pytest.mark.one_backend
 def test_models_and_what_the_page_can(api, client, served):
-    names = ["writer", "ending", "caller", "classifier", "words", "embedder"]
+    names = ["writer", "classifier", "words", "embedder"]
     assert [model.id for model in client.models.list()] == names
     status, _, root = ask(api, "/")
     assert status == 200 and root["models"] == names and "/v1/responses" in root["paths"]
@@ -294,7 +308,7 @@ def test_models_and_what_the_page_can(api, client, served):
         ("completions", {"max_tokens": 0}, 400, "`max_tokens` must be a number from 1"),
         ("completions", {"n": 3, "best_of": 2}, 400, "`best_of` must be at least `n`, 3"),
         ("completions", {"best_of": 2, "stream": True}, 400, "`best_of` cannot be streamed"),
-        ("completions", {"prompt": [1], "tokenizer": "cl100k_base"}, 400, "embedder, ending"),
+        ("completions", {"prompt": [1], "tokenizer": "cl100k_base"}, 400, "embedder, words"),
         ("completions", {"tools": [1]}, 400, "`tools` is not supported here"),
         ("completions", {"temperature": 3}, 400, "`temperature` must be a number from 0 to 2"),
         ("completions", {"top_p": 0}, 400, "`top_p`"),
@@ -421,8 +435,55 @@ TOOLS = [tool(name="weather", parameters=CITY), tool(name="weather_now")]
 HELLO = [{"role": "user", "content": "two dogs"}]
 
 
+@pytest.mark.backend_independent
+@pytest.mark.parametrize(
+    ("call", "prompt", "expected"),
+    [
+        (
+            '<call>\n{"name": "NAME", "arguments": {{ c.function.arguments | tojson }}}\n</call>',
+            "[assistant]", ("<call>", '<call>\n{"name": "', '", "arguments": ', False),
+        ),
+        (
+            '[CALLS] [{"name": "NAME", "arguments": {{ c.function.arguments | tojson }}, "id": 1}]',
+            "[assistant]", ("[CALLS] [", '[CALLS] [{"name": "', '", "arguments": ', False),
+        ),
+        (
+            '{"name": "NAME", "parameters": {{ c.function.arguments | tojson }}}',
+            "[assistant]", ('{"name": "', '{"name": "', '", "parameters": ', False),
+        ),
+        (
+            "<call>NAME\n{{ c.function.arguments }}</call>",  # the arguments are text already
+            "[assistant]", ("<call>", "<call>", "\n", True),
+        ),
+        (
+            "<call>NAME {{ c.function.arguments | tojson }}",  # a thought that the prompt begins
+            "[assistant]\n<thought>\n", ("<call>", "<call>", " ", False),
+        ),
+        # A call that is not JSON, none at all, and one that is refused: JSON of our own.
+        ("NAME({{ c.function.arguments | length }})", "[assistant]", None),
+        ("", "[assistant]", None),
+        ("{{ raise_exception('no calls') }}", "[assistant]", None),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_call_is_read_off_the_template(call, prompt, expected):
+    tokenizer = kt.Tokenizer.train(TEXTS, vocabulary_size=300)
+    called = call.replace("NAME", "{{ c.function.name }}")
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}[{{ m.role }}]"
+        + ("{% if m.role == 'assistant' %}{{ '\\n' }}{% endif %}" if "thought" in prompt else "")
+        + "{{ m.content }}{% for c in m.tool_calls or [] %}" + called + "{% endfor %};{% endfor %}"
+        "{% if add_generation_prompt %}" + prompt + "{% endif %}"
+    )  # fmt: skip
+    marker, *form = expected or ('{"name": "', '{"name": "', '", "arguments": ', False)
+    found = call_form(tokenizer)
+    assert (found.marker, tuple(found)) == (marker, tuple(form))
+    tokenizer.chat_template = TEMPLATE
+    assert call_form(tokenizer) is None
+
+
 @pytest.mark.one_backend
-def test_calls_of_tools(client):
+def test_calls_of_tools(caller):
     options = {"model": "caller", "messages": HELLO, "tools": TOOLS, "n": 4, "seed": 3}
     named = {"type": "function", "function": {"name": "weather"}}
     allowed = {"mode": "required", "tools": TOOLS[1:]}
@@ -433,7 +494,7 @@ def test_calls_of_tools(client):
         "allowed": {"weather_now"},
     }.items():
         given = {"weather": named, "allowed": {"type": "allowed_tools", "allowed_tools": allowed}}
-        found = client.chat.completions.create(**options, tool_choice=given.get(choice, choice))
+        found = caller.chat.completions.create(**options, tool_choice=given.get(choice, choice))
         for one in found.choices:
             (call,) = one.message.tool_calls
             assert (one.finish_reason, one.message.content) == ("tool_calls", None)
@@ -442,8 +503,8 @@ def test_calls_of_tools(client):
             jsonschema.validate(json.loads(call.function.arguments), schema)
             seen.add(call.function.name)
     assert seen == {"weather", "weather_now"}
-    whole = client.chat.completions.create(**{**options, "n": 1}, tool_choice=named)
-    stream = client.chat.completions.create(**{**options, "n": 1}, tool_choice=named, stream=True)
+    whole = caller.chat.completions.create(**{**options, "n": 1}, tool_choice=named)
+    stream = caller.chat.completions.create(**{**options, "n": 1}, tool_choice=named, stream=True)
     chunks = [chunk.choices[0] for chunk in stream]
     parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
     assert (parts[0].function.name, parts[0].type, bool(parts[0].id)) == ("weather", "function", 1)
@@ -454,10 +515,10 @@ def test_calls_of_tools(client):
 
 
 @pytest.mark.one_backend
-def test_a_text_goes_on_until_it_calls(client, task):
+def test_a_text_goes_on_until_it_calls(caller, task):
     """A call begins with the mark of the template wherever the model writes it."""
     options = {"model": "caller", "messages": HELLO, "tools": TOOLS, "temperature": 0}
-    plain = client.chat.completions.create(**options, max_tokens=20).choices[0]
+    plain = caller.chat.completions.create(**options, max_tokens=20).choices[0]
     assert plain.message.tool_calls is None and plain.finish_reason == "length"
     prompt = "weather weather_now <user>two dogs;<assistant>"
     expected = task.generate(task.tokenizer.encode(prompt, special_tokens=False), 20, "greedy")
@@ -491,7 +552,7 @@ def found_tokens(client, options):
 
 
 @pytest.mark.one_backend
-def test_the_results_of_calls_are_in_the_prompt(client, task):
+def test_the_results_of_calls_are_in_the_prompt(caller, task):
     function = {"name": "weather", "arguments": '{"days": 2}'}
     messages = [
         *HELLO,
@@ -506,7 +567,7 @@ def test_the_results_of_calls_are_in_the_prompt(client, task):
     )
     ids = task.tokenizer.encode(prompt, special_tokens=False)
     options = {"model": "caller", "tools": TOOLS, "temperature": 0}
-    found = client.chat.completions.create(**options, messages=messages, max_tokens=5)
+    found = caller.chat.completions.create(**options, messages=messages, max_tokens=5)
     assert found.usage.prompt_tokens == len(ids)
     expected = task.tokenizer.decode(task.generate(ids, 5, "greedy"))
     assert found.choices[0].message.content == expected
@@ -516,7 +577,7 @@ def test_the_results_of_calls_are_in_the_prompt(client, task):
         {"type": "function_call_output", "call_id": "a", "output": "sunny"},
     ]
     flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    found = client.responses.create(
+    found = caller.responses.create(
         model="caller", input=items, tools=flat, temperature=0, max_output_tokens=5
     )
     assert (found.output_text, found.usage.input_tokens) == (expected, len(ids))
@@ -547,25 +608,25 @@ def test_the_results_of_calls_are_in_the_prompt(client, task):
         ),
     ],
 )
-def test_tools_that_are_wrong(api, changed, told):
+def test_tools_that_are_wrong(further_api, changed, told):
     given = {"model": "caller", "messages": HELLO, "tools": TOOLS, **changed}
-    status, _, found = ask(api, "/v1/chat/completions", given)
+    status, _, found = ask(further_api, "/v1/chat/completions", given)
     assert (status, told in found["error"]["message"]) == (400, True), found
 
 
 @pytest.mark.one_backend
-def test_responses(client, task):
-    chat = client.chat.completions.create(
+def test_responses(caller):
+    chat = caller.chat.completions.create(
         model="writer", messages=[{"role": "system", "content": "be brief"}, *HELLO],
         max_tokens=8, temperature=0,
     )  # fmt: skip
     options = {"model": "writer", "input": "two dogs", "instructions": "be brief"}
     options |= {"max_output_tokens": 8, "temperature": 0}
-    found = client.responses.create(**options)
+    found = caller.responses.create(**options)
     assert found.output_text == chat.choices[0].message.content
     assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (found.usage.input_tokens, found.usage.output_tokens) == (chat.usage.prompt_tokens, 8)
-    events = list(client.responses.create(**options, stream=True))
+    events = list(caller.responses.create(**options, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == events[-1].response.output_text == found.output_text
@@ -575,13 +636,13 @@ def test_responses(client, task):
         "output_text.done", "content_part.done", "output_item.done", "incomplete",
     ]  # fmt: skip
     form = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
-    found = client.responses.create(model="writer", input="a number", text=form)
+    found = caller.responses.create(model="writer", input="a number", text=form)
     assert found.status == "completed" and 0 <= json.loads(found.output_text)["n"] <= 9
     tools = [{"type": "function", "name": "weather", "parameters": CITY}]
     options = {"model": "caller", "input": "two dogs", "tools": tools, "tool_choice": "required"}
-    (call,) = client.responses.create(**options).output
+    (call,) = caller.responses.create(**options).output
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     jsonschema.validate(json.loads(call.arguments), CITY)
-    with client.responses.stream(**options) as stream:  # the client puts the events together
+    with caller.responses.stream(**options) as stream:  # the client puts the events together
         (call,) = stream.get_final_response().output
     jsonschema.validate(json.loads(call.arguments), CITY)
