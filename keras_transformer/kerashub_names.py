@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from keras_transformer import transformers_names
+from keras_transformer.checking import nearest
 
 _Method = TypeVar("_Method", bound=Callable)
 
@@ -27,7 +28,11 @@ OPTIONS = {
     "stop_token_ids": "It is `stop` here: strings and token ids.",
 }
 
-_LIBRARIES = {"KerasHub": OPTIONS, "Transformers": transformers_names.OPTIONS}
+_LIBRARIES = {
+    "KerasHub": OPTIONS,
+    "Transformers": transformers_names.OPTIONS,
+    "vLLM": transformers_names.VLLM_OPTIONS,
+}
 
 # Their names, by our module, of what is called otherwise here.
 _NAMES = {
@@ -231,14 +236,17 @@ def offer(module: str, names: Sequence[str]) -> None:
     """Has a package show these names alone to completion, and say of others what they are here."""
 
     def lack(name: str):
-        raise missing(module, name)
+        raise missing(module, name, names)
 
     # Not defined in the package, where a type checker would take any name to be there.
     vars(sys.modules[module]).update(__getattr__=lack, __dir__=lambda: list(names))
 
 
-def missing(module: str, name: str) -> AttributeError:
-    """The error for a name that a module lacks, with ours if it is one of theirs."""
+def missing(module: str, name: str, names: Sequence[str] = ()) -> AttributeError:
+    """The error for a name that a module lacks: with ours if it is one of theirs, or a near one.
+
+    `names` are those that the module has.
+    """
     ours = _NAMES.get(module, {}).get(name)
     library = "KerasHub"
     if ours is None and module == "keras_transformer" and name in transformers_names.CLASSES:
@@ -250,12 +258,19 @@ def missing(module: str, name: str) -> AttributeError:
         ours = next(
             (ours for end, ours in transformers_names.ENDS.items() if name.endswith(end)), None
         )
+    generating = ("keras_transformer", "keras_transformer.generation")
+    if ours is None and module in generating and name in transformers_names.GENERATION:
+        library, ours = "another library", transformers_names.GENERATION[name]
     hint = "" if ours is None else f". What {library} calls so is {ours}"
+    if not hint and not name.startswith("_") and (near := nearest(name, names)):
+        hint = f".{near}"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
 def sampler_here(sampler: Any) -> str:
-    """A sentence with what a sampler of KerasHub is here, of its values; nothing for another."""
+    """A sentence with what another library's sampler, or its name, is here; "" for no such one."""
+    if isinstance(sampler, str) and sampler in transformers_names.SAMPLERS:
+        return f" It is {transformers_names.SAMPLERS[sampler]!r} here."
     ours = _NAMES["keras_transformer.generation"].get(type(sampler).__name__)
     if ours is None:
         return ""

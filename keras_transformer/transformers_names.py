@@ -1,4 +1,4 @@
-"""What users of Transformers type, and what it is here: the tables of `kerashub_names`."""
+"""What users of Transformers and vLLM type, and what it is here: tables of `kerashub_names`."""
 
 # Their options that are none here.
 OPTIONS = {
@@ -132,6 +132,70 @@ CLASSES = {
     "GenerationConfig": "the arguments of `generate`",
     "DataCollatorWithPadding": "not needed: tasks pad texts by themselves",
     "set_seed": "`keras.utils.set_random_seed`",
+}
+_RULES = {
+    "Rules(repetition_penalty=...)": ("RepetitionPenaltyLogitsProcessor",),
+    "Rules(no_repeat_ngram_size=...)": ("NoRepeatNGramLogitsProcessor",),
+    "Rules(bad_words=...)": ("NoBadWordsLogitsProcessor", "SuppressTokensLogitsProcessor"),
+    "Rules(bad_first=...)": ("SuppressTokensAtBeginLogitsProcessor",),
+    "Rules(min_new_tokens=...)": (
+        "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
+    ),
+    "Rules(forced_prefix=...)": ("ForcedBOSTokenLogitsProcessor",),
+    "Rules(forced_end=...)": ("ForcedEOSTokenLogitsProcessor",),
+    "Rules(function=...)": ("LogitsProcessor", "LogitsProcessorList", "LogitsWarper"),
+    "Random(temperature=...)": ("TemperatureLogitsWarper", "Temperature"),
+    "Random(top_k=...)": ("TopKLogitsWarper", "TopK"),
+    "Random(top_p=...)": ("TopPLogitsWarper", "TopP", "Nucleus"),
+    "Random(min_p=...)": ("MinPLogitsWarper", "MinP"),
+    "Random(typical_p=...)": ("TypicalLogitsWarper", "TypicalP", "Typical"),
+    "Random()": ("Sample", "Sampling", "Multinomial"),
+    "Greedy()": ("GreedySearch",),
+    "BeamSearch(num_beams=...)": ("Beam", "BeamSearchScorer", "BeamSearchParams"),
+    "Contrastive()": ("ContrastiveSearch",),
+    "Speculative()": ("SpeculativeDecoding", "PromptLookup", "AssistedDecoding"),
+    "Cache": ("DynamicCache", "StaticCache", "EncoderDecoderCache"),
+}  # fmt: skip
+# Names of how texts are generated, of `kt.` and of `kt.generation`.
+GENERATION = {
+    **{theirs: f"`kt.generation.{ours}`" for ours, names in _RULES.items() for theirs in names},
+    **dict.fromkeys(
+        ("StoppingCriteria", "StoppingCriteriaList", "StopStringCriteria", "EosTokenCriteria"),
+        "`generate(..., stop=...)`: strings and token ids",
+    ),
+    "MaxLengthCriteria": "`generate(..., max_new_tokens=...)`",
+    **dict.fromkeys(
+        ("PrefixConstrainedLogitsProcessor", "GuidedDecodingParams", "StructuredOutputsParams"),
+        "`generate(..., constraint=...)`: a JSON Schema, or what the method `constraint` returns",
+    ),
+    **dict.fromkeys(
+        ("TextStreamer", "TextIteratorStreamer", "AsyncTextIteratorStreamer"),
+        "`generate(..., stream=True)`",
+    ),
+    "SamplingParams": "the arguments of `generate`, its `sampler` and its `rules`",
+    "LLM": CLASSES["AutoModelForCausalLM"],
+}
+# Names of samplers, as strings.
+SAMPLERS = {
+    "nucleus": "top_p", "sample": "random", "sampling": "random", "multinomial": "random",
+    "beam_search": "beam", "greedy_search": "greedy", "contrastive_search": "contrastive",
+    "assisted": "speculative", "prompt_lookup": "speculative",
+}  # fmt: skip
+# Options of vLLM's `SamplingParams`, which are none here.
+VLLM_OPTIONS = {
+    "max_tokens": "It is `max_new_tokens` here.",
+    "min_tokens": "It is of the rules: `rules=kt.generation.Rules(min_new_tokens=...)`.",
+    "n": "It is `num_samples` here.",
+    **{
+        name: f"It is of the rules: `rules=kt.generation.Rules({name}=...)`."
+        for name in ("presence_penalty", "frequency_penalty")
+    },
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), "It is `return_details=True` here."),
+    **dict.fromkeys(
+        ("guided_decoding", "structured_outputs", "guided_json", "response_format"),
+        "It is `constraint` here: a JSON Schema, or what the method of this name returns.",
+    ),
+    "sampling_params": "Its values are arguments of `generate`, its `sampler` and its `rules`.",
 }
 # Ends of the names of their classes, one class for each architecture.
 ENDS = {

@@ -35,13 +35,16 @@ def test_an_option_of_transformers_is_answered_with_our_name(option, ours):
         ("num_beam_groups", r"kt\.generation\.BeamSearch\(num_groups"),
         ("return_dict_in_generate", "return_details"),
         ("generation_config", "arguments of `generate`"),
+        ("max_tokens", "max_new_tokens"),
+        ("frequency_penalty", r"kt\.generation\.Rules\(frequency_penalty"),
+        ("guided_json", "constraint"),
     ],
 )
 def test_an_option_of_their_generate_is_answered_with_our_name(option, ours):
     sizes = {"hidden_dim": 8, "num_layers": 1, "num_heads": 1, "intermediate_dim": 8}
     config = kt.TransformerConfig(kind="decoder", vocabulary_size=9, **sizes)
     lm = kt.CausalLM(kt.models.Decoder(config))
-    with pytest.raises(ValueError, match=f"no `{option}`, as Transformers has it.*{ours}"):
+    with pytest.raises(ValueError, match=f"no `{option}`, as (Transformers|vLLM) has it.*{ours}"):
         lm.generate([3, 4], **{option: 1})
     with pytest.raises(ValueError, match=r"no `input_ids`.*`generate\(prompts\)`"):
         lm.generate(input_ids=[3, 4], **{option: 1})
@@ -60,8 +63,8 @@ def test_the_options_that_are_promised_exist():
         repetition_penalty=1.1, no_repeat_ngram_size=2, min_new_tokens=1, bad_words=[[3]],
         forced_prefix=[3], function=lambda logits, tokens, counts: logits,
     )  # fmt: skip
-    for name in transformers_names.CLASSES:
-        assert not hasattr(kt, name)
+    for name in (*transformers_names.CLASSES, *transformers_names.GENERATION):
+        assert not hasattr(kt, name) and not hasattr(kt.generation, name)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,18 @@ def test_arrays_by_name_are_one_dict():
         (kt, "BertConfig", "`kt.TransformerConfig`"),
         (kt, "TrainingArguments", "`compile` and `fit`"),
         (kt, "BertTextClassifier", "KerasHub calls so is `kt.TextClassifier`"),
-        (kt.generation, "TopPSampler", r"`Random\(top_p=...\)`"),
+        (kt.generation, "TopPSampler", r"KerasHub calls so is `Random\(top_p=...\)`"),
+        (kt.generation, "TopK", r"another library .* `kt\.generation\.Random\(top_k=...\)`"),
+        (kt.generation, "TemperatureLogitsWarper", r"Random\(temperature=...\)"),
+        (kt, "NoRepeatNGramLogitsProcessor", r"Rules\(no_repeat_ngram_size=...\)"),
+        (kt, "StoppingCriteria", r"generate\(..., stop=...\)"),
+        (kt, "SamplingParams", "arguments of `generate`"),
+        (kt.generation, "GuidedDecodingParams", r"constraint=...\)"),
+        (kt, "LLM", "`kt.CausalLM`"),
+        (kt.generation, "BeamSerch", "'BeamSerch'. Did you mean 'BeamSearch'"),
+        (kt, "CausalLm", "Did you mean 'CausalLM'"),
+        (kt.layers, "EncoderBlok", "Did you mean 'EncoderBlock'"),
+        (kt, "nothing_like_it", "has no attribute 'nothing_like_it'$"),
     ],
 )
 def test_a_class_of_theirs_is_answered_with_ours(module, name, ours):

@@ -109,6 +109,8 @@ class Engine:
         """
         rows = len(next(iter(inputs.values())))
         max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS)
+        if settings.rules is not None:
+            settings.rules.check_limit(max_new_tokens)
         width = max_new_tokens * settings.sampler.draws
         uniforms = np.zeros((rows, 0), "float32") if uniforms is None else np.asarray(uniforms)
         if width and (uniforms.ndim != 2 or len(uniforms) != rows or uniforms.shape[1] < width):

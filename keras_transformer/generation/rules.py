@@ -1,6 +1,7 @@
 """Rules: what changes the scores of the tokens before a sampler chooses among them."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -138,11 +139,25 @@ class Rules:
         check_fields(self, check_bool, "renormalize")
         check_fields(self, _check_biases, "sequence_bias")
         check_fields(self, _check_length_penalty, "exponential_decay_length_penalty")
-        if self.function is not None and not callable(self.function):
-            raise ValueError(f"`function` must be callable, received {self.function!r}.")
+        if self.function is not None:
+            _check_function(self.function)
         fields = ("transitions", "token_classes", "accepting")
         if self.automaton is not None and not all(hasattr(self.automaton, x) for x in fields):
             raise ValueError(f"`automaton` must be a TokenAutomaton, received {self.automaton!r}.")
+
+    @property
+    def forced_tokens(self) -> int:
+        """The number of tokens that are forced, at the beginning and at the end of a text."""
+        return len(self.forced_prefix) + (self.forced_end is not None)
+
+    def check_limit(self, limit: int) -> None:
+        """Raise ValueError if texts of at most `limit` tokens have no room for what is forced."""
+        if self.forced_tokens > limit:
+            raise ValueError(
+                f"The rules force {self.forced_tokens} tokens (`forced_prefix`, `forced_end`), and "
+                f"the limit of new tokens is {limit}: raise `max_new_tokens` or `max_length`, or "
+                "force fewer."
+            )
 
     @property
     def reads_prompt(self) -> bool:
@@ -342,6 +357,21 @@ class Rules:
         result = ops.cast(ops.convert_to_tensor(result), "float32")
         result = ops.where(result < BANNED, BANNED, result)  # -infinity is a ban
         return result, broken(result)
+
+
+def _check_function(function: Any) -> None:
+    """Raise ValueError for what cannot be called with logits, tokens and counts."""
+    if not callable(function):
+        raise ValueError(f"`function` must be callable, received {describe(function)}.")
+    try:
+        inspect.signature(function).bind("logits", "tokens", "counts")
+    except TypeError as error:
+        raise ValueError(
+            "`function` is called as `function(logits, tokens, counts)` with three arrays, and "
+            f"{getattr(function, '__name__', type(function).__name__)} cannot be: {error}."
+        ) from None
+    except ValueError:  # some functions of C do not say what they take
+        pass
 
 
 def _text(state: RulesState):

@@ -358,7 +358,16 @@ def named(name: str) -> Callable[[type[Sampler]], type[Sampler]]:
 def get(sampler: str | Sampler) -> Sampler:
     """The sampler of a name with its default values, or the sampler itself."""
     if isinstance(sampler, Sampler):
+        kind = type(sampler)
+        if kind.choose is Sampler.choose and kind.advance is Sampler.advance:
+            raise ValueError(
+                f"{kind.__name__} does not say how tokens are chosen: a subclass of Sampler has a "
+                "method `choose(self, logits, count, limits)`."
+            )
         return sampler
+    if isinstance(sampler, type) and issubclass(sampler, Sampler):
+        name = sampler.__name__
+        raise ValueError(f"`sampler` is the class {name}: give an object of it, {name}().")
     if not isinstance(sampler, str) or sampler not in _NAMED:
         raise ValueError(
             f"Unknown sampler {shorten(sampler)}.{sampler_here(sampler)}"

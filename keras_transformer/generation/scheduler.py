@@ -131,6 +131,8 @@ class Scheduler:
             check_int(f"max_new_tokens[{i}]", limit, 1, MOST_TOKENS)
             for i, limit in enumerate(max_new_tokens)
         ]
+        if self.settings.rules is not None:
+            self.settings.rules.check_limit(min(max_new_tokens))
         steps = check_int("steps", steps, 1, MOST_TOKENS, none=True)
         return self._run(prompts, max_new_tokens, steps)
 

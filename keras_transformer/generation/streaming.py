@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from keras_transformer.checking import check_text, describe
 from keras_transformer.tokenizers.pieces import decoder_steps
 from keras_transformer.tokenizers.tokenizer import Tokenizer
 
@@ -79,12 +80,17 @@ class TextStream:
         self._held = ""
         self._pieces: list[str] = []
         self._finished = False
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     @property
     def text(self) -> str:
         """All text that was given so far."""
         return "".join(self._pieces)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; `stopped_by` is the string."""
+        return self.stopped_by is not None
 
     def push(self, ids: Sequence[int] | int) -> str:
         """Adds an id or a list of ids, and returns the text that is certain only now; often none.
@@ -175,9 +181,10 @@ class TextStream:
         new = self._held + text[self._sent :]
         if len(text) > self._sent:
             self._sent, self._new = len(text), None
-        cut = _stop_at(new, self._stop)
-        if cut is not None:
-            self.stopped, self._held, new = True, "", new[:cut]
+        found = _first_stop(new, self._stop)
+        if found is not None:
+            place, self.stopped_by = found
+            self._held, new = "", new[:place]
         else:
             held = 0 if last else _beginning(new, self._stop)
             new, self._held = new[: len(new) - held], new[len(new) - held :]
@@ -204,7 +211,8 @@ class TextStream:
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
     """A text up to the first stop string, which is the one that ends first."""
-    return text[: _stop_at(text, stop)]
+    found = _first_stop(text, stop)
+    return text if found is None else text[: found[0]]
 
 
 def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -217,19 +225,19 @@ def check_stop(stop) -> tuple[tuple[str, ...], tuple[int, ...]]:
         if not (is_id and item >= 0) and not (isinstance(item, str) and item):
             raise ValueError(
                 "`stop` must be a string, a token id or a list of these, none of them empty or "
-                f"negative. Received: {item!r}"
+                f"negative. Received: {describe(item)}"
             )
-    strings = dict.fromkeys(item for item in items if isinstance(item, str))
+    strings = dict.fromkeys(check_text("stop", x) for x in items if isinstance(x, str))
     ids = dict.fromkeys(int(item) for item in items if not isinstance(item, str))
     return tuple(strings), tuple(ids)
 
 
-def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Where the stop string begins that ends first, `None` without one."""
+def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
+    """Return the place and the string of the stop string that ends first, None without one."""
     found = [(text.find(string), string) for string in stop]
     # At the same end the longer one: it begins first.
-    ends = [(place + len(string), place) for place, string in found if place >= 0]
-    return min(ends)[1] if ends else None
+    ends = [(place + len(string), place, string) for place, string in found if place >= 0]
+    return min(ends)[1:] if ends else None
 
 
 def _beginning(text: str, wholes: Sequence[str]) -> int:

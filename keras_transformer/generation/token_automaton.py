@@ -104,6 +104,18 @@ class TokenAutomaton:
         """The number of tokens of the shortest text."""
         return int(steps_to(self.transitions, self.accepting)[0])
 
+    def shortest_behind(self, ids: Sequence[int]) -> int | None:
+        """The number of tokens of the shortest text that begins with `ids`, None if none does."""
+        if not len(ids):
+            return self.shortest
+        state = 0
+        for token in ids:
+            known = token < len(self.token_classes)
+            state = self.transitions[state, self.token_classes[token]] if known else -1
+            if state < 0:
+                return None
+        return len(ids) + int(steps_to(self.transitions, self.accepting)[state])
+
     def without_first(self, ids: Sequence[int]) -> "TokenAutomaton":
         """The same texts, except those that begin with one of the tokens `ids`."""
         # A state of its own to begin with, and classes of their own for these tokens.

@@ -27,7 +27,7 @@ from keras_transformer.layers.slots import Slots
 if not TYPE_CHECKING:  # so that a type checker sees a wrong name
 
     def __getattr__(name: str):
-        raise missing(__name__, name)
+        raise missing(__name__, name, __all__)
 
 
 __all__ = [

@@ -60,7 +60,7 @@ __all__ = [
 if not TYPE_CHECKING:  # so that a type checker sees a wrong name
 
     def __getattr__(name: str):
-        raise missing(__name__, name)
+        raise missing(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

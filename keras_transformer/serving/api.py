@@ -1,9 +1,12 @@
 """OpenAI's API of some tasks: texts by a running batch, vectors, and what the page can do."""
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+import anyio
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+import keras_transformer as kt
 from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import LOOPBACK, gone, in_thread
 from keras_transformer.serving.bodies import NOSNIFF, Bodies, Guarded, Refused
@@ -27,11 +31,12 @@ from keras_transformer.serving.openai_answers import (
     CHAT,
     COMPLETION,
     Answer,
-    Form,
     Logprobs,
     embeddings,
 )
-from keras_transformer.serving.openai_fields import ApiError, Prompts
+from keras_transformer.serving.openai_errors import ApiError
+from keras_transformer.serving.openai_fields import Prompts
+from keras_transformer.serving.openai_responses import ResponseAnswer, read_response
 from keras_transformer.serving.openai_texts import Model, Written, while_listened
 from keras_transformer.serving.openapi import described_api
 from keras_transformer.serving.verbs import Served, Verb
@@ -39,6 +44,8 @@ from keras_transformer.serving.worker import Worker
 
 # What the API has of its own.
 _OWN_VERBS = ("complete", "embed")
+# Texts that are embedded in one turn: who leaves, and others, wait no longer than for these.
+_INPUTS = 256
 
 
 def make_api(
@@ -56,9 +63,10 @@ def make_api(
         hosts: further names that requests may call this machine by, as in `make_app`.
 
     Returns:
-        A Starlette application: `/v1/completions`, `/v1/chat/completions`, `/v1/embeddings`,
-        `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...), `/openapi.json`,
-        which describes them, `/health`, `/ready` and `/metrics`.
+        A Starlette application: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
+        `/v1/embeddings`, `/v1/models`, the verbs of the tasks (`/classify`, `/translate`, ...),
+        `/openapi.json`, which describes them, `/health`, `/ready`, `/metrics`, and `/`, which says
+        what there is.
 
     Raises:
         ValueError: for a task of which nothing can be asked, or an empty key.
@@ -111,6 +119,8 @@ class _Api:
         self.has_key = has_key
         self.limits, self.gate, self.metrics = limits, Gate(limits), Metrics()
         self.bodies = Bodies(limits)
+        # Passes that compute log-probabilities, which the batches know nothing of.
+        self.scoring = anyio.Semaphore(limits.running)
         self.models: dict[str, Model] = {}
         for name, served in tasks.items():
             worker = logprobs = None
@@ -121,13 +131,17 @@ class _Api:
             self.models[name] = Model(served, worker, logprobs)
         writing = [model.served.task for model in self.models.values() if model.worker]
         self.compilers = [Compiler(task) for task in writing]
+        tokenizers = {name: served.task.tokenizer for name, served in tasks.items()}
+        self.tokenizers = {name: found for name, found in tokenizers.items() if found is not None}
         self.workers = [model.worker for model in self.models.values() if model.worker]
 
     def routes(self) -> list[Route]:
         verbs = {verb.name for model in self.models.values() for verb in model.served.verbs}
         return [
+            Route("/", self.root),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/models", self.all_models),
             Route("/v1/models/{model:path}", self.one_model),
@@ -159,6 +173,12 @@ class _Api:
         verbs = {name: model.served.verbs for name, model in self.models.items()}
         return JSONResponse(described_api(verbs, self.has_key))
 
+    async def root(self, request: Request) -> Response:
+        """Return the models and the paths of the server."""
+        paths = sorted({route.path for route in request.app.routes if isinstance(route, Route)})
+        about = {"name": "keras_transformer", "version": kt.__version__}
+        return JSONResponse({**about, "models": list(self.models), "paths": paths})
+
     async def health(self, request: Request) -> Response:
         """Whether the process answers."""
         return JSONResponse({"status": "ok"})
@@ -177,26 +197,40 @@ class _Api:
         return JSONResponse(_described(name))
 
     async def completions(self, request: Request) -> Response:
-        return await self._write(request, COMPLETION, fields.read_completion)
+        read = functools.partial(fields.read_completion, tokenizers=self.tokenizers)
+        return await self._write(request, functools.partial(Answer, COMPLETION), read)
 
     async def chat(self, request: Request) -> Response:
-        return await self._write(request, CHAT, fields.read_chat)
+        return await self._write(request, functools.partial(Answer, CHAT), fields.read_chat)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._write(request, ResponseAnswer, read_response)
 
     async def embeddings(self, request: Request) -> Response:
         given, name, model = await self._given(request)
         task = self._able(name, model, "embed", "/v1/embeddings").served.task
 
-        def vectors() -> dict[str, Any]:
-            asked = fields.read_embedding(task, given, self.limits)
-            found = task.encode(asked.texts)
-            if asked.dimensions not in (None, found.shape[1]):
-                raise fields.wrong(f"{name!r} has {found.shape[1]} `dimensions`.", "dimensions")
+        def encoded(texts: list[Any], are_ids: bool) -> tuple[np.ndarray, int]:
+            if are_ids:
+                return task.encode_ids(texts), sum(map(len, texts))
             most = task.max_length
-            tokens = sum(map(len, task.tokenizer.encode_batch(asked.texts, max_length=most)))
-            request.scope["facts"]["prompt_tokens"] = tokens
-            return embeddings(found, name, tokens, asked.as_base64)
+            tokens = sum(map(len, task.tokenizer.encode_batch(texts, max_length=most)))
+            return task.encode(texts), tokens
 
-        return JSONResponse(await self._computed(vectors))
+        async def vectors() -> Response:
+            read = fields.read_embedding
+            asked = await self._computed(read, task, given, self.limits, self.tokenizers)
+            found, tokens = [], 0
+            for first in range(0, len(asked.texts), _INPUTS):
+                texts = asked.texts[first : first + _INPUTS]
+                rows, count = await self._computed(encoded, texts, asked.are_ids)
+                found, tokens = [*found, *rows], tokens + count
+                if asked.dimensions not in (None, len(rows[0])):
+                    raise fields.wrong(f"{name!r} has {len(rows[0])} `dimensions`.", "dimensions")
+            request.scope["facts"]["prompt_tokens"] = tokens
+            return JSONResponse(embeddings(found, name, tokens, asked.as_base64))
+
+        return await while_listened(request, vectors, lambda: None)
 
     async def verb(self, request: Request) -> Response:
         """What the page has too: a verb by its name, of a model of those that have it."""
@@ -213,15 +247,17 @@ class _Api:
 
         return JSONResponse(await self._computed(answer))
 
-    async def _computed(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _computed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return await self.gate.run(function)
+            return await self.gate.run(function, *arguments)
         except TooManyRequests:
             raise _too_many() from None
         except (ValueError, OSError) as error:
             raise fields.wrong(str(error)) from None
 
-    async def _write(self, request: Request, form: Form, read: Callable[..., Prompts]) -> Response:
+    async def _write(
+        self, request: Request, answer: Callable[..., Any], read: Callable[..., Prompts]
+    ) -> Response:
         """Texts, whole or as they come."""
         given, name, model = await self._given(request)
         self._able(name, model, "complete", request.url.path)
@@ -237,10 +273,11 @@ class _Api:
         if isinstance(asked, Response):  # the client left
             return asked
         request.scope["facts"]["prompt_tokens"] = sum(map(len, asked.prompts))
-        written = Written(model, asked, Answer(form, name), request.scope["facts"])
+        facts = request.scope["facts"]
+        written = Written(model, asked, answer(name, given), facts, self.scoring)
         try:
             await self.bodies.in_turn(written.make_jobs, self.limits)
-            model.worker.submit(written.jobs)
+            written.worker.submit(written.jobs)
         except TooManyRequests:
             raise _too_many() from None
         except ValueError as error:

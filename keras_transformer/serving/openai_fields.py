@@ -1,28 +1,21 @@
 """What requests of OpenAI's API are made of, read and checked."""
 
+import functools
 import secrets
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
-from keras_transformer.serving.bodies import said
 from keras_transformer.serving.limits import Limits
+from keras_transformer.serving.openai_errors import ApiError, wrong
+from keras_transformer.serving.openai_tools import (
+    CallForm,
+    Tools,
+    call_form,
+    read_calls,
+    read_tools,
+)
 from keras_transformer.serving.verbs import Field, Values, quoted
-
-
-class ApiError(Exception):
-    """What is wrong with a request, as OpenAI's clients read it."""
-
-    def __init__(self, status: int, message: str, code: str, param: str | None = None):
-        super().__init__(said(message))
-        self.status, self.code, self.param = status, code, param
-        self.headers = {"Retry-After": "2"} if status == 429 else {}
-
-    @property
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
 
 
 class Prompts(NamedTuple):
@@ -31,7 +24,7 @@ class Prompts(NamedTuple):
     Fields:
         prompts: the ids of each prompt.
         samples: int, texts for each.
-        most: the most new tokens of each text; None for as many as there is room for.
+        most: the most new tokens of each text, 0 for none; None for as many as there is room for.
         temperature: float, 0 for the likeliest tokens.
         top_p: float.
         seed: int.
@@ -39,6 +32,10 @@ class Prompts(NamedTuple):
         top_k: None without log-probabilities, else how many alternatives to each token.
         stream: bool.
         usage: bool, whether a stream ends with the number of tokens.
+        echoes: the text of each prompt where answers begin with it, else `()`.
+        best_of: int, texts that are written for each prompt, of which the `samples` likeliest are
+            the answer; None for `samples`.
+        tools: `Tools` that the answer may call, or None.
     """
 
     prompts: list[list[int]]
@@ -51,6 +48,14 @@ class Prompts(NamedTuple):
     top_k: int | None
     stream: bool
     usage: bool
+    echoes: tuple[str, ...] = ()
+    best_of: int | None = None
+    tools: Tools | None = None
+
+    @property
+    def written(self) -> int:
+        """The number of texts that are written for each prompt."""
+        return self.best_of or self.samples
 
 
 _MODEL = Field("model", "text", "Name of a model, of /v1/models")
@@ -66,7 +71,10 @@ _SHARED = (
     Field("stream", "flag", "In pieces", False),
 )  # fmt: skip
 _COMPLETION = (
-    *_SHARED, Field("logprobs", "integer", "Alternatives", most=20, optional=True),
+    *(field._replace(least=0) if field is _LONGEST else field for field in _SHARED),
+    Field("logprobs", "integer", "Alternatives", most=20, optional=True),
+    Field("echo", "flag", "The prompt before its text", False),
+    Field("best_of", "integer", "Texts to choose from", least=1, most=32, optional=True),
 )  # fmt: skip
 _CHAT = (
     *_SHARED, _LONGEST._replace(name="max_completion_tokens"),
@@ -76,18 +84,26 @@ _CHAT = (
 _EMBEDDING = (
     _MODEL, Field("dimensions", "integer", "Numbers", least=1, most=10**6, optional=True),
 )  # fmt: skip
+_RESPONSE = (
+    *(field for field in _SHARED if field.name in ("model", "temperature", "top_p", "seed",
+                                                   "stream")),
+    _LONGEST._replace(name="max_output_tokens"),
+)  # fmt: skip
 # Read apart from the fields: they are not one number or one text.
-_OTHERS = ("prompt", "messages", "stop", "response_format", "stream_options", "input",
-           "encoding_format")  # fmt: skip
+_OF_TEXTS = ("stop", "response_format", "stream_options")
+_COMPLETION_OTHERS = (*_OF_TEXTS, "prompt", "tokenizer")
+_CHAT_OTHERS = (*_OF_TEXTS, "messages", "tools", "tool_choice")
+_EMBEDDING_OTHERS = ("input", "encoding_format", "tokenizer")
 # What is described of the paths: the fields, and schemas of what is read apart.
 READ = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
+    "/v1/responses": _RESPONSE,
     "/v1/embeddings": _EMBEDDING,
 }
 _STRING: dict[str, Any] = {"type": "string", "minLength": 1}
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_OF_TEXTS: dict[str, Any] = {
+_TEXT_SCHEMAS: dict[str, Any] = {
     "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": 16}]},
     "response_format": {
         "type": "object",
@@ -99,125 +115,211 @@ _OF_TEXTS: dict[str, Any] = {
     },
     "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
 }
+_MESSAGES: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": {"type": "string"},
+            "tool_call_id": {"type": "string"},
+            "tool_calls": {"type": "array", "items": {"type": "object"}},
+        },
+        "required": ["role", "content"],
+    },
+}
+_TOOLS: dict[str, Any] = {
+    "tools": {"type": "array", "items": {"type": "object"}, "maxItems": 128},
+    "tool_choice": {
+        "anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}],
+    },
+}
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/completions": {
         "prompt": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}, _IDS]},
-        **_OF_TEXTS,
+        "tokenizer": _STRING,
+        **_TEXT_SCHEMAS,
     },
-    "/v1/chat/completions": {
-        "messages": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "role": {"enum": ["system", "user", "assistant"]},
-                    "content": {"type": "string"},
-                },
-                "required": ["role", "content"],
-            },
-        },
-        **_OF_TEXTS,
+    "/v1/chat/completions": {"messages": _MESSAGES, **_TOOLS, **_TEXT_SCHEMAS},
+    "/v1/responses": {
+        "input": {"anyOf": [_STRING, {**_MESSAGES, "items": {"type": "object"}}]},
+        "instructions": {"type": "string"},
+        "text": {"type": "object"},
+        **_TOOLS,
     },
     "/v1/embeddings": {
-        "input": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}, _IDS]},
+        "input": {
+            "anyOf": [
+                _STRING,
+                {"type": "array", "items": _STRING, "minItems": 1, "maxItems": 2048},
+                _IDS,
+                {"type": "array", "items": _IDS, "minItems": 1, "maxItems": 2048},
+            ]
+        },
         "encoding_format": {"enum": ["float", "base64"]},
+        "tokenizer": _STRING,
     },
 }
-# What changes nothing of the answer.
-_NEUTRAL = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-_MOST_PROMPTS, _MOST_INPUTS, _MOST_STOPS = 32, 256, 16
+# What changes nothing of the answer: an answer has one call at most.
+_NEUTRAL = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "parallel_tool_calls")  # fmt: skip
+_MOST_PROMPTS, _MOST_INPUTS, _MOST_STOPS = 32, 2048, 16
 
 
-def wrong(message: str, param: str | None = None) -> ApiError:
-    """A request that cannot be answered as it is."""
-    return ApiError(400, message, "invalid_value", param)
+def too_long(message: str, param: str | None = None) -> ApiError:
+    """An error for more tokens or characters than the context has room for."""
+    code = "context_length_exceeded"
+    # Some clients know the error by its code, others by a word of its message.
+    return ApiError(400, f"{message} ({code})", code, param)
 
 
-def too_large(message: str, param: str | None = None) -> ApiError:
-    """A request of more than is taken."""
-    return ApiError(413, message, "context_length_exceeded", param)
-
-
-def read_completion(task: Any, given: Values, limits: Limits) -> Prompts:
-    """The texts that `/v1/completions` is asked for."""
-    values = _values(given, _COMPLETION, limits)
+def read_completion(
+    task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
+) -> Prompts:
+    """Read the texts that `/v1/completions` is to write; `tokenizers` are those of all models."""
+    values = _values(given, _COMPLETION, _COMPLETION_OTHERS, limits)
     prompts = given.get("prompt")
     if prompts is None:
         raise wrong(
             "`prompt` is missing: give a text, a list of texts, or ids of tokens.", "prompt"
         )
-    single = isinstance(prompts, str) or (
-        isinstance(prompts, list) and prompts and all(type(x) is int for x in prompts)
-    )
+    single = isinstance(prompts, str) or is_ids(prompts)
     prompts = [prompts] if single else prompts
     if not isinstance(prompts, list) or not 1 <= len(prompts) <= _MOST_PROMPTS:
         raise wrong(f"`prompt` must be 1 to {_MOST_PROMPTS} texts or lists of ids.", "prompt")
     for prompt in prompts:
         check_length(prompt, "prompt", limits)
+    if values["max_tokens"] == 0 and not values["echo"]:
+        raise wrong("`max_tokens` must be a number from 1, or 0 with `echo`.", "max_tokens")
+    best_of = values["best_of"]
+    if best_of is not None and best_of < values["n"]:
+        raise wrong(f"`best_of` must be at least `n`, {values['n']}.", "best_of")
+    if best_of == values["n"]:
+        best_of = None
+    if best_of is not None and values["stream"]:
+        raise wrong("`best_of` cannot be streamed: leave out `stream`.", "best_of")
+    if given.get("tokenizer") != values["model"]:  # its own ids stay as they are
+        prompts = [_as_text(prompt, "prompt", task, given, tokenizers) for prompt in prompts]
     try:
         rows = [task._prompt_ids([prompt], "prompt")[0][0] for prompt in prompts]
     except ValueError as error:
         raise wrong(str(error), "prompt") from None
-    return _prompts(task, given, values, rows, 16, values["logprobs"], limits)
+    asked = _prompts(task, given, values, rows, 16, values["logprobs"], limits)
+    echoes: tuple[str, ...] = ()
+    if values["echo"]:
+        texts = zip(prompts, rows, strict=True)
+        echoes = tuple(p if isinstance(p, str) else task.tokenizer.decode(row) for p, row in texts)
+    return asked._replace(echoes=echoes, best_of=best_of)
 
 
 def read_chat(task: Any, given: Values, limits: Limits) -> Prompts:
     """The answers that `/v1/chat/completions` is asked for."""
-    values = _values(given, _CHAT, limits)
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise wrong("`messages` must be a list of at least one message.", "messages")
-    check_size(messages, "messages", limits)
-    messages = [_message(message, i) for i, message in enumerate(messages)]
+    values = _values(given, _CHAT, _CHAT_OTHERS, limits)
     if task.tokenizer.chat_template is None:
         raise wrong(
             f"{values['model']!r} has no chat template: it was not trained for conversations. Ask "
             "/v1/completions instead.", "model",
         )  # fmt: skip
+    check_size(given.get("tools"), "tools", limits)
+    tools = read_tools(task, given, functools.partial(_compiled, task))
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise wrong("`messages` must be a list of at least one message.", "messages")
+    check_size(messages, "messages", limits)
+    calls = any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
+    form = call_form(task.tokenizer) if calls else None
+    messages = [_message(message, i, form) for i, message in enumerate(messages)]
     try:
-        rows = [task.tokenizer.encode_chat(messages)]
+        shown = given.get("tools") if tools else None
+        rows = [task.tokenizer.encode_chat(messages, tools=shown)]
     except ValueError as error:
         raise wrong(str(error), "messages") from None
+    for name, is_given in {
+        "logprobs": values["logprobs"],
+        "response_format": (given.get("response_format") or {"type": "text"}) != {"type": "text"},
+    }.items():
+        if tools and is_given:
+            raise wrong(f"`{name}` does not go with `tools` here.", name)
     top_k = values["top_logprobs"]
     if top_k is not None and not values["logprobs"]:
         raise wrong("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     top_k = (top_k or 0) if values["logprobs"] else None
     values["max_tokens"] = values["max_completion_tokens"] or values["max_tokens"]
-    return _prompts(task, given, values, rows, None, top_k, limits)
+    return _prompts(task, given, values, rows, None, top_k, limits)._replace(tools=tools)
 
 
 class Inputs(NamedTuple):
     """Texts to be embedded; `dimensions` is what the vectors are expected to have."""
 
-    texts: list[str]
+    texts: list[Any]  # strings, or lists of ids
+    are_ids: bool
     as_base64: bool
     dimensions: int | None
 
 
-def read_embedding(task: Any, given: Values, limits: Limits) -> Inputs:
-    """What `/v1/embeddings` is asked for: texts, or lists of ids, which are turned into them."""
-    values = _values(given, _EMBEDDING, limits)
+def read_embedding(
+    task: Any, given: Values, limits: Limits, tokenizers: Mapping[str, Any] | None = None
+) -> Inputs:
+    """Read the input of `/v1/embeddings`; `tokenizers` are those of all models by name."""
+    values = _values(given, _EMBEDDING, _EMBEDDING_OTHERS, limits)
     form = given.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise wrong("`encoding_format` must be 'float' or 'base64'.", "encoding_format")
     texts = given.get("input")
-    of_ids = isinstance(texts, list) and texts and all(type(x) is int for x in texts)
-    texts = [texts] if isinstance(texts, str) or of_ids else texts
+    texts = [texts] if isinstance(texts, str) or is_ids(texts) else texts
     if not isinstance(texts, list) or not 1 <= len(texts) <= _MOST_INPUTS:
-        raise wrong(f"`input` must be 1 to {_MOST_INPUTS} texts.", "input")
-    found = []
+        raise wrong(f"`input` must be 1 to {_MOST_INPUTS:,} texts or lists of ids.", "input")
+    rows = list(map(is_ids, texts))
+    if any(rows) and given.get("tokenizer") not in (None, values["model"]):
+        texts, rows = [_as_text(text, "input", task, given, tokenizers) for text in texts], [False]
     for text in texts:
         check_length(text, "input", limits)
-        if isinstance(text, list):
-            try:
-                text = task.tokenizer.decode(text)
-            except (ValueError, TypeError) as error:
-                raise wrong(f"`input`: {error}", "input") from None
-        if not isinstance(text, str) or not text:
-            raise wrong("`input` must be texts that are not empty.", "input")
-        found.append(text)
-    return Inputs(found, form == "base64", values["dimensions"])
+        if any(rows):
+            _check_ids(text, "input", values["model"], task.tokenizer)
+        elif not isinstance(text, str) or not text:
+            raise wrong("`input` must be texts or lists of ids that are not empty.", "input")
+    return Inputs(texts, any(rows), form == "base64", values["dimensions"])
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a value is a list of token ids."""
+    return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
+
+
+def _as_text(
+    value: Any, name: str, task: Any, given: Values, tokenizers: Mapping[str, Any] | None
+) -> Any:
+    """The text of ids whose tokenizer is stated by the name of a model; other values as they are.
+
+    Without a statement ids are of the task's own tokenizer.
+    """
+    stated = given.get("tokenizer")
+    if stated is None or not is_ids(value):
+        return value
+    known = {given.get("model"): task.tokenizer, **(tokenizers or {})}
+    if not isinstance(stated, str) or stated not in known:
+        raise wrong(
+            "`tokenizer` must be the name of a model here whose tokenizer made the ids: "
+            f"{', '.join(sorted(filter(None, known)))}. Send ids of other tokenizers as texts.",
+            "tokenizer",
+        )
+    _check_ids(value, name, stated, known[stated])
+    return known[stated].decode(value)
+
+
+def _check_ids(value: Any, name: str, model: str, tokenizer: Any) -> None:
+    """ApiError for ids that the tokenizer of a model does not have, or for another value."""
+    if not is_ids(value):
+        raise wrong(f"`{name}` must be texts, or lists of ids that are not empty.", name)
+    size = tokenizer.vocabulary_size
+    if not 0 <= min(value) <= max(value) < size:
+        raise wrong(
+            f"`{name}` has ids from {min(value)} to {max(value)}, and the tokenizer of {model!r} "
+            f"has those from 0 to {size - 1}. If they are of another one, as those of LangChain's "
+            "`OpenAIEmbeddings` are unless `check_embedding_ctx_length` is false, send texts.",
+            name,
+        )
 
 
 def check_length(text: Any, name: str, limits: Limits) -> None:
@@ -226,7 +328,7 @@ def check_length(text: Any, name: str, limits: Limits) -> None:
     if isinstance(text, list):
         most, what = limits.tokens, "tokens"
     if isinstance(text, (str, list)) and len(text) > most:
-        raise too_large(f"`{name}` has {len(text):,} {what}, and at most {most:,} are read.", name)
+        raise too_long(f"`{name}` has {len(text):,} {what}, and at most {most:,} are read.", name)
 
 
 def check_size(value: Any, name: str, limits: Limits) -> None:
@@ -240,16 +342,18 @@ def check_size(value: Any, name: str, limits: Limits) -> None:
         elif isinstance(each, list):
             found += each
     if size > limits.characters:
-        raise too_large(
+        raise too_long(
             f"`{name}` has {size:,} characters, and at most {limits.characters:,} are read. Names, "
             "roles and the number of messages count.",
             name,
         )
 
 
-def _values(given: Values, fields: tuple[Field, ...], limits: Limits) -> dict[str, Any]:
+def _values(
+    given: Values, fields: tuple[Field, ...], others: tuple[str, ...], limits: Limits
+) -> dict[str, Any]:
     """The fields of a request. ApiError for one that is wrong, or that would not be heeded."""
-    known = {field.name for field in fields}.union(_OTHERS, _NEUTRAL)
+    known = {field.name for field in fields}.union(others, _NEUTRAL)
     for name in sorted(set(given) - known):
         # Clients send what they have no wish for as null, false or nothing.
         if given[name] not in (None, False, [], {}, "", 0) and (name, given[name]) != (
@@ -273,7 +377,7 @@ def _prompts(
     task: Any, given: Values, values: dict[str, Any], rows: list[list[int]], usual: int | None,
     top_k: int | None, limits: Limits,
 ) -> Prompts:  # fmt: skip
-    most = values["max_tokens"] or usual
+    most = usual if values["max_tokens"] is None else values["max_tokens"]
     for row in rows:
         _check_room(task, row, most, limits)
     options: dict[str, Any] = {"stop": _stop(given), "constraint": _constraint(task, given)}
@@ -302,28 +406,36 @@ def room_of(task: Any, limits: Limits) -> int:
 
 
 def _check_room(task: Any, row: list[int], most: int | None, limits: Limits) -> None:
-    room = room_of(task, limits)
-    if len(row) + (most or 1) > room:
-        raise too_large(
-            f"The prompt has {len(row):,} tokens, and with {most or 1:,} new ones needs more than "
-            f"there is room for, {room:,}. Shorten the prompt, or lower `max_tokens`.",
+    room, most = room_of(task, limits), 1 if most is None else most
+    if len(row) + most > room:
+        raise too_long(
+            f"This model's maximum context length is {room:,} tokens. The prompt has {len(row):,} "
+            f"tokens, and with {most:,} new ones needs more than there is room for. Shorten the "
+            "prompt, or lower `max_tokens`.",
             "max_tokens" if len(row) < room else "prompt",
         )
 
 
-def _message(message: Any, place: int) -> dict[str, Any]:
+def _message(message: Any, place: int, form: CallForm | None) -> dict[str, Any]:
     """A message with its content as one text, of which clients may send the parts."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise wrong(f"`messages[{place}]` must be an object with `role` and `content`.", "messages")
-    content = message.get("content")
+    content, calls = message.get("content"), read_calls(message, place, form)
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(text, str) for text in texts):
             raise wrong(f"`messages[{place}]` has a part that is no text.", "messages")
         content = "".join(texts)
+    content = "" if content is None and calls else content
     if not isinstance(content, str):
         raise wrong(f"`messages[{place}].content` must be a text.", "messages")
-    return {"role": message["role"], "content": content}
+    read: dict[str, Any] = {"role": message["role"], "content": content}
+    if calls:
+        read["tool_calls"] = calls
+    if read["role"] == "tool":  # of the result of a call some templates show these
+        given = {name: message.get(name) for name in ("name", "tool_call_id")}
+        read |= {name: text for name, text in given.items() if isinstance(text, str)}
+    return read
 
 
 def _stop(given: Values) -> list[str] | None:
@@ -363,7 +475,12 @@ def _constraint(task: Any, given: Values) -> Any:
         )
     if not isinstance(schema, (dict, bool)):
         raise wrong("`response_format.json_schema.schema` must be an object.", "response_format")
+    return _compiled(task, schema, "response_format")
+
+
+def _compiled(task: Any, schema: Any, param: str) -> Any:
+    """The constraint of a JSON Schema, which is from the field `param`."""
     try:
         return task.constraint(json_schema=schema)
     except (ValueError, RecursionError) as error:
-        raise wrong(str(error), "response_format") from None
+        raise wrong(str(error), param) from None

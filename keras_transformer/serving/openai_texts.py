@@ -1,7 +1,9 @@
 """The texts that a request asks for: jobs of the worker, and what is told of them."""
 
 import asyncio
+import functools
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +15,15 @@ from keras_transformer.serving import openai_fields as fields
 from keras_transformer.serving.app import in_thread
 from keras_transformer.serving.compiling import Left
 from keras_transformer.serving.limits import Limits, TooManyRequests
-from keras_transformer.serving.openai_answers import Answer, Logprobs, usage_of
-from keras_transformer.serving.openai_fields import ApiError, Prompts
+from keras_transformer.serving.openai_answers import (
+    Arguments,
+    Called,
+    Logprobs,
+    Text,
+    usage_of,
+)
+from keras_transformer.serving.openai_errors import ApiError
+from keras_transformer.serving.openai_fields import Prompts
 from keras_transformer.serving.verbs import Served
 from keras_transformer.serving.worker import Done, Failed, Job, Piece, Worker
 
@@ -28,84 +37,164 @@ class Model(NamedTuple):
 
 
 class Written:
-    """The texts of one request, as the worker writes them."""
+    """The texts of one request, as the worker writes them.
 
-    def __init__(self, model: Model, asked: Prompts, answer: Answer, facts: dict[str, Any]):
+    A text that may call a function is written by up to three jobs, one behind the other: a text
+    that ends where a call begins, the name of a function, and its arguments.
+
+    Args:
+        model: `Model`.
+        asked: `Prompts`.
+        answer: what makes texts the answer of an endpoint, such as `Answer`.
+        facts: dict of what is logged of the request.
+        scoring: semaphore of the passes that compute log-probabilities.
+    """
+
+    def __init__(
+        self, model: Model, asked: Prompts, answer: Any, facts: dict[str, Any],
+        scoring: anyio.Semaphore,
+    ):  # fmt: skip
         self.model, self.asked, self.answer, self.facts = model, asked, answer, facts
-        self.jobs: list[Job] = []
+        self.texts = [Text(row) for row in asked.prompts for _ in range(asked.written)]
+        self.jobs: list[Job] = []  # the current one of each text
+        self._scoring = scoring
         self._loop_call = asyncio.get_running_loop().call_soon_threadsafe
         self._send, self._receive = anyio.create_memory_object_stream[tuple[int, Any]](float("inf"))
 
     def make_jobs(self, limits: Limits) -> None:
-        """A job for each text. ValueError for what the model cannot take."""
-        asked, task = self.asked, self.model.served.task
-        room = fields.room_of(task, limits)
-        for row in asked.prompts:
-            most = asked.most or room - len(row)
-            for copy in range(asked.samples):
-                self.jobs.append(
-                    Job(
-                        task, row, most, asked.temperature, asked.top_p, asked.seed, copy,
-                        self._teller(len(self.jobs)), **asked.options,
-                    )
-                )  # fmt: skip
+        """Make a job for each text. Raises ValueError for what the model cannot take."""
+        asked, tools = self.asked, self.asked.tools
+        self._room = fields.room_of(self.model.served.task, limits)
+        options = asked.options
+        if tools is not None and not tools.required:
+            options = {**options, "stop": [*options.get("stop", ()), tools.marker]}
+        for index, text in enumerate(self.texts if asked.most != 0 else ()):
+            if tools is not None and tools.required:
+                self.jobs.append(self._call_job(index))
+            else:
+                self.jobs.append(self._job(index, text.prompt, options))
+
+    @property
+    def worker(self) -> Worker:
+        """The thread that writes the texts."""
+        return self.model.worker
 
     def leave(self) -> None:
         """Nobody waits for the texts any more."""
-        if self.model.worker:
-            self.model.worker.leave(self.jobs)
+        self.worker.leave(self.jobs)
 
     async def whole(self) -> Response:
-        texts, ended = [""] * len(self.jobs), {}
-        async for index, event in self._told():
-            if isinstance(event, Failed):
-                raise _model_failed(event.error)
-            texts[index] += event.text
-            if isinstance(event, Done):
-                ended[index] = event
-        found = [ended[i] for i in range(len(self.jobs))]
-        scores = await in_thread(self._scores, list(enumerate(found)))
-        choices = [
-            self.answer.choice(i, text, done.reason, score)
-            for i, (text, done, score) in enumerate(zip(texts, found, scores, strict=True))
-        ]
-        return JSONResponse(self.answer.whole(choices, self._usage()))
+        async for _, told in self._told():
+            if isinstance(told, Failed):
+                raise _model_failed(told.error)
+        await self._score(self.texts)
+        return JSONResponse(self.answer.whole(self._best(), self._usage()))
 
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events. The log-probabilities of a text come with its end."""
         answer = self.answer
         try:
-            if answer.form.is_chat:
-                for index in range(len(self.jobs)):
-                    yield _event(answer.chunk([answer.delta(index, "", first=True)]))
-            async for index, event in self._told():
-                if isinstance(event, Failed):
-                    yield _event(_model_failed(event.error).body)
+            for event in answer.begun(len(self.texts)):
+                yield event
+            async for index, told in self._told():
+                text = self.texts[index]
+                if isinstance(told, Failed):
+                    for event in answer.failed(_model_failed(told.error)):
+                        yield event
                     return
-                if event.text:
-                    yield _event(answer.chunk([answer.delta(index, event.text)]))
-                if isinstance(event, Done):
-                    (score,) = await in_thread(self._scores, [(index, event)])
-                    yield _event(answer.chunk([answer.delta(index, "", event.reason, score)]))
-            if self.asked.usage:
-                yield _event(answer.chunk([], self._usage()))
-            yield "data: [DONE]\n\n"
+                if isinstance(told, Done):
+                    await self._score([text])
+                for event in answer.told(index, told, text):
+                    yield event
+            for event in answer.closed(self._usage(), self.asked.usage):
+                yield event
         finally:
             self.leave()
 
     async def _told(self) -> AsyncIterator[tuple[int, Any]]:
-        """What the jobs tell, until all are done or one has failed."""
+        """Yield what is new of the texts, until all are done or one has failed."""
+        self.facts["completion_tokens"] = 0
+        for index, text in enumerate(self.texts):
+            known: list[Any] = [text.call] if text.call else []
+            if self.asked.echoes:
+                known = [Piece(self.asked.echoes[index // self.asked.written])]
+            if self.asked.most == 0:
+                known.append(Done("", [], "length"))
+            for told in known:
+                text.add(told)
+                yield index, told
         missing = len(self.jobs)
         while missing:
             index, event = await self._receive.receive()
+            if isinstance(event, Failed):
+                yield index, event
+                return
+            text = self.texts[index]
+            if text.choice is not None and text.call is None:
+                text.choice += event.text
+            elif event.text:
+                told = Piece(event.text) if text.call is None else Arguments(event.text)
+                text.add(told)
+                yield index, told
             if isinstance(event, Done):
-                missing -= 1
-                begun = self.jobs[index].begun
-                self.facts["began"] = min(self.facts.get("began", begun), begun)
-                self.facts["completion_tokens"] = (
-                    self.facts.get("completion_tokens", 0) + len(event.token_ids)
-                )  # fmt: skip
-            yield index, event
+                async for told in self._ended(index, event):
+                    if not isinstance(told, Failed):
+                        text.add(told)
+                    missing -= isinstance(told, Done)
+                    yield index, told
+
+    async def _ended(self, index: int, done: Done) -> AsyncIterator[Called | Done | Failed]:
+        """Yield what follows the end of a job: the end of its text, or the next job of a call."""
+        text, tools, begun = self.texts[index], self.asked.tools, self.jobs[index].begun
+        self.facts["began"] = min(self.facts.get("began", begun), begun)
+        self.facts["completion_tokens"] += len(done.token_ids)
+        text.token_ids += done.token_ids
+        if text.call is not None:
+            yield done._replace(reason="tool_calls" if _is_json(text.arguments) else "length")
+            return
+        if tools is None or (text.choice is None and done.stop != tools.marker):
+            yield done
+            return
+        job = await in_thread(self._call_job, index)
+        if text.call is not None:
+            yield text.call
+        if job is None:
+            yield done._replace(reason="length")
+            return
+        try:
+            self.worker.submit([job], admitted=True)
+            self.jobs[index] = job
+        except TooManyRequests:
+            yield Failed(RuntimeError("The server stops."))
+
+    def _call_job(self, index: int) -> Job | None:
+        """The job of the name of a function, or of its arguments; None without room for them."""
+        text, tools = self.texts[index], self.asked.tools
+        if text.choice is None and len(tools.schemas) > 1:
+            text.choice, ids, constraint = "", tools.behind(text.content), tools.names
+        else:
+            name = tools.chosen(text.choice) if text.choice else next(iter(tools.schemas))
+            text.call = Called(name, secrets.token_hex(5)[:9])  # some templates demand nine
+            ids, constraint = tools.behind(text.content, name), tools.schemas[name]
+        options = {name: x for name, x in self.asked.options.items() if name != "stop"}
+        return self._job(index, text.prompt + ids, {**options, "constraint": constraint})
+
+    def _job(self, index: int, prompt: list[int], options: dict[str, Any]) -> Job | None:
+        """The job of a text, or of a part of it; None if there is no room for a further part."""
+        asked, text, room = self.asked, self.texts[index], self._room - len(prompt)
+        most = room if asked.most is None else min(room, asked.most - len(text.token_ids))
+        constraint = options.get("constraint")
+        if text.token_ids and most < max(1, constraint.shortest):
+            return None
+        if most < 1:  # with the beginning of a call
+            raise fields.too_long(
+                f"This model's maximum context length is {self._room:,} tokens: there is no room "
+                "behind the prompt for a call. Shorten the prompt.", "messages",
+            )  # fmt: skip
+        return Job(
+            self.model.served.task, prompt, most, asked.temperature, asked.top_p, asked.seed,
+            index % asked.written, self._teller(index), **options,
+        )  # fmt: skip
 
     def _teller(self, index: int) -> Callable[[Piece | Done | Failed], None]:
         return lambda event: self._loop_call(self._send.send_nowait, (index, event))
@@ -113,18 +202,44 @@ class Written:
     def _usage(self) -> dict[str, int]:
         return usage_of(sum(map(len, self.asked.prompts)), self.facts["completion_tokens"])
 
-    def _scores(self, ended: list[tuple[int, Done]]) -> list[Any]:
-        """The log-probabilities of texts, None for each where nobody asks."""
-        top_k, model = self.asked.top_k, self.model
-        if top_k is None:
-            return [None] * len(ended)
-        prompts = [self.jobs[i].waiting.prompt for i, _ in ended]
-        pairs = [(prompt, done.token_ids) for prompt, (_, done) in zip(prompts, ended, strict=True)]
-        scores = model.served.task.token_scores(pairs, top_k=top_k)
-        form, made = self.answer.form, model.logprobs.of
-        return [
-            made(form, done, score, top_k) for (_, done), score in zip(ended, scores, strict=True)
+    def _best(self) -> list[Text]:
+        """The texts that are the answer: of each prompt's those with the likeliest tokens."""
+        if self.asked.best_of is None:
+            return self.texts
+        found = []
+        for first in range(0, len(self.texts), self.asked.best_of):
+            several = self.texts[first : first + self.asked.best_of]
+            found += sorted(several, key=lambda text: -text.rank)[: self.asked.samples]
+        return found
+
+    async def _score(self, texts: list[Text]) -> None:
+        """Give texts their log-probabilities and their rank, if those are wanted."""
+        if self.asked.top_k is not None or self.asked.best_of is not None:
+            async with self._scoring:
+                await in_thread(self._score_now, texts)
+
+    def _score_now(self, texts: list[Text]) -> None:
+        asked, echo = self.asked, bool(self.asked.echoes)
+        written = [text.token_ids for text in texts]
+        if not self.answer.is_chat:  # completions have the log-probability of their end too
+            ends = [text.done.stop for text in texts]
+            written = [
+                [*ids, end] if isinstance(end, int) else ids
+                for ids, end in zip(written, ends, strict=True)
+            ]
+        pairs = [
+            (text.prompt[:1], text.prompt[1:] + ids) if echo else (text.prompt, ids)
+            for text, ids in zip(texts, written, strict=True)
         ]
+        scores = self.model.served.task.token_scores(pairs, top_k=asked.top_k or 0)
+        of = functools.partial(self.model.logprobs.of, self.answer.is_chat)
+        for text, ids, score in zip(texts, written, scores, strict=True):
+            new = score.log_probabilities[len(score.log_probabilities) - len(ids) :]
+            text.rank = float(new.mean()) if len(new) else float("-inf")
+            if asked.top_k is not None and echo:
+                text.score = of(text.prompt + ids, score, asked.top_k, text.content)
+            elif asked.top_k is not None:
+                text.score = of(ids, score, asked.top_k)
 
 
 async def while_listened(
@@ -153,8 +268,13 @@ async def while_listened(
     return made[0] if made else Response(status_code=499)
 
 
-def _event(given: dict[str, Any]) -> str:
-    return f"data: {json.dumps(given, ensure_ascii=False)}\n\n"
+def _is_json(text: str) -> bool:
+    """Whether a text is complete JSON."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _model_failed(error: Exception) -> ApiError:

@@ -69,6 +69,17 @@ _CHOICES = {
     },
     "required": ["id", "object", "created", "model", "choices"],
 }
+_RESPONSE = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "response"},
+        "status": {"enum": ["completed", "incomplete"]},
+        "output": {"type": "array", "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    },
+    "required": ["id", "object", "status", "output"],
+}
 _EVENT = {
     "type": "object",
     "description": "Each event has a part of the answer in JSON, an error, or [DONE].",
@@ -89,6 +100,7 @@ _MODEL = {
 _OPENAI = {
     "/v1/completions": ("complete", _CHOICES),
     "/v1/chat/completions": ("complete", _CHOICES),
+    "/v1/responses": ("complete", _RESPONSE),
     "/v1/embeddings": ("embed", _LIST),
 }
 
@@ -110,7 +122,7 @@ def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[s
         if name in able:
             given = _object(READ[path], {"model": _names(able[name]), **OTHERS[path]}, ["model"])
             given["required"] += [n for n in ("prompt", "messages", "input") if n in OTHERS[path]]
-            kinds = ["application/json", *(["text/event-stream"] if answer is _CHOICES else [])]
+            kinds = ["application/json", *(["text/event-stream"] if name == "complete" else [])]
             paths[path] = {"post": _api_operation(f"openai_{name}_{path}", given, answer, kinds)}
     for name, verb in named.items():
         if name not in ("complete", "embed"):
@@ -125,6 +137,7 @@ def described_api(models: Mapping[str, Iterable[Verb]], has_key: bool) -> dict[s
     paths |= {
         "/v1/models": {"get": _api_operation("models", None, _LIST)},
         "/v1/models/{model}": {"get": of_model},
+        "/": {"get": _api_operation("root", None, state)},
         "/health": {"get": _api_operation("health", None, state)},
         "/ready": {"get": _api_operation("ready", None, state)},
         "/metrics": {"get": _api_operation("metrics", None, {"type": "string"}, ["text/plain"])},

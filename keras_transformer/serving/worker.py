@@ -31,6 +31,7 @@ class Done(NamedTuple):
     text: str  # the rest of it
     token_ids: list[int]  # all of them, without the end
     reason: str  # "stop" or "length", as OpenAI calls it
+    stop: str | int | None = None  # the stop string or the token id that ended it
 
 
 class Failed(NamedTuple):
@@ -83,9 +84,12 @@ class Job:
         self._row.push(kept)
         text = self._row.take(last)
         if last:
-            stopped = self._row.stopped or len(kept) < len(tokens)
-            ids = kept[: self._row.count] if self._row.stopped else kept
-            self.tell(Done(text, ids, "stop" if stopped else "length"))
+            stop: str | int | None = self._row.stream.stopped_by
+            if self._row.stopped:
+                kept = kept[: self._row.count]
+            elif len(kept) < len(tokens):
+                stop = tokens[len(kept)]
+            self.tell(Done(text, kept, "length" if stop is None else "stop", stop))
         elif text:
             self.tell(Piece(text))
         return self._row.stopped
@@ -168,10 +172,14 @@ class Worker:
         queued = sum(group.scheduler.waiting for group in tuple(self._groups))
         return len(self._coming) + queued
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes all of the jobs. TooManyRequests where as many wait as may."""
+    def submit(self, jobs: Sequence[Job], admitted: bool = False) -> None:
+        """Take all of the jobs. Raises TooManyRequests if as many wait as may.
+
+        Jobs that are `admitted` go on with a text whose place was granted before.
+        """
         with self._news:
-            if self._ends or self._count() + len(jobs) > self.room:
+            full = not admitted and self._count() + len(jobs) > self.room
+            if self._ends or full:
                 raise TooManyRequests
             self._coming.extend(jobs)
             self._news.notify()
@@ -198,7 +206,8 @@ class Worker:
     def _warm_up(self) -> None:
         """Writes two tokens. Whoever asks the server whether it is ready is told yes then."""
         ids = [self.task.end_ids[0] if self.task.end_ids else 0]
-        group = self._group([Job(self.task, ids, 2, 0, 1, 0, 0, lambda event: None)], False)
+        most = 2 + self.task.published_rules().forced_tokens
+        group = self._group([Job(self.task, ids, most, 0, 1, 0, 0, lambda event: None)], False)
         try:
             while group.jobs and not self._ends:
                 group.advance()

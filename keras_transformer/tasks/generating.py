@@ -57,7 +57,7 @@ class GenerationCall:
         self.task = task
         self.prompts = prompts
         self.sampler = sampler = task.sampler if sampler is None else samplers.get(sampler)
-        rules = _with_constraint(task, rules, constraint)
+        given, rules = rules, _with_constraint(task, rules, constraint)
         max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, MOST_TOKENS, none=True)
         batch_size = check_int("batch_size", batch_size, 1, MOST_TOKENS)
         self.num_samples = check_int("num_samples", num_samples, 1, MOST_TOKENS)
@@ -90,11 +90,8 @@ class GenerationCall:
         if most is not None:
             each = [min(pair) for pair in zip(each, most, strict=True)]
         self.limits = self._limits(each, max_length, said, capped)
-        if constraint is not None and min(self.limits) < rules.automaton.shortest:
-            raise ValueError(
-                f"The shortest text of `constraint` has {rules.automaton.shortest} tokens, and the "
-                f"limit is {min(self.limits)}: raise `max_new_tokens` or `max_length`."
-            )
+        if rules is not None:
+            self._check_rules(rules, given, complete=constraint is not None)
         config = task.backbone.config.sides[-2:][0]  # What reads a prompt.
         # Beam search has several results of one row; others take a row for each.
         self.copies = self.num_samples if sampler.streams else 1
@@ -110,6 +107,41 @@ class GenerationCall:
             longest=config.max_sequence_length if config.position == "learned" else None,
             further=self.further,
         )
+
+    def _check_rules(self, rules: Rules, given: Rules | None, complete: bool) -> None:
+        """Raise ValueError if no text can follow the rules; `given` are those of the caller.
+
+        With `complete` a text of the constraint must fit into the limit; else it is cut.
+        """
+        limit = min(self.limits)
+        rules.check_limit(limit)
+        if given is not None and given.min_new_tokens > limit:
+            raise ValueError(
+                f"`min_new_tokens` of the rules is {given.min_new_tokens}, and the limit of new "
+                f"tokens is {limit}: raise `max_new_tokens` or `max_length`."
+            )
+        if given is not None and given.forced_prefix:
+            ends: set = set(given.forced_prefix).intersection(self.end_ids)
+            text = self.task.tokenizer.decode(given.forced_prefix) if self.stop else ""
+            ends.update(string for string in self.stop if string in text)
+            if ends:
+                raise ValueError(
+                    f"`forced_prefix` of the rules has {next(iter(ends))!r}, which ends a text: "
+                    "nothing behind it would be written."
+                )
+        if not isinstance(rules.automaton, TokenAutomaton):
+            return
+        fewest = rules.automaton.shortest_behind(rules.forced_prefix)
+        if fewest is None:
+            raise ValueError(
+                "No text of `constraint` begins with the `forced_prefix` of the rules: give one of "
+                "the two."
+            )
+        if complete and limit < fewest:
+            raise ValueError(
+                f"The shortest text of `constraint` has {fewest} tokens, and the limit is {limit}: "
+                "raise `max_new_tokens` or `max_length`."
+            )
 
     def _check_sampler(self) -> None:
         sampler, number = self.sampler, self.num_samples

@@ -345,6 +345,65 @@ class TextEmbedder(Task):
         vectors = self.predict(dataset, verbose=0)
         return vectors[0] if alone else vectors
 
+    def encode_ids(
+        self, rows: Sequence[Sequence[int]], prompt_name: str | None = None
+    ) -> np.ndarray:
+        """The vectors of texts that are ids of the tokenizer already.
+
+        A prompt and the special tokens of a text are put around them, as around texts, unless the
+        special tokens are there. Rows with more than `max_length` ids are cut.
+
+        Args:
+            rows: lists of ids, one for each text.
+            prompt_name: as in `encode`.
+
+        Returns:
+            Float `(texts, width)`.
+
+        Raises:
+            ValueError: if a row is empty or has ids that the model does not have.
+
+        Example:
+        ```python
+        import keras_transformer as kt
+
+        embedder = kt.TextEmbedder.from_preset("minilm_l6_en")
+        ids = embedder.tokenizer.encode("where is Rome?", special_tokens=False)
+        assert (embedder.encode_ids([ids])[0] == embedder.encode("where is Rome?")).all()
+        ```
+        """
+        for place, row in enumerate(rows):
+            if not len(row):
+                raise ValueError(f"`rows[{place}]` is empty: there must be at least one id.")
+            self.backbone.check_ids(**{f"rows[{place}]": np.asarray(row)})
+        prompt = self._prompt_named(prompt_name or self.default_prompt_name)
+        skipped = 0 if self.include_prompt or not prompt else self._prompt_length(prompt)
+
+        def skipping(x, arrays):
+            return ({**x, _PROMPTS: np.full((*arrays["row"].shape, 1), skipped, "int32")},)
+
+        columns = {"token_ids": self._behind_prompt(prompt, list(map(list, rows)))}
+        finish = skipping if skipped else None
+        dataset = token_batches(self, columns, finish, sizes=self._sizes, batch_size=None)
+        return self.predict(dataset, verbose=0)
+
+    def _behind_prompt(self, prompt: str, rows: list[list[int]]) -> list[list[int]]:
+        """Rows of ids with a prompt and special tokens around them."""
+        tokenizer = tokenizer_of(self)
+        inner = tokenizer.encode(prompt or "a", special_tokens=False)
+        whole = tokenizer.encode(prompt or "a")
+        first = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+        start, end = whole[:first], whole[first + len(inner) :]
+        inner = inner if prompt else []
+        most = take_max_length(self, {}, default=self.max_length)
+        room = max(1, most - len(start) - len(inner) - len(end))
+        found = []
+        for row in rows:
+            if row[: len(start)] == start and row[len(row) - len(end) :] == end:
+                row = row[len(start) : len(row) - len(end)] or row
+            found.append([*start, *inner, *row[:room], *end])
+        return found
+
     @classmethod
     def usual_columns(cls, names: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
         """The columns of texts of a data set, all but that of scores, in their order."""

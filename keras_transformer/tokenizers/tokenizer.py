@@ -316,18 +316,18 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
             encodings = backend.encode_batch_fast(
                 rows, is_pretokenized=self._takes_pieces, add_special_tokens=special_tokens
             )
-            encodings = known(backend, rows, encodings)
+            return known(backend, rows, encodings)
 
+        with self._refusing("encode"):
+            if max_length is None or pairs is not None or self._takes_pieces:
+                encodings = encode(rows)
+            else:
+                encodings = encode_beginnings(encode, rows, int(max_length))
         if self._ends_once and special_tokens:
             for encoding in encodings:
                 if encoding.ids[-2:] == [self.end_id] * 2:
                     encoding.truncate(len(encoding.ids) - 1)
         return encodings
-
-        with self._refusing("encode"):
-            if max_length is None or pairs is not None or self._takes_pieces:
-                return encode(rows)
-            return encode_beginnings(encode, rows, int(max_length))
 
     def encode_targets(self, texts: Sequence[str] | np.ndarray) -> list[list[int]]:
         """The ids of the targets of a sequence-to-sequence model, without special tokens.

@@ -15,6 +15,7 @@ from keras_transformer.generation import (
     Greedy,
     Random,
     Rules,
+    Sampler,
     Settings,
     Speculative,
 )
@@ -224,12 +225,50 @@ def test_arguments_of_generate(lm):
         ({"return_prompt": "no"}, "`return_prompt` must be True or False"),
         ({"verbose": "no"}, "`verbose` must be True or False"),
         ({"rules": {"min_new_tokens": 2}}, "`rules` must be"),
+        ({"sampler": Greedy}, r"`sampler` is the class Greedy: give an object of it, Greedy\(\)"),
+        ({"sampler": Sampler()}, "Sampler does not say how tokens are chosen"),
+        ({"sampler": "nucleus"}, "Unknown sampler 'nucleus'. It is 'top_p' here"),
+        ({"sampler": "topk"}, "Did you mean 'top_k'"),
         ({"stop": 1.5}, "`stop` must be"),
+        ({"stop": ["a", "\ud800"]}, "`stop` has half of a surrogate pair"),
     ):
         with pytest.raises(ValueError, match=message):
             lm.generate("one", **{"max_new_tokens": 2, **values})
     with pytest.raises(ValueError, match="`pack_weights` must be True or False"):
         lm.compile(pack_weights="no")
+
+
+def test_what_is_forced_fits_into_the_limit(lm):
+    ids = lm.tokenizer.encode("one two three", special_tokens=False)
+    size, end = len(ids), lm.end_ids[0]
+    assert lm.generate([3], size, rules=Rules(forced_prefix=ids)) == ids
+    assert lm.generate([3], size + 1, rules=Rules(forced_prefix=ids, forced_end=7)) == [*ids, 7]
+    digits = lm.constraint(regex="[0-9]{3,8}")
+    one, letter = (lm.tokenizer.encode(x, special_tokens=False)[-1:] for x in ("1", "a"))
+    options = {"constraint": digits, "rules": Rules(forced_prefix=one)}
+    assert lm.generate("one", 3, **options).strip().isdigit()
+    for limit, options, message in (
+        (size - 1, {"rules": Rules(forced_prefix=ids)}, f"force {size} .* is {size - 1}"),
+        (size, {"rules": Rules(forced_prefix=ids, forced_end=7)}, f"force {size + 1} tokens"),
+        (64, {"rules": Rules(forced_prefix=ids), "max_length": size + 1}, "raise `max_new_tokens`"),
+        (4, {"rules": Rules(min_new_tokens=5)}, "`min_new_tokens` of the rules is 5, .* limit"),
+        (4, {"rules": Rules(forced_prefix=[3, end])}, f"has {end}, which ends a text"),
+        (size, {"rules": Rules(forced_prefix=ids), "stop": ["x", "two"]}, "has 'two', which ends"),
+        (4, {"rules": Rules(forced_prefix=[3]), "stop": [3]}, "has 3, which ends a text"),
+        (2, {"constraint": digits}, "shortest text of `constraint` has 3 tokens, and the limit is"),
+        (9, {"constraint": digits, "rules": Rules(forced_prefix=letter)}, "No text of `const"),
+        (9, {"rules": Rules(forced_prefix=letter, automaton=digits)}, "No text of `const"),
+        (4, {"constraint": digits, "rules": Rules(forced_prefix=one * 5)}, "force 5 tokens"),
+    ):  # fmt: skip
+        for stream in False, True:
+            with pytest.raises(ValueError, match=message):
+                lm.generate("one", limit, stream=stream, **options)
+    inputs = {"token_ids": np.array([[3]]), "padding_mask": np.ones((1, 1), bool)}
+    settings = Settings(Greedy(), Rules(forced_prefix=ids))
+    with pytest.raises(ValueError, match="force"):  # so for those who use the parts
+        lm.engine.generate(inputs, settings, 2)
+    with pytest.raises(ValueError, match="force"):
+        Scheduler(lm.engine, settings, None).run([[3], [4]], [size, 2])
 
 
 def test_numbers_of_numpy_in_generate(lm):

@@ -1,5 +1,7 @@
 """Rules step by step, against the processors of Transformers."""
 
+import functools
+
 import numpy as np
 import pytest
 from keras import ops
@@ -304,12 +306,25 @@ def test_where_all_is_banned_only_the_automaton_holds():
         ({"exponential_decay_length_penalty": 3}, "must be a pair of a number of tokens and a"),
         ({"exponential_decay_length_penalty": (3, 0)}, r"penalty\[1\]` must be a number above 0"),
         ({"function": 3}, "`function` must be callable"),
+        ({"function": lambda logits: logits}, r"called as `function\(logits, tokens, counts\)`"),
+        ({"function": lambda a, b, c, d: a}, "missing a required argument: 'd'"),
+        ({"function": lambda a, b, c, *, d: a}, "missing a required argument: 'd'"),
         ({"automaton": "a*"}, "`automaton` must be a TokenAutomaton, received 'a\\*'"),
     ],
 )
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
         Rules(**values)
+
+
+@pytest.mark.backend_independent
+def test_functions_that_can_be_called():
+    for function in (
+        lambda *given: given[0],
+        lambda a, b, c, d=1: a,
+        functools.partial(max, key=1),
+    ):
+        assert Rules(function=function).function is function
 
 
 @pytest.mark.backend_independent
