@@ -17,6 +17,7 @@ from keras_transformer.checking import (
 )
 from keras_transformer.generation.logits import (
     NEVER,
+    REACHED,
     apply_temperature,
     argmax,
     best,
@@ -264,7 +265,8 @@ class Random(Sampler):
             logits = keep(logits, best(ordered(logits), self.top_p, chances))
         if self.min_p > 0:
             share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
-            count = ops.sum(ops.cast(share >= self.min_p, "int32"), axis=-1, keepdims=True)
+            likely = share >= self.min_p * REACHED
+            count = ops.sum(ops.cast(likely, "int32"), axis=-1, keepdims=True)
             # The likeliest has a share of 1, except for rounding.
             logits = keep(logits, best(ordered(logits), ops.maximum(count, 1)))
         if self.typical_p < 1:
