@@ -131,15 +131,30 @@ def check_fields(config: Any) -> None:
         value = getattr(config, field.name)
         if value is None and field.default is None:
             continue
-        given = value
-        if is_number(value) and type(value) not in (int, float):  # of NumPy
-            value = value.item()
-        if field.type in (dict | None, tuple | list, tuple | list | None):
-            value = _with_tuples(value)
-        if value is not given:
-            object.__setattr__(config, field.name, value)
-        _check_type(field, value)
-        _check_range(field.name, value, field.metadata)
+        checked = check_option(field.name, value, field)
+        if checked is not value:
+            object.__setattr__(config, field.name, checked)
+
+
+def check_option(name: str, value: Any, field: dataclasses.Field, any_choice: bool = False) -> Any:
+    """Return a value as a config holds it: NumPy's numbers as Python's, and tuples for lists.
+
+    Args:
+        name: name of the value in messages.
+        value: the value.
+        field: the option of a config whose type and range it must have.
+        any_choice: bool, leave the choices of the option to the caller.
+
+    Raises:
+        ValueError: if the value has another type or is out of range.
+    """
+    if is_number(value) and type(value) not in (int, float):  # of NumPy
+        value = value.item()
+    if field.type in (dict | None, tuple | list, tuple | list | None):
+        value = _with_tuples(value)
+    _check_type(name, value, field.type)
+    _check_range(name, value, {**field.metadata, **({"choices": None} if any_choice else {})})
+    return value
 
 
 def _with_tuples(value: Any) -> Any:
@@ -149,18 +164,16 @@ def _with_tuples(value: Any) -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _check_type(field: dataclasses.Field, value: Any) -> None:
+def _check_type(name: str, value: Any, known: Any) -> None:
     kinds = (int, float, bool, str, dict, tuple | list)
-    kind = next((k for k in kinds if field.type in (k, k | None)), None)
+    kind = next((k for k in kinds if known in (k, k | None)), None)
     if kind is None:  # of a class of its own, which was made of what was given
         return
     wrong = not isinstance(value, (int, float) if kind is float else kind)
     if wrong or (isinstance(value, bool) and kind is not bool):
         hint = " Functions are for the layers, see `models.DecoderBase`." if callable(value) else ""
-        name = getattr(kind, "__name__", kind)
-        raise ValueError(
-            f"`{field.name}` must be of type {name}, received {describe(value)}.{hint}"
-        )
+        kind_name = getattr(kind, "__name__", kind)
+        raise ValueError(f"`{name}` must be of type {kind_name}, received {describe(value)}.{hint}")
 
 
 def _check_range(name: str, value: Any, known: Any) -> None:
@@ -220,6 +233,31 @@ def check_head_norm(normalization: str | bool | None) -> None:
             "`query_key_norm_per_head` needs `query_key_norm` and a LayerNorm, 'layer_norm' or "
             f"'layer_norm_no_bias', received {normalization!r}."
         )
+
+
+def check_query_key_norm(options: Any, normalization: str | bool | None) -> None:
+    """Raise ValueError if the normalization of queries and keys contradicts itself.
+
+    Args:
+        options: an object with the options `query_key_norm_across_heads` and
+            `query_key_norm_per_head`.
+        normalization: name of the normalization; None or False without one.
+    """
+    if options.query_key_norm_across_heads and not normalization:
+        raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
+    if options.query_key_norm_per_head:
+        check_head_norm(normalization)
+        if options.query_key_norm_across_heads:
+            raise ValueError(
+                "`query_key_norm_per_head` and `query_key_norm_across_heads` are two norms. Give "
+                "one of them."
+            )
+
+
+def check_gate(gated: bool, gate_limit: float | None) -> None:
+    """Raise ValueError if there is a limit of a gate and no gate."""
+    if gate_limit is not None and not gated:
+        raise ValueError("`gate_limit` needs `gated`.")
 
 
 def check_overrides(config: "TransformerConfig") -> None:
@@ -358,15 +396,7 @@ def _check_block(config: "TransformerConfig") -> None:
         raise ValueError(
             f"`score_scale` is of score='scaled_dot', received score={config.score!r}."
         )
-    if config.query_key_norm_across_heads and not config.query_key_norm:
-        raise ValueError("`query_key_norm_across_heads` needs `query_key_norm`.")
-    if config.query_key_norm_per_head:
-        check_head_norm(config.query_key_norm and config.normalization)
-        if config.query_key_norm_across_heads:
-            raise ValueError(
-                "`query_key_norm_per_head` and `query_key_norm_across_heads` are two norms. Give "
-                "one of them."
-            )
+    check_query_key_norm(config, config.query_key_norm and config.normalization)
     if config.convolution_size and config.convolution_size % 2 == 0:
         raise ValueError(
             f"`convolution_size` must be odd, received {config.convolution_size}: a token stands "
@@ -377,8 +407,7 @@ def _check_block(config: "TransformerConfig") -> None:
             f"experts_per_token={config.experts_per_token} is more than num_experts="
             f"{config.num_experts}."
         )
-    if config.gate_limit is not None and not config.gated:
-        raise ValueError("`gate_limit` needs `gated`.")
+    check_gate(config.gated, config.gate_limit)
     if config.num_layer_groups > config.num_layers:
         raise ValueError(
             f"num_layer_groups={config.num_layer_groups} is more than num_layers="

@@ -221,6 +221,7 @@ _BEFORE = frozenset(each.path.split("/")[0] for each in (*TOKENS[:1], *STEM))
 _BEHIND = "reverse_embeddings"
 _INPUT = "input_"  # what the names of a stem's weights begin with
 _BLOCK = re.compile(r"(.*)/layer_(\d+)/")
+_NUMBERED = re.compile(r"(.+)_(\d{1,9})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,6 +377,42 @@ def block_of(path: str) -> tuple[str, int] | None:
     """The path of the stack and the number of the block that a variable is in, None for others."""
     found = _BLOCK.match(path)
     return found and (found[1], int(found[2]))
+
+
+def without_numbers(paths: Iterable[str]) -> dict[str, str]:
+    """Return for each path of a variable one that is the same in another process.
+
+    Keras numbers layers without a name of their own within a process, `dense_4/kernel`. Here the
+    number is the rank among those that differ from it in the number alone: `dense/kernel` for the
+    first, `dense_1/kernel` for the next. Numbers from 0 on, which Keras does not give, stay.
+
+    Args:
+        paths: the paths of all variables of a model.
+    """
+    numbers: dict[tuple[str, str], set[int]] = {}
+    parted = {path: path.split("/") for path in paths}
+    for parts in parted.values():
+        for place, part in enumerate(parts):
+            base, number = _numbered(part)
+            numbers.setdefault(("/".join(parts[:place]), base), set()).add(number)
+    ranks = {key: sorted(found) for key, found in numbers.items()}
+    stable = {}
+    for path, parts in parted.items():
+        made = []
+        for place, part in enumerate(parts):
+            base, number = _numbered(part)
+            known = ranks["/".join(parts[:place]), base]
+            rank = known.index(number)
+            made.append(part if 0 in known else f"{base}_{rank}" if rank else base)
+        stable[path] = "/".join(made)
+    # Of names such as `dense_1_2` none is taken for another.
+    return stable if len(set(stable.values())) == len(stable) else {path: path for path in stable}
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """The name and the number of `name_4`; -1 where it has none."""
+    found = _NUMBERED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, -1)
 
 
 def shared_weight(path: str, shape: tuple[int, ...]) -> Weight | None:

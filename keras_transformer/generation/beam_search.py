@@ -131,11 +131,13 @@ class BeamSearch(Sampler):
         groups, parents, used = [], [], None
         for i, group in enumerate(state):
             own = logits[:, i * beams : (i + 1) * beams]
-            before = group.scores - log_sum[:, i * beams : (i + 1) * beams]
+            largest, above = (part[:, i * beams : (i + 1) * beams] for part in log_sum)
             if used is not None:
                 own = own - self.diversity_penalty * used[:, None]
             choosing = ops.cast(ops.logical_not(group.finished), "float32")[:, None]
-            group, chosen_parents = self._advance_group(group, own, before, limits)
+            group, chosen_parents = self._advance_group(
+                group, own, largest, group.scores - above, limits
+            )
             groups.append(group)
             parents.append(chosen_parents + i * beams)
             if i + 1 < len(state):
@@ -144,14 +146,18 @@ class BeamSearch(Sampler):
                 used = here if used is None else used + here
         return tuple(groups), ops.concatenate(parents, axis=1)
 
-    def _advance_group(self, state: BeamState, logits, before, limits: Limits):
-        """One step of `logits`, `(rows, beams, vocabulary_size)`, and what their beams add."""
+    def _advance_group(self, state: BeamState, logits, largest, before, limits: Limits):
+        """Advance by `logits`, `(rows, beams, vocabulary_size)`, and scores of their beams.
+
+        The score of a token is its logit without `largest`, and `before`, each `(rows, beams)`.
+        """
         rows, beams, vocabulary = logits.shape
         # As many more than beams as can end, so that enough stay open if all the best ones do.
         count = min((1 + max(1, len(limits.end_ids))) * beams, beams * vocabulary)
         own = min(count, vocabulary)
         logits, tokens = top_k(logits, own)  # of each beam: the best of all are among them
-        totals = ops.reshape(logits + before[..., None], (rows, beams * own))
+        totals = logits - largest[..., None] + before[..., None]
+        totals = ops.reshape(totals, (rows, beams * own))
         scores, places = top_k(totals, count)
         parents = places // own
         chosen = ops.take_along_axis(ops.reshape(tokens, (rows, beams * own)), places, axis=1)

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import MOST_TOKENS, check_fields, check_float, check_int
-from keras_transformer.generation.logits import argmax, log_sum, top_k
+from keras_transformer.generation.logits import NEVER, argmax, log_sum, top_k
 from keras_transformer.generation.samplers import (
     Limits,
     Prompt,
@@ -17,6 +17,8 @@ from keras_transformer.generation.samplers import (
     put_at,
 )
 
+_FORBIDDEN = -1.0
+
 
 class ContrastiveState(NamedTuple):
     """The tokens so far, the candidates for the next one, and all states before them."""
@@ -25,8 +27,9 @@ class ContrastiveState(NamedTuple):
     count: Any  # int (rows,)
     ended: Any  # bool (rows,)
     candidates: Any  # int (rows, k)
-    probabilities: Any  # float32 (rows, k), of the candidates
-    prompt: Any  # float32 (rows, hidden_dim, length), states of length 1, zeros for none
+    probabilities: Any  # float32 (rows, k), of the candidates; -1 for one that rules forbid
+    prompt: Any  # float32 (rows, hidden_dim, length), states of length 1, zeros for padding
+    in_prompt: Any  # bool (rows, length), which of them are states
     past: Any  # float32 (rows, hidden_dim, size), those of the tokens so far
 
 
@@ -85,20 +88,21 @@ class Contrastive(Sampler):
             ops.zeros((rows, self.top_k), "int32"),
             ops.zeros((rows, self.top_k), "float32"),
             ops.transpose(states, (0, 2, 1)),
+            ops.cast(prompt.mask, "bool"),
             ops.zeros((rows, states.shape[-1], size), "float32"),
         )
 
     def advance(self, state: ContrastiveState, logits, hidden, limits: Limits):
         rows, k = state.candidates.shape
         states = _normalized(hidden)
+        written = ops.arange(state.tokens.shape[1], dtype="int32") < state.count[:, None]
         similarity = ops.maximum(
-            ops.max(ops.matmul(states, state.prompt), axis=-1),
-            ops.max(ops.matmul(states, state.past), axis=-1),
+            _greatest(ops.matmul(states, state.prompt), state.in_prompt),
+            _greatest(ops.matmul(states, state.past), written),
         )
         alpha = self.penalty_alpha
         scores = (1 - alpha) * state.probabilities - alpha * similarity
-        # Candidates that rules forbid have no probability.
-        best = argmax(ops.where(state.probabilities > 0, scores, -2.0))[:, None]
+        best = argmax(ops.where(state.probabilities >= 0, scores, -2.0))[:, None]
 
         choosing = ops.logical_and(state.count >= 0, ops.logical_not(self.finished(state, limits)))
         chosen = ops.take_along_axis(state.candidates, best, axis=1)[:, 0]
@@ -112,9 +116,12 @@ class Contrastive(Sampler):
         following = ops.take_along_axis(logits, best[..., None], axis=1)[:, 0]
         # Chosen by their logits: probabilities near 1 are equal where logits are not.
         likeliest, candidates = top_k(following, k)
-        likeliest = ops.exp(likeliest - log_sum(following)[:, None])
+        largest, above = log_sum(following)
+        chances = ops.exp(likeliest - largest[:, None] - above[:, None])
+        # One that rules forbid, and not one whose probability is too small for float32.
+        chances = ops.where(likeliest > NEVER / 2, chances, _FORBIDDEN)
         count = state.count + ops.cast(ops.logical_or(choosing, state.count < 0), "int32")
-        new = ContrastiveState(tokens, count, ended, candidates, likeliest, state.prompt, past)
+        new = ContrastiveState(tokens, count, ended, candidates, chances, *state[5:7], past)
         return new, ops.broadcast_to(best, (rows, k))
 
     def next_tokens(self, state: ContrastiveState):
@@ -122,6 +129,11 @@ class Contrastive(Sampler):
 
     def counts(self, state: ContrastiveState):
         return ops.maximum(state.count, 0)
+
+
+def _greatest(similarities, real):
+    """Return the greatest cosine similarity `(rows, k)`, of places that hold a state."""
+    return ops.max(ops.where(real[:, None], similarities, -1.0), axis=-1)
 
 
 def _normalized(states):

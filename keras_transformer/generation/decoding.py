@@ -239,8 +239,9 @@ class Decoding:
             options["log_sum"] = log_sum(logits)
         if rules is not None:
             if options:
-                logits = logits - options["log_sum"][..., None]
-                options["log_sum"] = ops.zeros_like(options["log_sum"])
+                for part in options["log_sum"]:
+                    logits = logits - part[..., None]
+                options["log_sum"] = (ops.zeros_like(part),) * 2
             logits = rules.apply(logits, ruled, limits)
             finished = sampler.finished(state.sampled, limits)
             not_ruled = ops.where(finished, not_ruled, _first_broken(not_ruled, logits, count))

@@ -25,6 +25,9 @@ NEVER = -1e30
 COLD, _HOT = 1e-5, 1e20
 _LEAST, _MOST, _BITS = -(2**31), 2**31 - 1, 32
 _TINY = 2e-38  # the least mass that float32 tells from none
+# A mass counts as reached from this share of it on: a sum of chances in float32, which are the
+# softmax of logarithms, is off by some rounding errors, other ones on each backend.
+REACHED = 1 - 1e-6
 
 
 def argmax(scores):
@@ -84,11 +87,17 @@ def broken(logits):
     return ops.logical_or(ops.isnan(total), ops.abs(total) == float("inf"))
 
 
-def log_sum(logits):
-    """The logarithm of the summed exponentials over the last axis, float32 `(...)`."""
-    if keras.backend.backend() == "torch":  # its own takes twice as long as its log-softmax
-        return logits[..., 0] - ops.log_softmax(logits, axis=-1)[..., 0]
-    return ops.logsumexp(logits, axis=-1)
+def log_sum(logits) -> tuple:
+    """Return the logarithm of the summed exponentials, `log sum exp(z)`, in two parts, `(...)`.
+
+    They are the largest logit, and what the sum is above it, from 0 on. Whatever is subtracted from
+    logits takes away the first part first: logits near 1e7 are whole numbers in float32, and so
+    would their sum be.
+    """
+    largest = ops.max(logits, axis=-1)
+    if keras.backend.backend() == "torch":  # its own sum takes twice as long as its log-softmax
+        return largest, -ops.max(ops.log_softmax(logits, axis=-1), axis=-1)
+    return largest, ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1))
 
 
 def draw(chances, numbers, instead=None):
@@ -132,12 +141,12 @@ def best(keys, enough, weights=None):
 
     The least of them comes with all its equals. Never none: the largest key is always kept; all are
     where all do not weigh enough. `enough` is an int or int32 `(..., 1)` from 1 on, how many keys;
-    with `weights`, float32 `(..., size)` from 0 on, a float or float32 `(..., 1)` above 0.
+    with `weights`, float32 `(..., size)` from 0 on, a float or float32 `(..., 1)` above 0, which is
+    reached but for rounding.
     """
     if weights is not None:
-        enough = (
-            max(enough, _TINY) if isinstance(enough, (int, float)) else ops.maximum(enough, _TINY)
-        )
+        least = max if isinstance(enough, (int, float)) else ops.maximum
+        enough = least(enough * REACHED, _TINY)
     if keras.backend.backend() == "torch":
         return keys >= _limit_of_sorted(keys, enough, weights)
 

@@ -17,6 +17,7 @@ from keras_transformer.checking import (
 )
 from keras_transformer.generation.logits import (
     NEVER,
+    REACHED,
     apply_temperature,
     argmax,
     best,
@@ -273,7 +274,7 @@ class Random(Sampler):
             logits = keep(logits, best(ordered(logits), self.top_p, chances))
         if self.min_p > 0:
             share = ops.exp(logits - ops.max(logits, axis=-1, keepdims=True))
-            logits = _keep_likely(logits, share >= self.min_p)
+            logits = _keep_likely(logits, share >= self.min_p * REACHED)
         if self.typical_p < 1:
             chances = ops.softmax(logits, axis=-1)
             surprise = -ops.log_softmax(logits, axis=-1)

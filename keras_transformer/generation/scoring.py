@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_transformer.config import TransformerConfig
 from keras_transformer.generation.engine import Engine
+from keras_transformer.generation.logits import log_sum
 from keras_transformer.generation.logits import top_k as likeliest
 from keras_transformer.programs import compile_function, to_tensor
 from keras_transformer.sizes import round_size, round_up
@@ -105,10 +106,11 @@ def _compile(backbone, top_k: int) -> Callable:
     def score(inputs, targets):
         logits = ops.cast(backbone.logits(backbone(inputs)), "float32")
         chosen = ops.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        total = ops.logsumexp(logits, axis=-1)
+        largest, above = log_sum(logits)
+        chosen = chosen - largest - above
         if not top_k:
-            return (chosen - total,)
+            return (chosen,)
         best, ids = likeliest(logits, top_k)
-        return chosen - total, best - total[..., None], ids
+        return chosen, best - largest[..., None] - above[..., None], ids
 
     return compile_function(score, backbone)

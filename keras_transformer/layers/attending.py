@@ -11,6 +11,7 @@ from keras_transformer.layers.blocks import goes_in_turns, in_groups, in_turns
 from keras_transformer.layers.position import row_lengths, sequence_positions
 from keras_transformer.layers.position_bias import PairBias
 from keras_transformer.layers.products import attention_kernel
+from keras_transformer.structure import block_of
 
 
 class Attends:
@@ -46,8 +47,7 @@ class Attends:
                 "call it without a cache, an explicit mask and `return_attention_scores`."
             )
         if cut is not None:
-            # Other blocks in each layer, the same in each call.
-            seed = zlib.crc32(self.path.encode()) if training else None
+            seed = zlib.crc32(_place(self.path).encode()) if training else None
             given = (queries, keys, values, visibility, bias, cut, of_global, seed)
             if self.group_norm is not None:
                 given = (*given, self._of_groups(query, visibility, bias, cut))
@@ -189,6 +189,12 @@ class Attends:
     def _split(self, states, heads: int):
         shape = ops.shape(states)
         return ops.reshape(states, (shape[0], shape[1], heads, self.head_dim))
+
+
+def _place(path: str) -> str:
+    """Where a layer stands in its stack: other than those of its neighbours, in any process."""
+    stack, number = block_of(path) or (path, "")
+    return f"{stack.rpartition('/')[2]}/layer_{number}" if number != "" else path
 
 
 def _heads_first(states):

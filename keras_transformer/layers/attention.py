@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Callable
+from typing import ClassVar
 
 import keras
 from keras import ops
 
-from keras_transformer.config_checks import check_pattern
+from keras_transformer.checking import check_bool, check_int, known_shape, show_shape
+from keras_transformer.config_checks import check_pattern, check_query_key_norm
 from keras_transformer.layers import scores
 from keras_transformer.layers.arguments import (
-    NamesArguments,
+    ChecksCall,
     SavesArguments,
     check_shapes,
-    deserialized,
     named_arguments,
+    own_layer,
     refuse_unused,
     with_further,
 )
@@ -29,9 +31,7 @@ from keras_transformer.layers.remat import Rematerializable, one_piece
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(
-    NamesArguments, SavesArguments, Rematerializable, Attends, keras.layers.Layer
-):
+class MultiHeadAttention(ChecksCall, SavesArguments, Rematerializable, Attends, keras.layers.Layer):
     """Attention of every query to every visible key, in several heads.
 
     One layer serves self-attention (give `query` alone), cross-attention (give `value`, and `key`
@@ -52,7 +52,8 @@ class MultiHeadAttention(
             `"location"`: `W q`, one score a slot, whatever the key (Luong et al. 2015, eq. 9);
             or a function or layer of your own, of queries `(batch, num_heads, query_length,
             head_dim)` and keys `(batch, num_heads, key_length, head_dim)` to scores `(batch,
-            num_heads, query_length, key_length)`.
+            num_heads, query_length, key_length)`. A layer belongs to one attention: a second one
+            that is given it has a copy, with weights of its own.
         causal: bool, a query sees only the keys up to its own position.
         window: int, a query sees only keys less than this many places away. Long sequences are
             attended to in blocks, at a cost that grows with the length and not with its square.
@@ -116,8 +117,9 @@ class MultiHeadAttention(
         length, head_dim)`; and, if one was given, the updated cache.
 
     Raises:
-        ValueError: for numbers of heads that do not divide, an unknown score, a location score of
-            more slots than it has, and an argument that has no effect beside the others.
+        ValueError: for numbers of heads that do not divide, an option that is out of range, an
+            unknown score, a location score of more slots than it has, arrays that do not fit each
+            other, and an argument that has no effect beside the others.
 
     Example:
     ```python
@@ -133,6 +135,17 @@ class MultiHeadAttention(
     Source: Vaswani et al. 2017, section 3.2; grouped heads: Ainslie et al. 2023, section 2.2;
     normalized queries and keys: Dehghani et al. 2023, section 2.
     """
+
+    option_rules: ClassVar = {
+        "causal": check_bool,
+        "output_dim": functools.partial(check_int, at_least=1),
+        "query_key_norm": "normalization",
+    }
+    axes: ClassVar = {
+        "query": ("batch", "query_length", "query_dim"),
+        "value": ("batch or 1", "key_length", "value_dim"),
+        "key": ("batch or 1", "key_length", "key_dim"),
+    }
 
     def __init__(
         self,
@@ -171,13 +184,13 @@ class MultiHeadAttention(
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.num_key_value_heads = num_key_value_heads or num_heads
-        if num_heads < 1 or head_dim < 1 or num_heads % self.num_key_value_heads:
+        if num_heads % self.num_key_value_heads:
             raise ValueError(
-                "`num_heads` and `head_dim` must be positive and `num_heads` a multiple of "
-                f"`num_key_value_heads`, received {num_heads}, {head_dim}, {num_key_value_heads}."
+                "`num_heads` must be a multiple of `num_key_value_heads`, received "
+                f"{num_heads} and {num_key_value_heads}."
             )
         self.output_dim = output_dim
-        self.score = score = deserialized(score)
+        self.score = score = own_layer(score)
         self.causal = causal
         self.window, self.window_dilation = window, window_dilation
         self.global_tokens, self.global_projection = global_tokens, global_projection
@@ -192,6 +205,7 @@ class MultiHeadAttention(
         self.query_key_norm = query_key_norm
         self.query_key_norm_across_heads = query_key_norm_across_heads
         self.query_key_norm_per_head = query_key_norm_per_head
+        check_query_key_norm(self, query_key_norm)
         self.disentangled = disentangled
         self.normalization_epsilon = normalization_epsilon
         self.attention_soft_cap, self.attention_sinks = attention_soft_cap, attention_sinks
@@ -275,6 +289,21 @@ class MultiHeadAttention(
             self.output_dim or query_shape[-1], "output", self.output_bias
         )
         self.output_dense.build((*query_shape[:-1], self.num_heads * self.head_dim))
+        shapes = (query_shape, value_shape, key_shape or value_shape)
+        names = ("query_dim", "value_dim", "key_dim")
+        self.fixed = {name: shape[-1] for name, shape in zip(names, shapes, strict=True)}
+
+    def check_axes(self, given):
+        query, value = given.get("query"), given.get("value")
+        if value is None and given.get("cache") is None:  # the query's states are the values
+            given = {**given, "value": query}
+        super().check_axes(given)
+        shape = known_shape(value)
+        if shape is not None and isinstance(shape[1], int) and shape[1] == 0:
+            raise ValueError(
+                f"`value` of {type(self).__name__} has no keys to attend to: its shape is "
+                f"{show_shape(shape)}."
+            )
 
     def call(
         self,
@@ -294,7 +323,7 @@ class MultiHeadAttention(
     ):
         own_keys = self._has_own_keys(value, cache)
         mask = query_mask if mask is None else mask
-        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache)
+        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache, relative)
         visibility = Visibility.given(visibility, mask if own_keys else value_mask)
         first_slot = cache.next if own_keys and cache is not None else 0
         # Behind a cache's first tokens there are others to attend to than those of the call.
@@ -343,14 +372,17 @@ class MultiHeadAttention(
         """Whether keys are made of the queries: self-attention."""
         return value is None and (cache is None or cache.next is not None)
 
-    def _check_used(self, query, value, key, mask, value_mask, visibility, bias, cache):
+    def _check_used(self, query, value, key, mask, value_mask, visibility, bias, cache, relative):
         """ValueError for arguments that would change nothing, or do not fit."""
         own_keys, visibility = self._has_own_keys(value, cache), Visibility.given(visibility)
         visibility.check_used(self, own_keys, cached=cache is not None)
         keys = query if value is None and cache is None else value
         masks = {"mask": mask, "value_mask": value_mask}
         shown = None if isinstance(bias, PairBias) else bias
-        check_shapes(query, keys, **masks, bias=shown, **visibility.tensors())
+        buckets = None if relative is None else relative.buckets
+        check_shapes(query, keys, **masks, bias=shown, buckets=buckets, **visibility.tensors())
+        if cache is not None:
+            cache.check_fit(known_shape(query), self.num_key_value_heads, self.head_dim)
         if own_keys:
             reason = "there is no `value`. The `mask` of the queries is that of the keys."
             refuse_unused(reason, value_mask=value_mask)
@@ -368,15 +400,17 @@ class MultiHeadAttention(
     def compute_mask(self, query, mask=None, **kwargs):
         return mask
 
+    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
         query, value, cache = given["query"], given["value"], given["cache"]
         mask = given["query_mask"] if given["mask"] is None else given["mask"]
-        names = ("key", "value_mask", "visibility", "bias")
-        key, value_mask, visibility, bias = map(given.get, names)
-        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache)
-        output_dim = self.output_dim or query.shape[-1]
-        output = keras.KerasTensor((*query.shape[:-1], output_dim), dtype=self.compute_dtype)
+        names = ("key", "value_mask", "visibility", "bias", "relative")
+        key, value_mask, visibility, bias, relative = map(given.get, names)
+        self._check_used(query, value, key, mask, value_mask, visibility, bias, cache, relative)
+        output = keras.KerasTensor(self.compute_output_shape(query.shape), self.compute_dtype)
         keys, weights, projections = query if value is None else value, None, None
         batch, length = query.shape[:2]
         slots = keys.shape[1] if cache is None else cache.keys.shape[2]

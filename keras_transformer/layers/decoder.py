@@ -1,7 +1,10 @@
 """The decoder block: causal self-attention, optional cross-attention, feed-forward."""
 
+from typing import ClassVar
+
 import keras
 
+from keras_transformer.checking import check_bool
 from keras_transformer.layers.arguments import (
     asked_further,
     check_shapes,
@@ -61,6 +64,11 @@ class DecoderBlock(EncoderBlock):
     """
 
     causal = True
+    option_rules: ClassVar = {"causal": check_bool, "cross_attention": check_bool}
+    axes: ClassVar = {
+        **EncoderBlock.axes,
+        "encoder_states": ("batch or 1", "encoder_length", "encoder_dim"),
+    }
 
     def __init__(
         self,
@@ -84,6 +92,7 @@ class DecoderBlock(EncoderBlock):
             self.cross_attention = self._attention(inputs_shape[-1], name="cross_attention")
             self.cross_attention.build(inputs_shape, encoder_states_shape or inputs_shape)
             self._build_norms("cross_attention", inputs_shape)
+            self.fixed = {**self.fixed, "encoder_dim": (encoder_states_shape or inputs_shape)[-1]}
 
     def call(
         self,
@@ -155,6 +164,9 @@ class DecoderBlock(EncoderBlock):
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
+
+    def compute_output_shape(self, inputs_shape, encoder_states_shape=None):
+        return tuple(inputs_shape)
 
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)

@@ -1,13 +1,14 @@
 """Disentangled attention: queries and keys are scored with relative positions too (DeBERTa)."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments
 from keras_transformer.layers.normalization import make_normalization
+from keras_transformer.layers.position_bias import OF_PAIRS
 
 
 class RelativeStates(NamedTuple):
@@ -31,7 +32,7 @@ class RelativeStates(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RelativeEmbedding(SavesArguments, keras.layers.Layer):
+class RelativeEmbedding(ChecksCall, SavesArguments, keras.layers.Layer):
     """A trained state for each bucket of distances, for attention that is `disentangled`.
 
     The score of a query `q` and a key `k` that are in bucket `p` is `(q.k + q.K(p) + Q(p).k) /
@@ -73,6 +74,13 @@ class RelativeEmbedding(SavesArguments, keras.layers.Layer):
 
     Source: He et al. 2020, "DeBERTa", section 3.1; buckets: its published models.
     """
+
+    option_rules: ClassVar = {
+        "dim": "hidden_dim",
+        "num_buckets": "relative_num_buckets",
+        "max_distance": "relative_max_distance",
+    }
+    axes = OF_PAIRS
 
     def __init__(
         self,
@@ -125,11 +133,15 @@ class RelativeEmbedding(SavesArguments, keras.layers.Layer):
             buckets = ops.where(far <= exact, distances, ops.sign(distances) * shared)
         return ops.clip(buckets + half, 0, 2 * half - 1)
 
-    def compute_output_spec(self, query_positions, key_positions):
-        (rows, queries), (others, keys) = query_positions.shape, key_positions.shape
+    def compute_output_shape(self, query_positions_shape, key_positions_shape):
+        (rows, queries), (others, keys) = query_positions_shape, key_positions_shape
         shape = (others if rows == 1 else rows, queries, keys)
-        states = keras.KerasTensor((1, self.num_buckets, self.dim), self.compute_dtype)
-        return RelativeStates(states, keras.KerasTensor(shape, "int32"))
+        return RelativeStates((1, self.num_buckets, self.dim), shape)
+
+    def compute_output_spec(self, query_positions, key_positions):
+        states, buckets = self.compute_output_shape(query_positions.shape, key_positions.shape)
+        states = keras.KerasTensor(states, self.compute_dtype)
+        return RelativeStates(states, keras.KerasTensor(buckets, "int32"))
 
 
 def position_projections(attention) -> tuple | None:

@@ -1,16 +1,29 @@
 """Token and segment embeddings."""
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.checking import check_range, check_seed, shorten
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.checking import (
+    check_bool,
+    check_int,
+    check_number,
+    check_range,
+    check_seed,
+    shorten,
+)
+from keras_transformer.layers.arguments import (
+    ChecksCall,
+    SavesArguments,
+    check_axes,
+    checked_options,
+)
 from keras_transformer.layers.products import (
     bfloat16_product,
     int8_product,
@@ -41,7 +54,14 @@ class Embedding(keras.layers.Embedding):
         return ops.cast(look_up(self.embeddings, ops.cast(inputs, "int32")), self.compute_dtype)
 
 
-class _OfIds:
+_SIZE = functools.partial(check_int, at_least=1, at_most=2**31 - 1)
+
+
+def _check_scale(name: str, value):
+    return value if isinstance(value, bool) else check_number(name, value)
+
+
+class _OfIds(ChecksCall):
     """Mixin for an embedding whose ids, where their values are known, must be among its own."""
 
     def __call__(self, inputs, *args, **kwargs):
@@ -124,6 +144,12 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
     Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2016 for the tied output.
     """
 
+    option_rules: ClassVar = {
+        "vocabulary_size": _SIZE,
+        "scale": _check_scale,
+        "tie_weights": check_bool,
+    }
+
     # The words by id, and those of them that the file did not have: of `from_vectors` alone.
     vocabulary: list[str] | None = None
     missing_words: list[str] | None = None
@@ -136,9 +162,17 @@ class TokenEmbedding(_OfIds, Rematerializable, keras.layers.ReversibleEmbedding,
         tie_weights: bool = True,
         **kwargs,
     ):
+        given = {"vocabulary_size": vocabulary_size, "hidden_dim": hidden_dim, "scale": scale}
+        given = checked_options(type(self), {**given, "tie_weights": tie_weights})
+        vocabulary_size, hidden_dim, scale, tie_weights = given.values()
         super().__init__(vocabulary_size, hidden_dim, tie_weights=tie_weights, **kwargs)
         self.scale = scale
         self.supports_masking = True  # Hidden states may carry a mask, which ends here.
+
+    def check_axes(self, given):
+        if given.get("reverse"):
+            axes, sizes = {"inputs": (..., "hidden_dim")}, {"hidden_dim": self.output_dim}
+            check_axes(type(self).__name__, axes, sizes, given)
 
     @classmethod
     def from_vectors(
@@ -314,7 +348,11 @@ class SegmentEmbedding(_OfIds, Embedding):
     Source: Devlin et al. 2018, "BERT", section 3 and figure 2.
     """
 
+    option_rules: ClassVar = {"num_segments": _SIZE}
+
     def __init__(self, num_segments: int, hidden_dim: int, **kwargs):
+        given = {"num_segments": num_segments, "hidden_dim": hidden_dim}
+        num_segments, hidden_dim = checked_options(type(self), given).values()
         super().__init__(num_segments, hidden_dim, **kwargs)
 
     def get_config(self) -> dict:
@@ -325,7 +363,7 @@ class SegmentEmbedding(_OfIds, Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class VocabularyBias(SavesArguments, keras.layers.Layer):
+class VocabularyBias(ChecksCall, SavesArguments, keras.layers.Layer):
     """A trained bias for each token of the vocabulary, added to the logits.
 
     Args:
@@ -349,9 +387,13 @@ class VocabularyBias(SavesArguments, keras.layers.Layer):
     Source: Devlin et al. 2018, "BERT", the published code of the masked language model.
     """
 
+    option_rules: ClassVar = {"vocabulary_size": _SIZE}
+    axes: ClassVar = {"inputs": (..., "vocabulary_size")}
+
     def __init__(self, vocabulary_size: int, **kwargs):
         super().__init__(**kwargs)
         self.vocabulary_size = vocabulary_size
+        self.fixed = {"vocabulary_size": vocabulary_size}
 
     def build(self, input_shape=None):
         self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")

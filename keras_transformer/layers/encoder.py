@@ -2,25 +2,27 @@
 
 import functools
 from collections.abc import Callable
+from typing import ClassVar
 
 import keras
 
+from keras_transformer.checking import known_shape
 from keras_transformer.config_checks import PATTERN
 from keras_transformer.layers.arguments import (
-    NamesArguments,
+    ChecksCall,
     SavesArguments,
     asked_further,
     check_shapes,
-    deserialized,
     named_arguments,
     options_of,
+    own_layer,
     put_aside,
     with_further,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.experts import MixtureOfExperts
-from keras_transformer.layers.feed_forward import FeedForward, activated
+from keras_transformer.layers.feed_forward import FeedForward, activated, build_function
 from keras_transformer.layers.masking import Visibility
 from keras_transformer.layers.neighbours import with_neighbours
 from keras_transformer.layers.normalization import make_normalization, normalized
@@ -37,7 +39,7 @@ _OF_EXPERTS = frozenset(options_of(MixtureOfExperts)) - frozenset(options_of(Fee
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layers.Layer):
+class EncoderBlock(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     """One encoder layer: self-attention, then feed-forward.
 
     Around each sub-layer `f`: post-norm `norm(x + dropout(f(x)))`, as in the original, or
@@ -96,8 +98,9 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         num_heads, length, length)}`, and of projections.
 
     Raises:
-        ValueError: for a width that `num_heads` does not divide, without a `head_dim`, and for an
-            argument that has no effect beside the others.
+        ValueError: for a width that `num_heads` does not divide, without a `head_dim`; for an
+            option that is out of range, arrays that do not fit each other, and an argument that has
+            no effect beside the others.
 
     Example:
     ```python
@@ -114,6 +117,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
     """
 
     causal = False
+    axes: ClassVar = {"inputs": ("batch", "length", "dim")}
     options: frozenset[str]  # All arguments of the constructor, also those of its attention.
 
     def __init__(
@@ -200,7 +204,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
 
     def _make_convolution(self, size: int, activation, kernel_initializer):
         self.convolution_size = size
-        self.convolution_activation = deserialized(activation)
+        self.convolution_activation = own_layer(activation)
         if size and (self.causal or size % 2 == 0):
             raise ValueError(
                 f"`convolution_size` must be odd, and of an encoder's block, received {size} for a "
@@ -253,11 +257,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
             return self._make_attention(head_dim=head_dim, dtype=self.dtype_policy, **options)
 
     def build(self, input_shape):
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"{type(self).__name__} takes states of shape (batch, length, dim), received "
-                f"{tuple(input_shape)}. Of token ids a `TokenEmbedding` makes them."
-            )
+        self.check_rank(input_shape)
         # The attention needs the width of the input for the width of a head.
         self.self_attention = self._attention(
             input_shape[-1],
@@ -277,8 +277,24 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
                     name="convolution",
                     dtype=self.dtype_policy,
                 )
+            build_function(self.convolution_activation, input_shape)
             self.convolution.build((*input_shape[:-1], self.convolution_size * input_shape[-1]))
             self._build_norms("convolution", input_shape)
+        self.fixed = {"dim": input_shape[-1]}
+
+    def check_axes(self, given):
+        shape = known_shape(given.get("inputs"))
+        if shape is not None:
+            self.check_rank(shape)
+        super().check_axes(given)
+
+    def check_rank(self, shape):
+        """Raise ValueError if a shape is not that of states."""
+        if len(shape) != 3:
+            raise ValueError(
+                f"{type(self).__name__} takes states of shape (batch, length, dim), received "
+                f"{tuple(shape)}. Of token ids a `TokenEmbedding` makes them."
+            )
 
     def _sublayers(
         self,
@@ -335,7 +351,7 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         training: bool = False,
     ):
         mask = inputs_mask if mask is None else mask
-        self._check_used(inputs, mask, visibility, bias)
+        self._check_used(inputs, mask, visibility, bias, relative=relative)
         visibility = Visibility.given(visibility, mask)
         asked, further = asked_further(return_attention_scores, return_projections)
 
@@ -371,21 +387,27 @@ class EncoderBlock(NamesArguments, SavesArguments, Rematerializable, keras.layer
         )
         return with_further(x, *further)
 
-    def _check_used(self, inputs, mask, visibility, bias, cached: bool = False):
+    def _check_used(self, inputs, mask, visibility, bias, cached: bool = False, relative=None):
         """ValueError for arguments that would change nothing, or do not fit."""
         visibility = Visibility.given(visibility)
         visibility.check_used(self, own_keys=True, cached=cached)
         keys = None if cached else inputs
         shown = None if isinstance(bias, PairBias) else bias
-        check_shapes(inputs, keys, mask=mask, bias=shown, **visibility.tensors())
+        buckets = None if relative is None else relative.buckets
+        arrays = {"mask": mask, "bias": shown, "buckets": buckets, **visibility.tensors()}
+        check_shapes(inputs, keys, **arrays)
 
     def compute_mask(self, inputs, mask=None, **kwargs):
         return mask
 
+    def compute_output_shape(self, input_shape):
+        return tuple(input_shape)
+
     def compute_output_spec(self, *args, **kwargs):
         given = named_arguments(self.call, args, kwargs)
         mask = given["inputs_mask"] if given["mask"] is None else given["mask"]
-        self._check_used(given["inputs"], mask, given["visibility"], given["bias"])
+        states, relative = given["inputs"], given["relative"]
+        self._check_used(states, mask, given["visibility"], given["bias"], relative=relative)
         batch, length, dim = given["inputs"].shape
         queries = 1 if given["first_only"] else length
         output = keras.KerasTensor((batch, queries, dim), self.compute_dtype)

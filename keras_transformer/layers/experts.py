@@ -1,13 +1,21 @@
 """A mixture of experts in the place of the feed-forward layer."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import keras
 from keras import ops
 
+from keras_transformer.checking import known_shape
+from keras_transformer.config_checks import check_gate
 from keras_transformer.distribution.layout import on_each_device
-from keras_transformer.layers.arguments import SavesArguments, deserialized
-from keras_transformer.layers.feed_forward import FeedForward, activated, get_activation
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, check_axes, own_layer
+from keras_transformer.layers.feed_forward import (
+    FeedForward,
+    activated,
+    build_function,
+    get_activation,
+)
 from keras_transformer.layers.grouped import Groups
 from keras_transformer.layers.remat import Rematerializable, one_piece
 
@@ -41,7 +49,7 @@ class _Projection(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
+class MixtureOfExperts(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     """Several feed-forward layers, of which each token goes through a few.
 
     A router scores the experts for each token. The token goes through those with the highest
@@ -54,7 +62,7 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         experts_per_token: int, how many a token goes through.
         shared_expert_dim: int, width of a further expert that all tokens go through, its output by
             the sigmoid of a score of its own. 0 for none.
-        activation: str, function or layer without weights, see `FeedForward`.
+        activation: str, function or layer, see `FeedForward`. The experts share it.
         gated: bool, see `FeedForward`.
         gate_limit: float, see `FeedForward`.
         use_bias: bool, biases in the experts.
@@ -81,7 +89,8 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         Float `(batch, length, dim)`.
 
     Raises:
-        ValueError: for an unknown activation, or more experts a token than there are.
+        ValueError: for an unknown activation, an option that is out of range, or more experts a
+            token than there are.
 
     Example:
     ```python
@@ -96,6 +105,8 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
     losses: Fedus et al. 2021, "Switch Transformers", section 2.2, and Zoph et al. 2022, "ST-MoE",
     section 3.2; shared expert: Yang et al. 2024, "Qwen2", section 2.2.2.
     """
+
+    axes: ClassVar = {"inputs": (..., "dim")}
 
     def __init__(
         self,
@@ -121,7 +132,8 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
                 "`experts_per_token` must be from 1 to `num_experts`, received "
                 f"{experts_per_token} of {num_experts}."
             )
-        activation = deserialized(activation)
+        activation = own_layer(activation)
+        check_gate(gated, gate_limit)
         if not callable(activation):
             get_activation(activation)
         self.num_experts = num_experts
@@ -165,7 +177,16 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
                 self.num_experts, units, self.use_bias, self.kernel_initializer, **options
             )
 
+    def check_axes(self, given):
+        super().check_axes(given)
+        shape, mask = known_shape(given.get("inputs")), given.get("mask")
+        if shape is not None:
+            axes = {"mask": ("batch or 1", "length")}
+            sizes = dict(zip(("batch", "length"), shape[:-1], strict=False))
+            check_axes(type(self).__name__, axes, sizes, {"mask": mask})
+
     def build(self, input_shape):
+        build_function(self.activation, (None, self.expert_intermediate.units))
         self.expert_output = self._projection(input_shape[-1], "output")
         self.expert_output.build((*input_shape[:-1], self.expert_intermediate.units))
         of_inputs = (
@@ -177,7 +198,8 @@ class MixtureOfExperts(SavesArguments, Rematerializable, keras.layers.Layer):
         )
         for layer in of_inputs:
             if layer is not None:
-                layer.build(input_shape)
+                layer.build((None, input_shape[-1]))  # They are given all tokens as rows.
+        self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs, mask=None, training: bool = False):
         shape = ops.shape(inputs)

@@ -3,12 +3,14 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_transformer.checking import shorten
-from keras_transformer.layers.arguments import SavesArguments, deserialized
+from keras_transformer.checking import check_int, shorten
+from keras_transformer.config_checks import check_gate
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, own_layer
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.products import Dense
 from keras_transformer.layers.remat import Rematerializable, one_piece
@@ -54,8 +56,14 @@ def activated(activation: str | Callable, hidden, gate=None, limit: float | None
     return activation(gate) * hidden
 
 
+def build_function(function: Any, input_shape) -> None:
+    """Make the weights of an activation, if it is a layer without them."""
+    if isinstance(function, keras.layers.Layer) and not function.built:
+        function.build(input_shape)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
+class FeedForward(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     """Two projections with an activation between, at each position alone.
 
     `output(activation(intermediate(x)))`, or gated `output(activation(gate(x)) * intermediate(x))`.
@@ -65,7 +73,8 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         output_dim: int, width of the output. Defaults to that of the input.
         activation: `"relu"`, `"gelu"` (exact), `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"`,
             `"mish"`, `"quick_gelu"` (`x * sigmoid(1.702 x)`) or `"relu_squared"`; or a function or
-            layer of your own.
+            layer of your own. A layer belongs to one feed-forward layer: a second one that is given
+            it has a copy, with weights of its own.
         gated: bool.
         gate_limit: float, with `gated` alone: the input of the activation is at most this, the
             linear branch is clipped to it on both sides, and 1 is added to that branch (gpt-oss,
@@ -75,13 +84,14 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         **kwargs: as in `keras.layers.Layer`.
 
     Call arguments:
-        inputs: float `(batch, length, dim)`.
+        inputs: float `(..., dim)`, such as `(batch, length, dim)`.
 
     Returns:
-        Float `(batch, length, output_dim)`.
+        Float `(..., output_dim)`.
 
     Raises:
-        ValueError: for an unknown activation.
+        ValueError: for an unknown activation, an option that is out of range, or inputs of another
+            width than the first ones.
 
     Example:
     ```python
@@ -93,6 +103,9 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants".
     """
+
+    option_rules: ClassVar = {"output_dim": functools.partial(check_int, at_least=1)}
+    axes: ClassVar = {"inputs": (..., "dim")}
 
     def __init__(
         self,
@@ -106,9 +119,10 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        activation = deserialized(activation)
+        activation = own_layer(activation)
         if not callable(activation):
             get_activation(activation)
+        check_gate(gated, gate_limit)
         self.intermediate_dim = intermediate_dim
         self.output_dim = output_dim
         self.activation = activation
@@ -132,12 +146,12 @@ class FeedForward(SavesArguments, Rematerializable, keras.layers.Layer):
 
     def build(self, input_shape):
         self.intermediate_dense.build(input_shape)
-        if isinstance(self.activation, keras.layers.Layer) and not self.activation.built:
-            self.activation.build((*input_shape[:-1], self.intermediate_dim))
+        build_function(self.activation, (*input_shape[:-1], self.intermediate_dim))
         if self.gated:
             self.gate_dense.build(input_shape)
         self.output_dense = self._projection(self.output_dim or input_shape[-1], "output")
         self.output_dense.build((*input_shape[:-1], self.intermediate_dim))
+        self.fixed = {"dim": input_shape[-1]}
 
     def call(self, inputs):
         hidden = self.intermediate_dense(inputs)

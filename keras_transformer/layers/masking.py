@@ -7,7 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.arguments import refuse_unused
+from keras_transformer.checking import check_int
+from keras_transformer.layers.arguments import check_shapes, refuse_unused
 
 
 class Visibility(NamedTuple):
@@ -215,6 +216,18 @@ class Visibility(NamedTuple):
         return self._replace(global_positions=places)
 
 
+# The least of the numbers of a description.
+_NUMBERS = {
+    "window": 1, "dilation": 1, "global_tokens": 0, "block_size": 1, "random_blocks": 0,
+}  # fmt: skip
+
+
+class _Sized(NamedTuple):
+    """States of which the shape alone is known."""
+
+    shape: tuple
+
+
 def combine_masks(query_length, key_length, **descriptions):
     """One boolean tensor from the descriptions that apply, or None if every key is visible.
 
@@ -227,7 +240,8 @@ def combine_masks(query_length, key_length, **descriptions):
         Bool, broadcastable to `(batch, heads, query_length, key_length)`, or None.
 
     Raises:
-        ValueError: for `key_pack` without `query_pack`.
+        ValueError: for `key_pack` without `query_pack`, arrays that do not fit the numbers of
+            queries and keys, or a number that is out of range.
 
     Example:
     ```python
@@ -238,10 +252,18 @@ def combine_masks(query_length, key_length, **descriptions):
     assert mask.shape == (1, 1, 3, 3) and not bool(mask[0, 0, 0, 1])
     ```
     """
+    for name, least in _NUMBERS.items():
+        if descriptions.get(name) is not None:
+            check_int(name, descriptions[name], at_least=least)
+    for name, length in (("query_length", query_length), ("key_length", key_length)):
+        if isinstance(length, (int, float)):
+            check_int(name, length, at_least=0)
     visibility = Visibility(**descriptions)
     if visibility.query_pack is None:
         reason = "the documents of the queries are not given."
         refuse_unused(reason, key_pack=visibility.key_pack)
+    queries, keys = (_Sized((None, length)) for length in (query_length, key_length))
+    check_shapes(queries, keys, **visibility.tensors())
     return visibility.mask(query_length, key_length)
 
 

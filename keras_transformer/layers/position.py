@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.checking import known_shape
 from keras_transformer.config import ROTARY_SCALINGS
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments, checked_options
 from keras_transformer.layers.embedding import Embedding
 from keras_transformer.layers.remat import Rematerializable
 
@@ -34,8 +36,12 @@ def _for_each_row(table, inputs):
     return ops.broadcast_to(table, (shape[0], shape[1], table.shape[-1]))
 
 
+# Arrays of layers whose positions are added.
+_ADDED = {"inputs": ("batch", "length", "dim"), "positions": ("batch or 1", "length")}
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
+class SinusoidalPosition(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     """Sine and cosine waves of geometrically growing wavelength, to add to the embeddings.
 
     `PE(pos, 2i) = sin(pos / max_wavelength^(2i/d))`, `PE(pos, 2i+1)` the cosine of the same.
@@ -55,7 +61,8 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
         Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
 
     Raises:
-        ValueError: if `hidden_dim` is odd.
+        ValueError: if `hidden_dim` is odd, `inputs` have another rank, or an option is out of
+            range.
 
     Example:
     ```python
@@ -68,6 +75,14 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Source: Vaswani et al. 2017, section 3.5.
     """
+
+    option_rules: ClassVar = {
+        "max_wavelength": "rotary_base",
+        "interleaved": "sinusoidal_interleaved",
+        "offset": "position_offset",
+        "inclusive": "sinusoidal_inclusive",
+    }
+    axes = _ADDED
 
     def __init__(
         self,
@@ -84,12 +99,19 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
         self.inclusive = inclusive
         self.supports_masking = True
 
+    def build(self, inputs_shape=None, positions_shape=None):
+        pass  # There are no weights.
+
+    def check_axes(self, given):
+        super().check_axes(given)
+        *_, dim = known_shape(given.get("inputs")) or (None,)
+        if dim is not None and dim % 2:
+            raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
+        if self.inclusive and dim is not None and dim < 4:
+            raise ValueError(f"`inclusive` needs a last dimension of at least 4, received {dim}.")
+
     def call(self, inputs, positions=None):
         dim = inputs.shape[-1]
-        if dim % 2:
-            raise ValueError(f"Sinusoidal positions need an even last dimension, received {dim}.")
-        if self.inclusive and dim < 4:
-            raise ValueError(f"`inclusive` needs a last dimension of at least 4, received {dim}.")
         positions = sequence_positions(inputs) if positions is None else positions
         positions = positions if self.offset == 0 else positions + self.offset
         longest = self.max_wavelength ** (dim / (dim - 2) if self.inclusive else 1.0)
@@ -105,7 +127,7 @@ class SinusoidalPosition(SavesArguments, Rematerializable, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LearnedPosition(Rematerializable, Embedding):
+class LearnedPosition(ChecksCall, Rematerializable, Embedding):
     """A trained vector per position, to add to the embeddings.
 
     Args:
@@ -122,7 +144,8 @@ class LearnedPosition(Rematerializable, Embedding):
         Float `(batch, length, hidden_dim)`: what the caller adds to `inputs`.
 
     Raises:
-        ValueError: if the sequence is longer than `max_sequence_length`.
+        ValueError: if the sequence is longer than `max_sequence_length`, `inputs` have another
+            shape, or an option is out of range.
 
     Example:
     ```python
@@ -135,9 +158,16 @@ class LearnedPosition(Rematerializable, Embedding):
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", section 3.1.
     """
 
+    option_rules: ClassVar = {"offset": "position_offset"}
+    axes = _ADDED
+
     def __init__(self, max_sequence_length: int, hidden_dim: int, offset: int = 0, **kwargs):
+        given = {"max_sequence_length": max_sequence_length, "hidden_dim": hidden_dim}
+        given = checked_options(type(self), {**given, "offset": offset})
+        max_sequence_length, hidden_dim, offset = given.values()
         super().__init__(max_sequence_length + offset, hidden_dim, **kwargs)
         self.offset = offset
+        self.fixed = {"dim": hidden_dim}
         self.uncounted = 0  # so many tokens of a sequence have no position of their own
         self.supports_masking = True
 
@@ -178,7 +208,7 @@ class LearnedPosition(Rematerializable, Embedding):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
+class RotaryEmbedding(ChecksCall, SavesArguments, Rematerializable, keras.layers.Layer):
     """Rotates pairs of features of queries and keys by an angle that grows with the position.
 
     Feature `i` is paired with `i + dim / 2`, or interleaved `2 i` with `2 i + 1`. The product of a
@@ -221,9 +251,10 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         Float, the shape of `inputs`.
 
     Raises:
-        ValueError: for more features to rotate than there are, or an odd number of all; for an
-            unknown scaling, one without `original_length`, or a factor without scaling; for
-            factors that are not one for each pair, or not of `"longrope"`.
+        ValueError: for `inputs` of another rank; for more features to rotate than there are, or
+            an odd number of all; for an option that is out of range; for an unknown scaling, one
+            without `original_length`, or a factor without scaling; for factors that are not one for
+            each pair, or not of `"longrope"`; for `"llama3"` without turns between its bounds.
 
     Example:
     ```python
@@ -237,6 +268,19 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
 
     Source: Su et al. 2021, "RoFormer", section 3.2.2 and equation 34.
     """
+
+    option_rules: ClassVar = {
+        name: f"rotary_{name}"
+        for name in (
+            "base", "dim", "scaling", "factor", "min_turns", "max_turns", "original_length",
+            "truncate", "interleaved", "short_factors", "long_factors",
+        )
+    }  # fmt: skip
+    axes: ClassVar = {
+        "inputs": ("batch", "length", "heads", "head_dim"),
+        "positions": ("batch or 1", "length"),
+        "lengths": ("batch or 1",),
+    }
 
     def __init__(
         self,
@@ -266,6 +310,11 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
             )
         if scaling not in (None, "linear") and not original_length:
             raise ValueError(f"scaling={scaling!r} of rotary positions needs `original_length`.")
+        if scaling == "llama3" and min_turns >= max_turns:
+            raise ValueError(
+                "scaling='llama3' of rotary positions needs `min_turns` below `max_turns`, "
+                f"received {min_turns} and {max_turns}."
+            )
         given = [x is not None for x in (short_factors, long_factors)]
         if given != [scaling == "longrope"] * 2:
             raise ValueError(
@@ -287,16 +336,21 @@ class RotaryEmbedding(SavesArguments, Rematerializable, keras.layers.Layer):
         self.by_length = scaling in ("dynamic", "longrope")
         self.built = True  # There is nothing to build, and `quantize` wants all built.
 
+    def check_axes(self, given):
+        super().check_axes(given)
+        *_, width = known_shape(given.get("inputs")) or (None,)
+        dim = width if self.dim is None else self.dim
+        if width is not None and 2 * -(-dim // 2) > width:
+            raise ValueError(
+                f"Rotary positions need an even number of features, at most the head size {width}, "
+                f"received {dim}."
+            )
+
     def call(self, inputs, positions=None, lengths=None):
         width = inputs.shape[-1]
         dim = width if self.dim is None else self.dim
         frequencies = self.frequencies(dim)
         pairs = len(frequencies)
-        if 2 * pairs > width:
-            raise ValueError(
-                f"Rotary positions need an even number of features, at most the head size {width}, "
-                f"received {dim}."
-            )
         positions = sequence_positions(inputs) if positions is None else positions
         if self.by_length:
             lengths = row_lengths(positions) if lengths is None else lengths

@@ -2,19 +2,26 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.arguments import SavesArguments
+from keras_transformer.checking import check_bool
+from keras_transformer.layers.arguments import ChecksCall, SavesArguments
 from keras_transformer.layers.embedding import look_up
 from keras_transformer.layers.position import sequence_positions
 
+# Arrays of layers that bias the scores by positions.
+OF_PAIRS = {
+    "query_positions": ("batch or 1", "query_length"),
+    "key_positions": ("batch or 1", "key_length"),
+}
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RelativePositionBias(SavesArguments, keras.layers.Layer):
+class RelativePositionBias(ChecksCall, SavesArguments, keras.layers.Layer):
     """A trained bias per head and bucket of distances, added to the attention scores.
 
     Small distances have a bucket each, larger ones share logarithmically growing buckets.
@@ -48,6 +55,13 @@ class RelativePositionBias(SavesArguments, keras.layers.Layer):
 
     Source: Raffel et al. 2019, "T5", section 2.1.
     """
+
+    option_rules: ClassVar = {
+        "num_buckets": "relative_num_buckets",
+        "max_distance": "relative_max_distance",
+        "bidirectional": check_bool,
+    }
+    axes = OF_PAIRS
 
     def __init__(
         self,
@@ -104,7 +118,7 @@ class RelativePositionBias(SavesArguments, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ALiBi(SavesArguments, keras.layers.Layer):
+class ALiBi(ChecksCall, SavesArguments, keras.layers.Layer):
     """A fixed penalty per head, linear in the distance, added to the attention scores.
 
     Args:
@@ -133,11 +147,17 @@ class ALiBi(SavesArguments, keras.layers.Layer):
     Source: Press et al. 2021, "Train Short, Test Long", section 3.
     """
 
+    option_rules: ClassVar = {"scale": "alibi_scale", "rounded": "alibi_rounded"}
+    axes = OF_PAIRS
+
     def __init__(self, num_heads: int, scale: float = 1.0, rounded: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.scale = scale
         self.rounded = rounded
+
+    def build(self, query_positions_shape=None, key_positions_shape=None):
+        pass  # There are no weights.
 
     def call(self, query_positions, key_positions):
         slopes = ops.convert_to_tensor(_slopes(self.num_heads), dtype="float32")[:, None, None]

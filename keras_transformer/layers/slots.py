@@ -6,6 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.checking import agree, known_shape, show_shape
+
 _LARGEST_INT8 = 127.0
 
 
@@ -50,7 +52,7 @@ class Slots:
 
     @classmethod
     def make(cls, rows: int, heads: int, slots: int, head_dim: int, dtype: str) -> "Slots":
-        """Empty slots that keep numbers as `dtype`: a floating point dtype or `"int8"`."""
+        """Return empty slots that keep numbers as `dtype`: a floating point dtype or `"int8"`."""
         stored = [ops.zeros((rows, heads, slots, head_dim), dtype) for _ in range(2)]
         if dtype == "int8":
             stored += [ops.zeros((rows, heads, slots, 1), "float32") for _ in range(2)]
@@ -61,6 +63,23 @@ class Slots:
         rows, heads, _, head_dim = ops.shape(self.keys)
         dtype = keras.backend.standardize_dtype(self.keys.dtype)
         return self.make(rows, heads, slots, head_dim, dtype)
+
+    def check_fit(self, states: tuple | None, heads: int, head_dim: int) -> None:
+        """Raise ValueError if an attention's keys and values cannot be kept here.
+
+        Args:
+            states: shape of its queries, `(batch, length, dim)`, or None if it is unknown.
+            heads: its number of heads of keys and values.
+            head_dim: the width of a head.
+        """
+        shape = known_shape(self.keys)
+        rows = "batch" if states is None else states[0]
+        needed = (rows, heads, "slots", head_dim)
+        if shape is not None and not agree(shape, needed):
+            raise ValueError(
+                f"The keys of a `cache` for this attention must be of shape {show_shape(needed)}, "
+                f"received {show_shape(shape)}."
+            )
 
     @property
     def tensors(self) -> tuple:
@@ -75,6 +94,13 @@ class Slots:
         new = [ops.transpose(x, (0, 2, 1, 3)) for x in (keys, values)]
         if self.kept is not None:
             new = [taken(x, self.kept) for x in new]
+        length, slots = new[0].shape[2], self.keys.shape[2]
+        known = all(isinstance(x, int) for x in (start, length, slots))
+        if known and start < slots < start + length:
+            raise ValueError(
+                f"The cache has {slots} slots, of which {slots - start} are free: there is no room "
+                f"for {length} more tokens."
+            )
         if self.key_scales is not None:
             (keys, key_scales), (values, value_scales) = map(_quantized, new)
             new = [keys, values, key_scales, value_scales]

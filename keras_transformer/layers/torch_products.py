@@ -118,7 +118,8 @@ def attention(queries, keys, values, bias=None, mask=None, scale=None, is_causal
     if mask is not None:
         # Finite, so that a query that sees no key gives a number.
         lowest = torch.finfo(queries.dtype).min / 2
-        bias = torch.where(mask, 0.0, lowest).to(queries.dtype)
+        zero = queries.new_zeros(())  # beside a Python float `lowest` would be of 32 bits
+        bias = torch.where(mask, zero, lowest)
     by_products = not is_causal and _suits_products(queries, keys, values)
     if by_products and (bias is None or not bias.requires_grad):
         scale = queries.shape[-1] ** -0.5 if scale is None else scale

@@ -12,9 +12,10 @@ from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile, naming
 from keras_transformer.models.turns import changes, reads
 from keras_transformer.scratch import PathLock
+from keras_transformer.structure import without_numbers
 from keras_transformer.training import lora
 
-_INNER = "/lora_kernel_a"
+_BACKBONE, _INNER = "backbone/", "/lora_kernel_a"
 
 
 class Adaptable:
@@ -146,9 +147,10 @@ class Adaptable:
         alpha = float(alpha.item())
         fresh = not lora.is_adapted(self.backbone)
         if fresh:
-            targets = sorted({name.split("/")[-2] for name in inner})
+            layers = [name.removeprefix(_BACKBONE).rpartition("/")[0] for name in inner]
             try:
-                self.enable_lora(arrays[inner[0]].shape[-1], alpha, targets)
+                lora.enable_lora(self.backbone, arrays[inner[0]].shape[-1], alpha, layers=layers)
+                lora.forget_compiled(self)
             except ValueError as error:
                 raise ValueError(f"{path} does not fit this model: {error}") from error
         variables = self._adapter_variables()
@@ -165,8 +167,9 @@ class Adaptable:
 
     def _adapter_variables(self) -> dict[str, keras.Variable]:
         matrices = lora.adapters(self.backbone).items()
-        variables = {f"backbone/{path}": variable for path, variable in matrices}
-        return variables | {f"head/{name}": variable for name, variable in self.head.items()}
+        variables = {f"{_BACKBONE}{path}": variable for path, variable in matrices}
+        names = without_numbers(self.head)
+        return variables | {f"head/{names[n]}": variable for n, variable in self.head.items()}
 
 
 def _check_same(path, arrays: dict, variables: dict) -> None:

@@ -107,7 +107,7 @@ class Explains:
             x = tuple([part] for part in x)
         elif alone:
             x = [x]
-        options = {"sizes": self._sizes, **self.predict_options, "batch_size": 1}
+        options = {"sizes": self._sizes_of_rows, **self.predict_options, "batch_size": 1}
         dataset = self.make_dataset(x, **options)
         rows = [dataset[place][0] for place in range(len(dataset))]
         return dataset.restore_order(rows), alone

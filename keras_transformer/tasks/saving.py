@@ -10,6 +10,7 @@ import numpy as np
 from keras_transformer.checkpoints.safetensors_io import save_tensors
 from keras_transformer.files import SafetensorsFile
 from keras_transformer.models.quantized import refuse_quantized
+from keras_transformer.structure import without_numbers
 from keras_transformer.training import lora
 
 # Of the values that the task has in a file, beside those of its layers.
@@ -38,22 +39,24 @@ class Serializable:
             "tokenizer": None if self.processor is None else self.processor.packed(),
             **self.task_values(),
             "name": self.name,
-            "frozen": [v.path for v in self.weights if not v.trainable and v.path not in later],
+            "frozen": [
+                path for v, path in _stable_paths(self) if not v.trainable and v.path not in later
+            ],
             "adapters": lora.lora_values(self.backbone),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects=None):
         values = dict(config)
-        frozen, adapters = set(values.pop("frozen", ())), values.pop("adapters", None)
+        frozen, adapters = values.pop("frozen", ()), values.pop("adapters", None)
         backbone = keras.saving.deserialize_keras_object(
             values.pop("backbone"), custom_objects=custom_objects
         )
         files = values.pop("tokenizer")
         processor = None if files is None else cls.processor_class.unpacked(files)
         task = cls(backbone, None if processor is None else processor.argument, **values)
-        for variable in task.weights:
-            if variable.path in frozen:
+        for variable, path in _stable_paths(task):
+            if path in frozen or variable.path in frozen:  # as older files have them
                 variable.trainable = False
         if not any(variable.trainable for variable in backbone.weights):
             backbone.trainable = False
@@ -114,6 +117,12 @@ class Serializable:
             for name, variable in _by_place(model).items():
                 variable.assign(tensors[name])
         self.sampler = sampler
+
+
+def _stable_paths(task) -> list[tuple[keras.Variable, str]]:
+    """The weights with paths that are the same in any process."""
+    names = without_numbers(v.path for v in task.weights)
+    return [(v, names[v.path]) for v in task.weights]
 
 
 def _models_of(sampler) -> tuple:

@@ -119,7 +119,10 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
         self.backbone = backbone
         self.processor = processor
         # The sizes that rows are padded to outside of training, where shapes are compiled.
-        self._sizes = None if keras.backend.backend() == "torch" else Sizes()
+        compiles = keras.backend.backend() != "torch"
+        self._sizes = Sizes() if compiles else None
+        # Those of `explain`, whose batches are one row each and take no larger number of rows.
+        self._sizes_of_rows = Sizes() if compiles else None
 
     @property
     def tokenizer(self) -> Tokenizer | None:

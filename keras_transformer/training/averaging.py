@@ -12,6 +12,7 @@ from keras import ops
 from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, write_safetensors
 from keras_transformer.models.accumulation import batches_done, batches_of_update
+from keras_transformer.structure import without_numbers
 
 
 def average_checkpoints(
@@ -55,29 +56,35 @@ def average_checkpoints(
     if output_path is not None:
         check_path("output_path", output_path)
     files = {path: SafetensorsFile(path) for path in paths}
-    names = set(files[paths[-1]])
-    for path, file in files.items():
-        differ = sorted(names ^ set(file))
+    names = without_numbers(files[paths[-1]])
+    stored = {
+        path: {stable: name for name, stable in without_numbers(file).items()}
+        for path, file in files.items()
+    }
+    for path in paths:
+        differ = sorted(set(names.values()) ^ set(stored[path]))
         if differ:
             raise ValueError(
                 f"{path} and {paths[-1]} do not hold the same tensors; "
                 f"{len(differ)} are in one only, such as {differ[0]!r}."
             )
     average = {
-        name: _average(name, [(path, files[path]) for path in paths]) for name in sorted(names)
+        name: _average([(path, files[path], stored[path][names[name]]) for path in paths])
+        for name in sorted(names)
     }
     if output_path is not None:
         write_safetensors(output_path, average)
     return average
 
 
-def _average(name: str, files: list[tuple[Path, SafetensorsFile]]) -> np.ndarray:
-    """That of one tensor; of integers the last."""
-    last_path, last = files[-1][0], files[-1][1][name]
+def _average(found: list[tuple[Path, SafetensorsFile, str]]) -> np.ndarray:
+    """The average of one tensor, by the name that it has in each file; of integers the last."""
+    last_path, file, name = found[-1]
+    last = file[name]
     if last.dtype.kind in "iub":
         return last
     total = np.zeros(last.shape, "float64")
-    for path, file in files:
+    for path, file, name in found:
         tensor = file[name]
         if tensor.shape != last.shape:
             raise ValueError(
@@ -85,7 +92,7 @@ def _average(name: str, files: list[tuple[Path, SafetensorsFile]]) -> np.ndarray
                 f"{last_path}."
             )
         total += tensor
-    total /= len(files)
+    total /= len(found)
     return total.astype(last.dtype)
 
 
@@ -157,7 +164,11 @@ class LastCheckpoints(keras.callbacks.Callback):
         if not self.paths:
             raise ValueError(f"No checkpoint was saved to {self.directory} yet; call fit first.")
         average = average_checkpoints(self.paths)
+        names = without_numbers(average)
+        average = {names[name]: array for name, array in average.items()}
         variables = _named_weights(model)
+        names = without_numbers(variables)
+        variables = {names[name]: variable for name, variable in variables.items()}
         differ = sorted(set(average) ^ set(variables))
         if differ:
             raise ValueError(

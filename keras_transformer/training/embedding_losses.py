@@ -153,8 +153,10 @@ class MultipleNegativesRankingLoss(EmbeddingLoss):
         cosines = ops.matmul(units[:, 0], ops.transpose(candidates))
         there = ops.tile(weights > 0, texts - 1)
         own = ops.sum(units[:, 0] * units[:, 1], axis=-1)
-        all_of_batch = ops.logsumexp(ops.where(there, self.scale * cosines, _HIDDEN), axis=-1)
-        return _mean(all_of_batch - self.scale * own, weights)
+        logits = ops.where(there, self.scale * cosines, _HIDDEN)
+        largest = ops.stop_gradient(ops.max(logits, axis=-1))
+        above = ops.log(ops.sum(ops.exp(logits - largest[:, None]), axis=-1))
+        return _mean(above + (largest - self.scale * own), weights)
 
     def get_config(self):
         return {**super().get_config(), "scale": self.scale}

@@ -187,12 +187,14 @@ def _of_tokens(states, kernel, bias, targets, label_smoothing, means):
         logits = logits + ops.cast(bias, "float32")
     largest = ops.max(logits, axis=-1, keepdims=True)
     p = ops.softmax(logits)
-    log_total = largest - ops.log(ops.max(p, axis=-1, keepdims=True))
+    above = -ops.log(ops.max(p, axis=-1, keepdims=True))  # the logarithm of the sum, over largest
     picked = ops.take_along_axis(logits, targets, axis=-1)
-    loss = cross_entropy = log_total - picked
+    # Differences of logits first, which are exact however large the logits are.
+    loss = cross_entropy = above + (largest - picked)
     if label_smoothing:
         mean = sum(means[1:], ops.matmul(ops.cast(states, "float32"), means[0][:, None]))
-        loss = log_total - (1.0 - label_smoothing) * picked - label_smoothing * mean
+        below = (1.0 - label_smoothing) * (largest - picked) + label_smoothing * (largest - mean)
+        loss = above + below
     return (loss, cross_entropy, ops.cast(picked >= largest, "float32")), p
 
 

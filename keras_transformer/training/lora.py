@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_bool, check_int, check_number, shorten
-from keras_transformer.structure import block_of, is_average, is_before_blocks
+from keras_transformer.structure import block_of, is_average, is_before_blocks, without_numbers
 
 _PAIR = ("lora_kernel_a", "lora_kernel_b")
 
@@ -40,21 +40,34 @@ def enable_lora(
     rank: int,
     alpha: float | None = None,
     targets: Sequence[str] = ("query", "value"),
+    layers: Sequence[str] | None = None,
 ) -> None:
-    """Freezes a model, and gives its dense layers of these names adapters, which are trained."""
+    """Freezes a model, and gives its dense layers of these names adapters, which are trained.
+
+    Args:
+        model: the model.
+        rank: int, the inner size of an adapter.
+        alpha: float, see `Task.enable_lora`.
+        targets: names of layers.
+        layers: paths of layers in place of `targets`, as `lora_values` and `adapters` have them.
+    """
     rank = check_int("rank", rank, at_least=1, at_most=2**15)
     alpha = check_number("alpha", alpha, above=0, none=True)
     if is_adapted(model):
         raise ValueError("The task is adapted already: call `merge_lora` first.")
-    layers = _dense_layers(model)
-    names = {layer.name for layer in layers}
+    dense = _dense_layers(model)
+    if layers is not None:
+        known = {path: layer for layer, path in zip(dense, _paths(model, dense), strict=True)}
+        targets, names = layers, set(known)
+    else:
+        names = {layer.name for layer in dense}
     several = isinstance(targets, (list, tuple, set, frozenset)) and len(targets) > 0
     if not several or not all(isinstance(t, str) and t in names for t in targets):
         raise ValueError(
             f"`targets` must be a list of dense layers of the backbone, "
             f"{', '.join(sorted(names))}; received {shorten(targets)}."
         )
-    if any(layer.quantization_mode is not None for layer in layers):
+    if any(layer.quantization_mode is not None for layer in dense):
         raise ValueError(
             "The model is quantized, and would not keep what it learns. Adapt and train it before "
             "`quantize`, and call `merge_lora` in between."
@@ -62,9 +75,9 @@ def enable_lora(
     model.trainable_before_lora = frozenset(v.path for v in model.trainable_variables)
     for variable in model.variables:
         variable.trainable = False
-    for layer in layers:
-        if layer.name in targets:
-            layer.enable_lora(rank, lora_alpha=alpha)
+    chosen = [layer for layer in dense if layer.name in targets]
+    for layer in chosen if layers is None else map(known.get, layers):
+        layer.enable_lora(rank, lora_alpha=alpha)
     forget_compiled(model)
 
 
@@ -96,8 +109,12 @@ def merge_lora(model: keras.Model) -> None:
 
 def adapters(model: keras.Model) -> dict[str, keras.Variable]:
     """The matrices of the adapters, by their paths within the model."""
-    pairs = (getattr(layer, name) for layer in adapted_layers(model) for name in _PAIR)
-    return {variable.path.removeprefix(f"{model.path}/"): variable for variable in pairs}
+    layers = adapted_layers(model)
+    return {
+        f"{path}/{name}": getattr(layer, name)
+        for layer, path in zip(layers, _paths(model, layers), strict=True)
+        for name in _PAIR
+    }
 
 
 def lora_values(model: keras.Model) -> dict | None:
@@ -105,10 +122,14 @@ def lora_values(model: keras.Model) -> dict | None:
     if not is_adapted(model):
         return None
     layers = adapted_layers(model)
+    paths = _paths(model, layers)
+    # Names that Keras gave are others in another process.
+    named = all(p.endswith(f"/{each.name}") for p, each in zip(paths, layers, strict=True))
     return {
         "rank": layers[0].lora_rank,
         "alpha": layers[0].lora_alpha,
         "targets": sorted({layer.name for layer in layers}),
+        **({} if named else {"layers": paths}),
     }
 
 
@@ -143,6 +164,15 @@ def forget_compiled(model: keras.Model) -> None:
     if model.compiled and model.optimizer is not None:
         config = keras.optimizers.serialize(model.optimizer)
         model.optimizer = keras.optimizers.deserialize(config)
+
+
+def _paths(model: keras.Model, layers: list[keras.layers.Layer]) -> list[str]:
+    """The paths of layers within a model, the same in any process."""
+    own = f"{model.path}/"
+    # Among all, so that those of a few layers are the same as those of many.
+    names = without_numbers(v.path.removeprefix(own) for v in model.variables)
+    kernels = [names[layer._kernel.path.removeprefix(own)] for layer in layers]
+    return [kernel.rpartition("/")[0] for kernel in kernels]
 
 
 def _dense_layers(model: keras.Model) -> list[keras.layers.Dense]:

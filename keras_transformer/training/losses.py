@@ -9,9 +9,18 @@ from keras_transformer.distribution.replicas import mean_over_replicas, share_of
 _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
 
 
+def below_largest(logits, axis: int = -1):
+    """Return logits without the largest of each row, which no softmax depends on.
+
+    Differences of logits are exact where the sum of their exponentials, a number as large as they
+    are, is not.
+    """
+    return logits - ops.stop_gradient(ops.max(logits, axis=axis, keepdims=True))
+
+
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
     """Loss per token, in float32 nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`."""
-    logits = ops.cast(logits, "float32")
+    logits = below_largest(ops.cast(logits, "float32"))
     targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
     if keras.backend.backend() == "tensorflow":
         # Picked by comparison: TensorFlow's gradient of a gather is a slow scatter. Measured
@@ -22,7 +31,7 @@ def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
         picked = ops.sum(ops.where(is_target, logits, 0.0), axis=-1)
     else:
         picked = ops.squeeze(ops.take_along_axis(logits, targets, axis=-1), axis=-1)
-    losses = ops.logsumexp(logits, axis=-1) - (1.0 - label_smoothing) * picked
+    losses = ops.log(ops.sum(ops.exp(logits), axis=-1)) - (1.0 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing * ops.mean(logits, axis=-1)
     return losses

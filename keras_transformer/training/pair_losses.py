@@ -7,8 +7,9 @@ from keras import ops
 
 from keras_transformer.checking import agree, known_shape, nearest, shorten
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
+from keras_transformer.training.losses import token_cross_entropy
 
-_HIDDEN = -1e9
+_HIDDEN = -1e30
 
 
 class PairLoss(keras.losses.Loss):
@@ -78,10 +79,12 @@ class ContrastiveLoss(PairLoss):
         super().__init__(name)
 
     def of_pairs(self, logits, there):
-        own = ops.diagonal(logits)
-        texts = ops.logsumexp(ops.where(there[None], logits, _HIDDEN), axis=1)
-        images = ops.logsumexp(ops.where(there[:, None], logits, _HIDDEN), axis=0)
-        return (texts + images) / 2 - own
+        own = ops.arange(ops.shape(logits)[0], dtype="int32")
+        texts, images = (
+            token_cross_entropy(own, ops.where(there[None], x, _HIDDEN))
+            for x in (logits, ops.transpose(logits))
+        )
+        return (texts + images) / 2
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -15,9 +15,11 @@ from keras_transformer.checking import check_int, check_path, describe
 from keras_transformer.files import SafetensorsFile, has_file, naming, write_safetensors
 from keras_transformer.models.accumulation import batches_of_update
 from keras_transformer.scratch import PathLock
+from keras_transformer.structure import without_numbers
 from keras_transformer.training.averaging import to_numpy
 
 _FILE = "state.safetensors"
+_SHAPE = "shape."
 
 
 class ResumableRun(keras.callbacks.Callback):
@@ -95,7 +97,7 @@ class ResumableRun(keras.callbacks.Callback):
         kept, tensors = self._read(variables)
         metrics = {n: tensors.pop(n) for n in list(tensors) if n.startswith("metrics/")}
         for name, variable in variables.items():
-            variable.assign(tensors[name])
+            variable.assign(tensors[_place(name)])
         self._within = (kept["epoch"], kept["batch"], metrics)
         self._torch = _TorchGenerators(kept["torch_seed"], tensors)
         self.model._initial_epoch = kept["epoch"]  # As Keras's `BackupAndRestore` says it.
@@ -172,9 +174,10 @@ class ResumableRun(keras.callbacks.Callback):
                 f"{self.path} is no state of a run: {error}. Remove it to start anew."
             ) from error
         self._refuse_other(of)
-        tensors = dict(file)
+        tensors = {_place(name): tensor for name, tensor in file.items()}
         for name, variable in variables.items():
-            shape = tensors[name].shape if name in tensors else None
+            place = _place(name)
+            shape = tensors[place].shape if place in tensors else None
             if shape != tuple(variable.shape):
                 raise ValueError(
                     f"{self.path} does not fit this run: {name!r} has the shape {shape} there and "
@@ -220,7 +223,7 @@ class ResumableRun(keras.callbacks.Callback):
             variable.assign(kept[name])
 
     def _refuse_other(self, kept: dict):
-        now = json.loads(json.dumps(self._run))
+        now, kept = json.loads(json.dumps(self._run)), _without_numbers(kept)
         names = [name for name in {**kept, **now} if kept.get(name) != now.get(name)]
         if names:
             shown = [f"{n}: {kept.get(n, 'none')} then, {now.get(n, 'none')} now" for n in names]
@@ -237,8 +240,11 @@ def _variables(model) -> dict[str, Any]:
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
     groups = {"model": model.variables, "optimizer": model.optimizer.variables}
+    names = {
+        group: without_numbers(map(_within_model, variables)) for group, variables in groups.items()
+    }
     return {
-        f"{group}/{i}/{_within_model(variable)}": variable
+        f"{group}/{i}/{names[group][_within_model(variable)]}": variable
         for group, variables in groups.items()
         for i, variable in enumerate(variables)
     }
@@ -254,6 +260,25 @@ def _metric_variables(model) -> dict[str, Any]:
             strict=True,
         )
     )
+
+
+def _place(name: str) -> str:
+    """The place of a tensor of a state, `model/0` of `model/0/dense_1/kernel`.
+
+    The rest of the name is for people: the optimizer's variables, and files of before, have names
+    with the numbers that Keras gave the layers in the process that wrote them.
+    """
+    group, *further = name.split("/")
+    return f"{group}/{further[0]}" if further and group in ("model", "optimizer") else name
+
+
+def _without_numbers(run: dict[str, Any]) -> dict[str, Any]:
+    """The description of a run, with weights by names that are the same in any process."""
+    names = without_numbers(name.removeprefix(_SHAPE) for name in run if name.startswith(_SHAPE))
+    return {
+        _SHAPE + names[name.removeprefix(_SHAPE)] if name.startswith(_SHAPE) else name: value
+        for name, value in run.items()
+    }
 
 
 def _within_model(variable) -> str:
@@ -302,7 +327,7 @@ def _description(model, dataset) -> dict[str, Any]:
     values["shape"] = {_within_model(v): list(v.shape) for v in model.trainable_variables}
     if hasattr(dataset, "description"):
         values["data"] = dataset.description
-    return dict(_flat("", values))
+    return _without_numbers(dict(_flat("", values)))
 
 
 def _flat(name, value):

@@ -14,6 +14,7 @@ from tests.generation.common import (
     make_prompts,
     on_one,
 )
+from tests.generation.nuclei import sharper
 from tests.generation.test_speculative import decode, tokens_of
 
 LENGTH = 16  # of every pass, so that one shape is compiled
@@ -76,6 +77,19 @@ def test_tokens_are_those_of_the_definition(kind):
     assert tokens_of(found) == expected
     greedy = decode(Engine(backbone), Greedy(), prompts, limits, (END,), batch_size=2)
     assert tokens_of(greedy) != expected
+
+
+@pytest.mark.parametrize("factor", [1.0, on_one(20.0)], ids=["", "all but sure"])
+def test_with_the_whole_penalty_the_state_alone_counts(factor):
+    """Also of candidates whose probability float32 cannot tell from 0, and of far states."""
+    backbone = sharper(make_backbone("decoder", seed=6, vocabulary_size=20), factor)
+    whole, prompts, limits = pass_over(backbone), make_prompts([4, 2, 6], 20), [5, 3, 4]
+    expected = [
+        by_definition(whole, "decoder", prompt, limit, 3, 1.0, (END,))
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    found = decode(Engine(backbone), Contrastive(3, 1.0), prompts, limits, (END,), batch_size=2)
+    assert tokens_of(found) == expected
 
 
 @pytest.mark.one_backend

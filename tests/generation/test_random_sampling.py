@@ -1,5 +1,7 @@
 """Random sampling: frequencies against the softmax, and the cuts against Transformers'."""
 
+import itertools
+
 import numpy as np
 import pytest
 from keras import ops
@@ -65,6 +67,33 @@ def test_cuts_equal_those_of_transformers(values, name, theirs):
     left, logits = kept(Random(**values))
     np.testing.assert_array_equal(left, np.isfinite(expected))
     np.testing.assert_allclose(logits[left], expected[left], atol=1e-5)
+
+
+def cut_exactly(tenths, option, share):
+    """The tokens that a cut keeps of chances in tenths, by whole numbers."""
+    if option == "min_p":
+        return [10 * tenth >= share * max(tenths) for tenth in tenths]
+    ordered = sorted(tenths, reverse=True)
+    if option == "top_k":
+        return [tenth >= ordered[share - 1] for tenth in tenths]
+    count = next(n for n in range(1, len(tenths) + 1) if sum(ordered[:n]) >= share)
+    return [tenth >= ordered[count - 1] for tenth in tenths]
+
+
+def test_a_mass_that_is_reached_to_the_last_digit_is_reached():
+    """Chances and shares in tenths, whose sums in float32 are a digit above or below them."""
+    rows = [r for r in itertools.product(range(1, 8), repeat=4) if sum(r) == 10]
+    logits = ops.log(ops.convert_to_tensor(np.array(rows) / 10, "float32"))
+    shares = [("top_p", n) for n in range(1, 10)] + [("min_p", n) for n in range(1, 11)]
+    for option, share in [*shares, ("top_k", 1), ("top_k", 2), ("top_k", 3)]:
+        sampler = Random(**{option: share if option == "top_k" else share / 10})
+        found = ops.convert_to_numpy(sampler.filtered(logits)) > -1e29
+        expected = [cut_exactly(row, option, share) for row in rows]
+        np.testing.assert_array_equal(found, expected, f"{option} {share}")
+    typical = Random(typical_p=0.8)  # both of 0.4 have the least distance to the entropy, 1.19
+    chances = np.array([[0.4, 0.1, 0.4, 0.1], [0.1, 0.4, 0.1, 0.4]], "float32")
+    found = ops.convert_to_numpy(typical.filtered(ops.log(chances))) > -1e29
+    np.testing.assert_array_equal(found, chances > 0.2)
 
 
 def test_cuts_one_after_the_other():

@@ -173,6 +173,48 @@ MISFITS = {
 }
 
 
+IDS = np.zeros((2, 5), "int32")
+HEADS = random(2, 5, 2, 4)
+FURTHER = random(2, 2, 5, 8)  # an axis too many
+MISFITS |= {
+    "more keys": (
+        plain,
+        {"value": SOURCE, "key": random(2, 9, 8)},
+        r"`key` of MultiHeadAttention must be of shape \(2, 7, key_dim\), received \(2, 9, 8\)",
+    ),
+    "fewer keys": (plain, {"value": SOURCE, "key": X}, r"`key` .* \(2, 7, .* received \(2, 5, 8\)"),
+    "keys of no value": (plain, {"key": SOURCE}, r"`key` .* \(2, 5, .* received \(2, 7, 8\)"),
+    "values of other rows": (plain, {"value": random(3, 7, 8)}, r"`value` .* \(2, .* \(3, 7, 8\)"),
+    "values with heads": (plain, {"value": FURTHER}, r"`value` .* received \(2, 2, 5, 8\)"),
+    "no keys": (plain, {"value": X[:, :0]}, r"`value` .* no keys to attend to: .* \(2, 0, 8\)"),
+    "states of other rows": (
+        across,
+        {"encoder_states": random(3, 7, 8)},
+        r"`encoder_states` of DecoderBlock must be of shape \(2, .* received \(3, 7, 8\)",
+    ),
+    "buckets of pairs": (
+        lambda: plain(disentangled="shared"),
+        {"relative": layers.RelativeStates(random(1, 4, 8), np.zeros((1, 5, 4), "int32"))},
+        r"`buckets` must be of shape \(2, 5, 5\), received \(1, 5, 4\)",
+    ),
+    "added positions": (
+        lambda: layers.SinusoidalPosition(),
+        {"positions": KEYS},
+        r"`positions` of SinusoidalPosition must be of shape \(2, 5\), received \(2, 7\)",
+    ),
+    "learned positions": (
+        lambda: layers.LearnedPosition(9, 8),
+        {"positions": KEYS[0]},
+        r"`positions` of LearnedPosition must .* received \(7,\)",
+    ),
+    "mask of experts": (
+        lambda: layers.MixtureOfExperts(2, 4),
+        {"mask": MASK[:, :4]},
+        r"`mask` of MixtureOfExperts must be of shape \(2, 5\), received \(2, 4\)",
+    ),
+}
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["called", "in a graph"])
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_does_not_fit_the_states_is_refused(name, symbolic):
@@ -192,6 +234,133 @@ def test_what_does_not_fit_the_states_is_refused(name, symbolic):
         )
     with pytest.raises(ValueError, match=message):
         make()(x, **arguments)
+
+
+# A layer, once built for states of width 8, and shapes of another rank or width.
+OTHER_RANKS = {
+    "attention": (plain, X, [(2, 8), (2, 2, 5, 8), (2, 5, 4)]),
+    "encoder": (encoder, X, [(2, 8), (2, 2, 5, 8), (2, 5, 4)]),
+    "decoder": (decoder, X, [(2, 8), (2, 2, 5, 8), (2, 5, 4)]),
+    "feed-forward": (lambda: layers.FeedForward(4), X, [(8,), (2, 5, 4)]),
+    "experts": (lambda: layers.MixtureOfExperts(2, 4), X, [(8,), (2, 5, 4)]),
+    "sinusoidal": (
+        lambda: layers.SinusoidalPosition(),
+        X,
+        [(8,), (5, 8), (2, 5, 2, 8), (2, 5, 7)],
+    ),
+    "learned": (
+        lambda: layers.LearnedPosition(9, 8),
+        X,
+        [(8,), (5, 8), (2, 5, 2, 8), (2, 5, 4)],
+    ),
+    "rotary": (
+        lambda: layers.RotaryEmbedding(),
+        HEADS,
+        [(4,), (2, 5), (2, 5, 8), (2, 5, 2, 2, 4), (2, 5, 2, 3)],
+    ),
+    "bias of the vocabulary": (lambda: layers.VocabularyBias(8), X, [(8,), (2, 5, 4), (2, 5, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RANKS)
+def test_states_of_another_rank_or_width_are_refused(name):
+    make, states, shapes = OTHER_RANKS[name]
+    layer = make()
+    layer(states)
+    for shape in shapes:
+        for given in (random(*shape), keras.Input(batch_shape=shape)):
+            with pytest.raises(ValueError, match=r"(?s)must be|takes states|need an even"):
+                layer(given)
+
+
+def test_positions_of_pairs_have_rows():
+    for layer in (
+        layers.ALiBi(2),
+        layers.RelativePositionBias(2),
+        layers.RelativeEmbedding(8, num_buckets=4),
+    ):
+        assert layer(IDS[:1], KEYS) is not None and layer(IDS, KEYS[:1]) is not None
+        for queries, keys in ((IDS[0], KEYS), (IDS, KEYS[:1, 0]), (IDS, np.zeros((3, 7), "int32"))):
+            for symbolic in (False, True):
+                given = [
+                    keras.Input(batch_shape=x.shape, dtype="int32") if symbolic else x
+                    for x in (queries, keys)
+                ]
+                with pytest.raises(
+                    ValueError, match=rf"_positions` of {type(layer).__name__} must"
+                ):
+                    layer(*given)
+    embedding = layers.TokenEmbedding(9, 8)
+    embedding(IDS)
+    with pytest.raises(ValueError, match=r"`inputs` of TokenEmbedding .* \(\.\.\., 8\), received"):
+        embedding(random(2, 5, 4), reverse=True)
+
+
+# Values that a config refuses of the same option, and of options that a config has not.
+OUT_OF_RANGE = [
+    (plain, {"window": 0}, "`window` must be at least 1, received 0"),
+    (plain, {"window": -2}, "`window` must be at least 1"),
+    (plain, {"window": 1.5}, "`window` must be of type int, received 1.5 of type float"),
+    (plain, {"window": True}, "`window` must be of type int"),
+    (plain, {"causal": "yes"}, "`causal` must be True or False"),
+    (plain, {"dropout": 1.0}, r"`dropout` is a rate and must be in \[0, 1\)"),
+    (plain, {"score_scale": -1.0}, "`score_scale` must be a positive number"),
+    (plain, {"attention_soft_cap": 0.0}, "`attention_soft_cap` must be a positive number"),
+    (plain, {"output_dim": 0}, "`output_dim` must be an integer of at least 1"),
+    (plain, {"global_tokens": -1, "window": 2}, "`global_tokens` must be at least 0"),
+    (plain, {"block_size": 0}, "`block_size` must be at least 1"),
+    (plain, {"window": 2, "window_dilation": 0}, "`window_dilation` must be at least 1"),
+    (plain, {"query_key_norm_across_heads": True}, "needs `query_key_norm`"),
+    (plain, {"rotary": {"base": 0}}, "`base` must be a positive number"),
+    (encoder, {"window": 0}, "`window` must be at least 1"),
+    (encoder, {"head_dim": 0}, "`head_dim` must be at least 1"),
+    (encoder, {"num_experts": -1}, "`num_experts` must be at least 0"),
+    (encoder, {"gate_limit": 1.0}, "`gate_limit` needs `gated`"),
+    (encoder, {"residual_scale": 0}, "`residual_scale` must be a positive number"),
+    (encoder, {"attention_dropout": -0.1}, "`attention_dropout` is a rate"),
+    (encoder, {"use_bias": 1}, "`use_bias` must be of type bool"),
+    (decoder, {"cross_attention": 2}, "`cross_attention` must be True or False"),
+    (lambda **kw: layers.FeedForward(0, **kw), {}, "`intermediate_dim` must be at least 1"),
+    (lambda **kw: layers.FeedForward(4, **kw), {"output_dim": 2.5}, "`output_dim` must be an int"),
+    (lambda **kw: layers.MixtureOfExperts(2, 0, **kw), {}, "`expert_dim` must be at least 1"),
+    (layers.SinusoidalPosition, {"max_wavelength": 0}, "`max_wavelength` must be a positive"),
+    (layers.SinusoidalPosition, {"offset": -1}, "`offset` must be at least 0"),
+    (lambda **kw: layers.LearnedPosition(0, 8, **kw), {}, "`max_sequence_length` must be at least"),
+    (lambda **kw: layers.LearnedPosition(9, 8, **kw), {"offset": 0.5}, "`offset` must be of type"),
+    (layers.RotaryEmbedding, {"dim": 0}, "`dim` must be at least 1"),
+    (
+        layers.RotaryEmbedding,
+        {"scaling": "llama3", "factor": 2.0, "original_length": 8, "max_turns": 1.0},
+        "needs `min_turns` below `max_turns`, received 1.0 and 1.0",
+    ),
+    (layers.RotaryEmbedding, {"interleaved": 1}, "`interleaved` must be of type bool"),
+    (lambda **kw: layers.ALiBi(0, **kw), {}, "`num_heads` must be at least 1"),
+    (lambda **kw: layers.ALiBi(2, **kw), {"scale": -1.0}, "`scale` must be a positive number"),
+    (lambda **kw: layers.RelativePositionBias(2.0, **kw), {}, "`num_heads` must be of type int"),
+    (lambda **kw: layers.RelativeEmbedding(0, **kw), {}, "`dim` must be at least 1"),
+    (lambda **kw: layers.TokenEmbedding(0, 8, **kw), {}, "`vocabulary_size` must be an integer of"),
+    (lambda **kw: layers.TokenEmbedding(9, 0, **kw), {}, "`hidden_dim` must be at least 1"),
+    (lambda **kw: layers.SegmentEmbedding(-1, 8, **kw), {}, "`num_segments` must be an integer"),
+    (lambda **kw: layers.VocabularyBias(1.5, **kw), {}, "`vocabulary_size` must be an integer"),
+    (lambda **kw: layers.combine_masks(3, 3, **kw), {"window": 0}, "`window` must be an integer"),
+    (
+        lambda **kw: layers.combine_masks(3, 3, **kw),
+        {"padding": MASK},
+        r"`padding` must be of shape \(batch, 3\), received \(2, 5\)",
+    ),
+]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("make", "options", "message"), OUT_OF_RANGE, ids=lambda x: str(x)[:40])
+def test_options_out_of_range_are_refused_as_a_config_refuses_them(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_numbers_of_numpy_are_kept_as_those_of_python():
+    layer = plain(window=np.int64(3), dropout=np.float32(0.5))
+    assert [type(layer.get_config()[n]) for n in ("window", "dropout")] == [int, float]
 
 
 def test_one_row_or_pair_stands_for_all():
@@ -264,6 +433,19 @@ def test_arguments_beside_a_cache():
     cache = {"self": slots(5), "cross": None}
     with pytest.raises(ValueError, match="that holds their keys and values"):
         block(X, cache=cache)
+
+
+def test_a_cache_that_does_not_fit_is_refused():
+    attention = plain()
+    attention(X)
+    for rows, heads, head_dim in ((1, 2, 4), (2, 1, 4), (2, 2, 8)):
+        cache = Slots.make(rows=rows, heads=heads, slots=7, head_dim=head_dim, dtype="float32")
+        message = rf"`cache` .* \(2, 2, slots, 4\), received \({rows}, {heads}, 7, {head_dim}\)"
+        with pytest.raises(ValueError, match=message):
+            attention(X, cache=cache)
+    _, cache = attention(X, cache=slots(7))
+    with pytest.raises(ValueError, match="7 slots, of which 2 are free: there is no room for 5"):
+        attention(X, cache=cache)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"rotary": {}}])

@@ -257,3 +257,31 @@ def test_a_model_of_every_kind_of_layer(tmp_path):
     assert_close(model([padded, padded])[:, :3], outputs)
     model.save(tmp_path / "model.keras")
     assert_close(keras.models.load_model(tmp_path / "model.keras")([short, short]), outputs)
+
+
+def test_shapes_are_known_without_a_call():
+    """For wrappers of Keras's, which ask a layer for the shape of its outputs."""
+    inputs = keras.Input((3, 5, 8))
+    for layer in (layers.EncoderBlock(4, 8), layers.DecoderBlock(4, 8)):
+        outputs = keras.layers.TimeDistributed(layer)(inputs)
+        assert outputs.shape == (None, 3, 5, 8)
+        batch = random(2, 3, 5, 8)
+        assert_close(keras.Model(inputs, outputs)(batch)[1, 2:], layer(batch[1, 2:]))
+    attention = layers.MultiHeadAttention(2, 4, output_dim=6)
+    assert attention.compute_output_shape((2, 5, 8), (2, 7, 3)) == (2, 5, 6)
+    across = layers.DecoderBlock(2, 8, cross_attention=True)
+    assert across.compute_output_shape((2, 5, 8), (2, 7, 3)) == (2, 5, 8)
+    relative = layers.RelativeEmbedding(8, num_buckets=4)
+    assert relative.compute_output_shape((1, 5), (2, 7)) == ((1, 4, 8), (2, 5, 7))
+
+
+@pytest.mark.parametrize("case", ["mask", "mask and bias", "additive"])
+def test_padding_in_float64(case):
+    """Rows with padding give what they give alone, in each dtype that a layer may have."""
+    options = {"score": "additive"} if case == "additive" else {}
+    layer = layers.EncoderBlock(2, 12, dtype="float64", **options)
+    bias = {"bias": BIAS.astype("float64")} if case == "mask and bias" else {}
+    x = X.astype("float64")
+    padded = layer(x, mask=PADDING, **bias)
+    bias = {name: value[1:, :, :3, :3] for name, value in bias.items()}
+    assert_close(padded[1:, :3], layer(x[1:, :3], **bias))

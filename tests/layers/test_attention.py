@@ -243,9 +243,9 @@ def test_the_fused_kernel_computes_the_softmax_in_float32():
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="a multiple of `num_key_value_heads`, received 4, 6, 3"):
+    with pytest.raises(ValueError, match="a multiple of `num_key_value_heads`, received 4 and 3"):
         MultiHeadAttention(4, 6, num_key_value_heads=3)
-    with pytest.raises(ValueError, match="must be positive.*received 0, 6, None"):
+    with pytest.raises(ValueError, match="`num_heads` must be at least 1, received 0"):
         MultiHeadAttention(0, 6)
     with pytest.raises(ValueError, match="`score_scale` is of score='scaled_dot', received.*'dot'"):
         MultiHeadAttention(4, 6, score="dot", score_scale=2.0)

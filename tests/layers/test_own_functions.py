@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers import DecoderBlock, FeedForward, MultiHeadAttention
-from tests.layers.conftest import assert_close, random
+from keras_transformer.layers import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention
+from tests.layers.conftest import assert_close, random, randomize
 
 X = random(2, 5, 8)
 
@@ -67,6 +67,55 @@ def test_weights_of_ones_own_are_there_and_learn():
     for variable in own.trainable_variables:
         if variable.name in ("matrix", "alpha"):
             assert np.abs(variable.numpy() - before[variable.path]).max() > 0
+
+
+def shared_by(kind):
+    """A model whose attentions, blocks or functions are given one layer with weights."""
+    x, source = keras.Input((5, 8)), keras.Input((7, 8))
+    score, activation = General(), keras.layers.PReLU(shared_axes=[1])
+    if kind == "cross-attention":
+        block = DecoderBlock(2, 16, score=score, activation=activation, cross_attention=True)
+        return keras.Model([x, source], block(x, encoder_states=source)), 2, 1
+    if kind == "convolution":
+        options = {"convolution_size": 3, "convolution_activation": activation}
+        block = EncoderBlock(2, 8, score=score, activation=activation, **options)
+        return keras.Model(x, block(x)), 1, 2
+    if kind == "experts":
+        options = {"num_experts": 3, "shared_expert_dim": 16}
+        block = EncoderBlock(2, 16, activation=activation, **options)
+        return keras.Model(x, block(x)), 0, 2
+    y = EncoderBlock(2, 16, score=score, activation=activation)(x)
+    y = EncoderBlock(2, 16, score=score, activation=activation)(y)
+    return keras.Model(x, MultiHeadAttention(2, 4, score=score)(y)), 3, 2
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", ["cross-attention", "convolution", "experts", "blocks"])
+def test_a_layer_that_several_are_given_is_each_ones_own_in_a_file(kind, tmp_path):
+    built, scores, activations = shared_by(kind)
+    names = [v.name for v in built.trainable_variables]
+    assert names.count("matrix") == scores and names.count("alpha") == activations
+    randomize(built)
+    arrays = [random(2, *x.shape[1:]) for x in built.inputs]
+    expected = built(arrays if len(arrays) > 1 else arrays[0])
+    built.save(tmp_path / "model.keras")
+    built.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_close(loaded(arrays if len(arrays) > 1 else arrays[0]), expected)
+    randomize(loaded, seed=1)
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    assert_close(loaded(arrays if len(arrays) > 1 else arrays[0]), expected)
+
+
+@pytest.mark.one_backend
+def test_a_copy_of_a_layer_begins_with_its_weights():
+    first = MultiHeadAttention(2, 4, score=General())
+    first(X)
+    first.score.matrix.assign(random(4, 4))
+    second = MultiHeadAttention(2, 4, score=first.score)
+    second(X)
+    assert second.score is not first.score
+    assert_close(second.score.matrix, first.score.matrix)
 
 
 @pytest.mark.backend_independent

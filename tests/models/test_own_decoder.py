@@ -10,6 +10,7 @@ import keras_transformer as kt
 from keras_transformer.layers import DecoderBlock, LearnedPosition
 from tests.tasks.common import ENGLISH, config, randomized, tokenizer
 
+PROMPTS_OF_TEXT = ENGLISH[:2]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21]]
 
 
@@ -84,6 +85,36 @@ def test_it_trains_packs_and_is_copied():
     again = copy.deepcopy(task)
     assert type(again.backbone) is Mixed
     np.testing.assert_allclose(again.score(ENGLISH), task.score(ENGLISH), rtol=1e-4)
+
+
+@pytest.mark.one_backend
+def test_files_do_not_depend_on_the_numbers_of_its_layers(tmp_path):
+    """Keras numbers its blocks, which have no names of their own, within a process."""
+    first, second = make(), make()
+    names = [task.backbone.blocks[0].name for task in (first, second)]
+    assert names[0] != names[1]
+    frozen = first.backbone.blocks[1].feed_forward
+    frozen.trainable = False
+    expected = first.predict(PROMPTS_OF_TEXT, verbose=0)
+    first.save(tmp_path / "task.keras")
+    loaded = keras.models.load_model(tmp_path / "task.keras")
+    assert not loaded.backbone.blocks[1].feed_forward.trainable_weights
+    assert len(loaded.trainable_weights) == len(first.trainable_weights)
+    np.testing.assert_allclose(loaded.predict(PROMPTS_OF_TEXT, verbose=0), expected, atol=1e-5)
+    frozen.trainable = True
+
+    first.enable_lora(2, targets=["query"])
+    for variable in first.trainable_weights:
+        variable.assign(keras.ops.ones_like(variable) / 8)
+    adapted = first.predict(PROMPTS_OF_TEXT, verbose=0)
+    first.save_adapter(tmp_path / "adapter.safetensors")
+    second.load_adapter(tmp_path / "adapter.safetensors")
+    np.testing.assert_allclose(second.predict(PROMPTS_OF_TEXT, verbose=0), adapted, atol=1e-5)
+    first.save(tmp_path / "adapted.keras")
+    loaded = keras.models.load_model(tmp_path / "adapted.keras")
+    assert "layers" not in loaded.get_config()["adapters"]  # these have names
+    assert len(loaded.trainable_weights) == len(first.trainable_weights)
+    np.testing.assert_allclose(loaded.predict(PROMPTS_OF_TEXT, verbose=0), adapted, atol=1e-5)
 
 
 def test_a_classifier_on_it():

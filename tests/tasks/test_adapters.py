@@ -245,6 +245,23 @@ def test_files_of_keras_keep_the_adapters(tokenizer, tmp_path):
     assert np.abs(arrays(lora.adapters(adapted.backbone).values())[1]).max() > 0
 
 
+def test_adapters_of_layers_without_names_are_told_by_their_paths():
+    """Keras calls them `dense_4` in one process and `dense_9` in another."""
+
+    def numbered():
+        inputs = keras.Input((4,))
+        dense = [keras.layers.Dense(4) for _ in range(3)]
+        model = keras.Sequential([inputs, *dense])
+        return model, dense
+
+    (first, dense), (second, others) = numbered(), numbered()
+    lora.enable_lora(first, 2, targets=[dense[1].name])
+    lora.enable_lora(second, **lora.lora_values(first))
+    assert dense[1].name != others[1].name
+    assert [layer.lora_enabled for layer in others] == [False, True, False]
+    assert list(lora.adapters(first)) == list(lora.adapters(second))
+
+
 def test_functions_over_any_keras_model():
     """Dense layers of a model that is none of this library's."""
     inputs = keras.Input((8,))

@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import CTCLoss, TokenCrossEntropy
+from keras_transformer.training import (
+    ClassCrossEntropy,
+    ContrastiveLoss,
+    CTCLoss,
+    Perplexity,
+    TokenCrossEntropy,
+    distillation_loss,
+    linear_cross_entropy,
+)
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 5, 11)).astype("float32") * 3
@@ -86,3 +94,46 @@ def test_ctc_is_the_sum_over_all_that_states_can_say(blank):
     assert again.blank_id == blank and again.reduction is None
     with pytest.raises(ValueError, match="`blank_id` must be an integer of at least 0"):
         CTCLoss(-1)
+
+
+OFFSET = 1e7  # in float32 neighbours are a whole number apart there
+# Logits of whole numbers, so that adding the offset loses nothing.
+WHOLE = np.round(RNG.normal(size=(4, 11)) * 3).astype("float32")
+
+
+def offset_losses(offset):
+    """Every loss of logits whose softmax is taken, of `WHOLE` and a number more."""
+    logits, classes = WHOLE + np.float32(offset), np.array([3, 0, 10, 5])
+    soft = np.full((4, 11), 1 / 11, "float32")
+    square = logits[:, :4]
+    states = np.concatenate([np.eye(4), np.ones((4, 1))], axis=1)[None].astype("float32")
+    kernel = np.concatenate([WHOLE.T, np.full((11, 1), offset)], axis=1).astype("float32")
+    sums = [
+        linear_cross_entropy(states, kernel, classes[None], label_smoothing=s) for s in (0, 0.1)
+    ]
+    return {
+        "tokens": TokenCrossEntropy()(classes[None], logits[None]),
+        "smoothed": TokenCrossEntropy(0.1)(classes[None], logits[None]),
+        "perplexity": Perplexity()(classes[None], logits[None]),
+        "classes": ClassCrossEntropy()(classes, logits),
+        "soft classes": ClassCrossEntropy()(soft, logits),
+        "pairs": ContrastiveLoss()(np.ones(4), square),
+        "some pairs": ContrastiveLoss()(np.ones(4), square, sample_weight=np.array([1, 1, 0, 1])),
+        "teacher": distillation_loss(logits[::-1].copy(), logits, temperature=2.0),
+        "in chunks": sums[0].loss,
+        "in chunks, smoothed": sums[1].loss,
+        "text as frames": CTCLoss()(classes[None, 1:3] + 1, logits[None]),
+    }
+
+
+def test_a_number_added_to_all_logits_changes_no_loss():
+    """The softmax is the same, and so is the loss to the last digits of float32."""
+    plain, moved = offset_losses(0.0), offset_losses(OFFSET)
+    wide = WHOLE.astype("float64")
+    shares = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    mean = -np.mean(shares[np.arange(4), [3, 0, 10, 5]])
+    assert float(plain["tokens"]) == pytest.approx(mean, rel=1e-6)
+    for name, loss in plain.items():
+        assert float(moved[name]) == pytest.approx(float(loss), rel=1e-5), name
+    zeros = np.zeros((1, 1, 4), "float32")
+    assert float(TokenCrossEntropy()(np.array([[0]]), zeros + OFFSET)) == pytest.approx(np.log(4))

@@ -287,3 +287,47 @@ def test_one_run_in_a_directory(forks, tmp_path, tmp_path_factory):
     second = ResumableRun(tmp_path, data)
     with pytest.raises(OSError, match="Another run of this process has begun"):
         make_model().fit(data, epochs=2, verbose=0, callbacks=[Begin(), first])
+
+
+ROWS = np.random.default_rng(0).normal(size=(8, 5, 4)).astype("float32")
+
+
+def cell(folder, epochs):
+    """A cell of a notebook, whose layers have other numbers whenever it is run."""
+    keras.utils.set_random_seed(1)
+    blocks = [kt.layers.EncoderBlock(2, 4, dropout=0.1), kt.layers.EncoderBlock(2, 4)]
+    model = keras.Sequential([keras.Input((5, 4)), *blocks, keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    last = LastCheckpoints(folder / "last", keep=2)
+    callbacks = [last, ResumableRun(folder)]
+    options = {"batch_size": 4, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    return model, last, model.fit(ROWS, ROWS[..., :1], epochs=epochs, **options)
+
+
+def test_a_cell_that_is_run_again_goes_on(tmp_path):
+    whole, whole_last, _ = cell(tmp_path / "whole", 2)
+    first, _, _ = cell(tmp_path / "parts", 1)
+    state = tmp_path / "parts" / "state.safetensors"
+    tensors = dict(SafetensorsFile(state))
+    # As states were written before: with the numbers of the process that wrote them.
+    metadata = SafetensorsFile(state).metadata
+    older = {name.replace("encoder_block", "encoder_block_7"): t for name, t in tensors.items()}
+    assert older.keys() != tensors.keys()
+    run = metadata["run"].replace("encoder_block_1/", "encoder_block_8/")
+    run = run.replace("encoder_block/", "encoder_block_7/")
+    assert run != metadata["run"]
+    for stored, said in ((tensors, metadata["run"]), (older, run)):
+        write_safetensors(state, stored, {**metadata, "run": said})
+        again, last, history = cell(tmp_path / "parts", 2)
+        assert history.epoch == [1] and again.layers[0].name != first.layers[0].name
+        for mine, theirs in zip(again.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    last.average_into(again)
+    whole_last.average_into(whole)
+    for mine, theirs in zip(again.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    # Another model is still refused.
+    model = keras.Sequential([keras.Input((5, 4)), kt.layers.EncoderBlock(2, 6)])
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"(?s)is of another run.*feed_forward/intermediate"):
+        model.fit(ROWS, ROWS, verbose=0, callbacks=[ResumableRun(tmp_path / "parts")])
