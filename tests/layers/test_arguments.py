@@ -352,7 +352,9 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize(("make", "options", "message"), OUT_OF_RANGE, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("make", "options", "message"), OUT_OF_RANGE, ids=lambda x: None if callable(x) else str(x)[:40]
+)
 def test_options_out_of_range_are_refused_as_a_config_refuses_them(make, options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
