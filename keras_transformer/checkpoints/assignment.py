@@ -179,7 +179,7 @@ def _check_the_rest(
     names = weights.family.names if weights.is_published else Names()
     actual = {names.canonical(name): name for name in checkpoint}
     # A name of several lines is not tied to one of them.
-    named = collections.Counter(each for _, line in taken for each in {line.theirs, *line.also})
+    named = collections.Counter(each for _, line in taken for each in set(line.names))
     for name, line in taken:
         own = names.canonical(name)
         others = [each for each in (line.theirs, *line.also) if each != own and named[each] == 1]

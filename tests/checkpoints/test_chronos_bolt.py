@@ -91,12 +91,14 @@ def test_same_forecasts(both):
 
 def test_nothing_known_and_what_is_constant(both):
     reference, task = both
-    rows = np.stack([np.full(12, NAN), np.full(12, 1e3), np.zeros(12)]).astype("float32")
+    rows = np.stack([np.full(12, 1e3), np.zeros(12)]).astype("float32")
     with torch.no_grad():
         expected = np.moveaxis(reference(torch.tensor(rows)).numpy(), 1, 2)
     found = np.stack(task.forecast([*rows]))
     assert np.abs(found - expected).max() <= 1e-4
-    assert np.abs(found[1] - 1e3).max() <= 1e-2 and np.abs(found[2]).max() <= 1e-2
+    assert np.abs(found[0] - 1e3).max() <= 1e-2 and np.abs(found[1]).max() <= 1e-2
+    with pytest.raises(ValueError, match=r"`x\[0\]` has no value in 0: all are missing"):
+        task.forecast([np.full(12, NAN)])
 
 
 @pytest.mark.parametrize("number", [0, 1])
