@@ -360,7 +360,8 @@ class Forecaster(ForecastsSeries, Task):
         if isinstance(x, Mapping):
             return super().explained_inputs(x)
         processor = self._require_processor()
-        rows = [known_values(row[None] - np.nanmean(row)) for row in self._last(processor.rows(x))]
+        last = [row[None] for row in self._last(processor.rows(x))]
+        rows = [known_values(row - level_of(row)) for row in last]
         for row in rows:
             if row["values"].shape[1] < self.fewest:
                 raise ValueError(

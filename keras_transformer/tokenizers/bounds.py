@@ -42,6 +42,12 @@ _SAMPLE = (
     + "aaaa" * 32 + " " * 128 + "0123456789" * 12 + "=-" * 64 + "\n" * 64
 )  # fmt: skip
 _MAX_SECONDS = 0.5
+# White space as Python's expressions have it, and the punctuation marks that it names.
+SPACES, MARKS = r"[\s\x1c-\x1f\x85]+", r"[!-/:-@\[-`{-~]"
+AT_START = rf"\A(?:{MARKS}|{SPACES})+"
+# Expressions that match one character at least, so that nothing is put where there was nothing. Of
+# others that is not known.
+_CONSUMING = (SPACES, MARKS, AT_START)
 _INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
@@ -243,6 +249,8 @@ def _grow(sizes: _Sizes, step: dict[str, Any], rules: Charsmap | None, made: str
                 sizes[character] = max(
                     sizes[character] * (len(literal) > 1), content / len(literal)
                 )
+        elif isinstance(pattern, dict) and pattern.get("Regex") in _CONSUMING:
+            sizes.change(lambda size: max(size, content))
         else:  # which may also match nothing, at every place
             sizes.change(lambda size: size + content)
     elif kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
+from keras_transformer.tokenizers.bounds import AT_START, MARKS, SPACES
 from keras_transformer.tokenizers.folder import Folder
 from keras_transformer.tokenizers.sentencepiece import SPACE, charsmap_normalizers, space_decoder
 
@@ -21,9 +22,7 @@ _QWEN2_WORD = (
 _CLIP_WORD = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
-# White space as Python's expressions have it, and the punctuation marks that it names.
-_SPACES, _MARKS = r"[\s\x1c-\x1f\x85]+", r"[!-/:-@\[-`{-~]"
-_STRIP = decoders.Replace(Regex(rf"\A{_SPACES}|{_SPACES}\z"), "")
+_STRIP = decoders.Replace(Regex(rf"\A{SPACES}|{SPACES}\z"), "")
 
 
 def prepare_bert(backend: tokenizers.Tokenizer, folder: Folder) -> None:
@@ -133,8 +132,8 @@ def prepare_siglip(backend: tokenizers.Tokenizer, folder: Folder) -> None:
     steps = [normalizers.Replace(SPACE, " ")]
     steps += [normalizers.Lowercase()] * folder.flag("do_lower_case", True)
     # What goes at the start leaves a space: where all goes, the library puts none before a word.
-    steps += [normalizers.Replace(Regex(rf"\A(?:{_MARKS}|{_SPACES})+"), " ")]
-    steps += [normalizers.Replace(Regex(_MARKS), ""), normalizers.Replace(Regex(_SPACES), " ")]
+    steps += [normalizers.Replace(Regex(AT_START), " ")]
+    steps += [normalizers.Replace(Regex(MARKS), ""), normalizers.Replace(Regex(SPACES), " ")]
     steps += charsmap_normalizers(folder.charsmap, folder.where)
     steps += [normalizers.Replace(Regex(r" +\z|(?<= ) +"), "")]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

@@ -325,7 +325,9 @@ class Tokenizer(ForeignNames, Chats, Vocabulary):
                 encodings = encode_beginnings(encode, rows, int(max_length))
         if self._ends_once and special_tokens:
             for encoding in encodings:
-                if encoding.ids[-2:] == [self.end_id] * 2:
+                # The one before may be that of the first of a pair, whose second is empty.
+                written = encoding.special_tokens_mask[-2:] == [0, 1]
+                if written and encoding.ids[-2:] == [self.end_id] * 2:
                     encoding.truncate(len(encoding.ids) - 1)
         return encodings
 
