@@ -296,7 +296,9 @@ def test_odd_images(tmp_path):
     odd.append(str(tmp_path / "image.png"))
     vectors = task.encode(odd)
     assert vectors.shape == (6, 12) and np.isfinite(vectors).all()
-    np.testing.assert_allclose(vectors[2], vectors[4], atol=1e-6)  # alpha is left out
+    white = Image.alpha_composite(Image.new("RGBA", (30, 20), "white"), Image.fromarray(alpha))
+    expected = task.encode([white.convert("RGB"), pixels])
+    np.testing.assert_allclose(vectors[[2, 4]], expected, atol=1e-6)
     np.testing.assert_allclose(vectors[0], vectors[5], atol=1e-6)
     texts = [f"a photo of a {name}." for name in "abcdef"]
     task.fit((odd, texts), verbose=0)
