@@ -147,7 +147,7 @@ def _load_task(
     backbone = _build(config, metadata, dtype, load_weights)
     with head.naming_values():
         try:
-            task = task_class(backbone, processor, **head.options)
+            task = task_class(backbone, processor, **head.options_of(config))
         except TypeError as error:  # values of other types, from the file or from the caller
             raise ValueError(f"The values {head.options} do not fit {name}: {error}") from error
     if load_weights:

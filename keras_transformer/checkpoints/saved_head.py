@@ -49,6 +49,20 @@ class SavedHead:
         """All options of the task."""
         return {**self.values, **self.given}
 
+    def options_of(self, config: TransformerConfig) -> dict[str, Any]:
+        """Options of the task, without values of the preset that a model of this config has not.
+
+        The published config of an encoder alone (`T5EncoderModel`) names what the decoder of the
+        whole model starts from.
+        """
+        used = self.task_class.head_values(config, self.options)
+        unused = {
+            name
+            for name, value in self.values.items()
+            if value not in (None, [], ()) and used.get(name, value) in (None, ())
+        }
+        return {**{k: v for k, v in self.values.items() if k not in unused}, **self.given}
+
     def shapes(self, config: TransformerConfig) -> dict[str, tuple[int, ...]] | None:
         """The shapes of the weights, None if they are not those of the preset."""
         if not self.kept:

@@ -296,6 +296,8 @@ def test_odd_images(tmp_path):
     odd.append(str(tmp_path / "image.png"))
     vectors = task.encode(odd)
     assert vectors.shape == (6, 12) and np.isfinite(vectors).all()
+    from PIL import Image
+
     white = Image.alpha_composite(Image.new("RGBA", (30, 20), "white"), Image.fromarray(alpha))
     expected = task.encode([white.convert("RGB"), pixels])
     np.testing.assert_allclose(vectors[[2, 4]], expected, atol=1e-6)
