@@ -122,7 +122,7 @@ def offset_losses(offset):
         "teacher": distillation_loss(logits[::-1].copy(), logits, temperature=2.0),
         "in chunks": sums[0].loss,
         "in chunks, smoothed": sums[1].loss,
-        "text as frames": CTCLoss()(classes[None, 1:3] + 1, logits[None]),
+        "text as frames": CTCLoss()(np.array([[1, 10]]), logits[None]),
     }
 
 
