@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.checking import agree, known_shape, nearest, shorten
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
-from keras_transformer.training.losses import token_cross_entropy
+from keras_transformer.training.losses import below_largest
 
 _HIDDEN = -1e30
 
@@ -79,12 +79,12 @@ class ContrastiveLoss(PairLoss):
         super().__init__(name)
 
     def of_pairs(self, logits, there):
-        own = ops.arange(ops.shape(logits)[0], dtype="int32")
-        texts, images = (
-            token_cross_entropy(own, ops.where(there[None], x, _HIDDEN))
-            for x in (logits, ops.transpose(logits))
-        )
-        return (texts + images) / 2
+        total = 0.0
+        for scores in (logits, ops.transpose(logits)):
+            # The number of pairs may be unknown to a graph, so a pair's own is the diagonal.
+            scores = below_largest(ops.where(there[None], scores, _HIDDEN))
+            total += ops.log(ops.sum(ops.exp(scores), axis=-1)) - ops.diagonal(scores)
+        return total / 2
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
