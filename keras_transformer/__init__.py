@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 _logging.getLogger("keras_transformer").addFilter(_Printable())
 tell_errors_of_import()
 choose_backend()  # Before the first import of Keras.
-let_threads_sleep()  # Before that of PyTorch.
+let_threads_sleep()  # Before PyTorch is imported.
 parse_before_keras()
 
 from keras_transformer import (  # noqa: E402

@@ -50,7 +50,7 @@ def let_threads_sleep() -> None:
 
     By themselves they spin, and where other programs want the cores too a step then takes many
     times as long. The OpenMP of GNU reads the environment once, when it is loaded with PyTorch;
-    those of LLVM and Intel can be told later too.
+    the libraries of LLVM and Intel can be told later too.
     """
     named = os.environ.get("KERAS_BACKEND") or _configured_backend()
     if named != "torch" or set(WAITING) & set(os.environ):

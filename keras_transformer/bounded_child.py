@@ -30,7 +30,7 @@ def main(memory, path, *folders):
     """Answers requests until there are no more, with what the file's `prepare` returns."""
     sys.path += folders
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is printed is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # printed text must not mix with answers
     spec = importlib.util.spec_from_file_location("worker", path)
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)

@@ -31,7 +31,7 @@ class BoundedProcess:
         what: str, what it does, for messages.
         path: of a file of Python, whose function `prepare` returns the one that answers: from
             bytes to a kind, a string of at most 16 characters, and bytes.
-        memory: int, so many bytes more than at its start it may take.
+        memory: int, bytes that it may take beyond what it has when it starts.
         packages: names of the packages that it imports. It looks in no place of its own.
         patience: float, seconds by the clock until it must have started.
         most: int, the most bytes of an answer.

@@ -57,8 +57,8 @@ class TableColumn(Sequence):
 def class_names(data: Any, column: Any) -> list[str] | None:
     """Names of the classes that a data set numbers in a column of labels, or None.
 
-    They are those of a `ClassLabel` of `datasets`, also within a list, or the `class_names` of what
-    `keras.utils.text_dataset_from_directory` and its like return.
+    Read from a `ClassLabel` of `datasets`, also within a list, or from the `class_names` of a data
+    set of `keras.utils.text_dataset_from_directory` and similar functions.
     """
     features = getattr(data, "features", None)
     feature = features.get(column) if isinstance(features, Mapping) else None

@@ -35,7 +35,7 @@ def _masked(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator
 
 
 def _rotary(config: TransformerConfig, name: str, array: np.ndarray) -> Iterator[np.ndarray]:
-    # A layer's own, or that of all layers, which is that of one of them.
+    # A name without a number is the table of all layers: it has the values of one of them.
     side, number = _side(config, name), re.search(r"\.(\d+)\.", name)
     layers = side.layers if number is None else [side.layer(int(number[1]))]
     for layer in {id(layer): layer for layer in layers if layer.position == "rotary"}.values():

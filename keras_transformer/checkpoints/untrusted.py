@@ -43,7 +43,7 @@ def read_json(path: str | os.PathLike, limit: int = JSON_LIMIT, kind: type = dic
 def parse_json(content: bytes, parse_float: Callable[[str], float] | None = None) -> Any:
     """The value that JSON in UTF-8 is, which has each key of an object once, and no NaN.
 
-    ValueError for what is none, RecursionError where it nests too deeply.
+    Raises ValueError if it is not valid, RecursionError if it nests too deeply.
     """
     return json.loads(
         content.decode("utf-8"),

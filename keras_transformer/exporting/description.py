@@ -38,7 +38,7 @@ def describe_export(task: keras.Model, format: str, options: Mapping[str, Any]) 
 
 
 def _pad_id(task: keras.Model) -> int | None:
-    """The id to pad rows of tokens with, as the task pads them. None for a task without tokens."""
+    """Return the id that the task pads rows of tokens with, or None if it reads no tokens."""
     own = getattr(task, "pad_id", None)
     if own is not None or not any("token_ids" in name for name in task.intake.id_inputs):
         return own
