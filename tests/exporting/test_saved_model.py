@@ -20,7 +20,7 @@ pytest.importorskip("tensorflow_text")  # which has the operations of tokenizers
 TEXTS = [
     "A man rides a bike .",
     "dogs",
-    "",
+    "on",
     "two warm men, from start to end , on the grass . " * 9,
 ]
 PROMPTS = ["a man", "two dogs run on the", "never"]
