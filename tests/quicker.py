@@ -49,6 +49,19 @@ def remembered(ask):
     return answer
 
 
+def trace_plainly() -> None:
+    """Trace functions of TensorFlow without a stack for each operation, and run graphs as traced.
+
+    Together they take a quarter of the time of a first call.
+    """
+    import tensorflow as tf
+    from tensorflow.python.util import tf_stack
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    stack = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda *_, **__: stack
+
+
 def quicken(backend: str) -> None:
     """For this process, and its forks."""
     from keras.src.layers import layer
@@ -63,6 +76,8 @@ def quicken(backend: str) -> None:
     tracking.Tracker.track = lambda self, value: (
         value if type(value) in PLAIN else track(self, value)
     )
+    if backend == "tensorflow":
+        trace_plainly()
     if backend == "jax":
         import jax
         from jax._src.interpreters import mlir

@@ -298,7 +298,7 @@ def test_translation_killed_and_started_again(start, run, tmp_path):
         "--batch_tokens=8192",
         "--warmup_steps=4",
         "--epochs=3",
-        "--bleu_every=1",
+        "--bleu_every=3",
         "--work_dir=work",
         "--output=translator",
     ]
