@@ -77,8 +77,13 @@ class SourceToText(TakesTables, LanguageModel):
         """Whether prompts are read by the encoder, and are none of the decoder's tokens."""
         return self.backbone.config.source is not None
 
-    def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
-        """The arrays of the encoder, of sources as the processor takes them."""
+    def arrays_of(
+        self, sources: Sequence, places: Sequence[int] | None = None, learns: bool = False
+    ) -> dict:
+        """The arrays of the encoder, of sources as the processor takes them.
+
+        `learns` says that texts are learned from them. Raises ValueError for one that holds none.
+        """
         return {self.backbone.id_inputs[0]: self._require_processor().source(sources, places)}
 
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
@@ -158,7 +163,7 @@ class SourceToText(TakesTables, LanguageModel):
 
         def make_batch(arrays, masks):
             given = [sources[i] for i in arrays["row"]]
-            inputs = self.arrays_of(given, arrays["row"])
+            inputs = self.arrays_of(given, arrays["row"], learns=True)
             inputs["decoder_token_ids"] = arrays["inputs"]
             inputs["decoder_padding_mask"] = masks["inputs"]
             places, skipped = np.arange(arrays["inputs"].shape[1]), arrays["skipped"][:, None]
