@@ -15,7 +15,7 @@ from keras_transformer.checking import (
 from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data.buckets import array_of
 from keras_transformer.data.token_rows import TokenWeights
-from keras_transformer.tasks.class_labels import read_labels
+from keras_transformer.tasks.class_labels import distinct, read_labels
 
 
 def on_host(array):
@@ -287,6 +287,23 @@ def _weights_by_row(
         row = row[:count]
         found.append(check_weights(f"sample_weight[{i}]", row, count, unit=part))
     return found
+
+
+def label_codes(y: Any, count: int, unit: str = "text") -> np.ndarray:
+    """Return which labels are alike, as a number for each, int32 `(count,)`.
+
+    Raises ValueError for another number of labels, and for one that is missing.
+    """
+    rows = _rows(y, count, unit, "y")
+    values, firsts, codes = distinct(rows)
+    for value, row in zip(values, firsts, strict=True):
+        if value is None or value != value:
+            raise ValueError(f"`y[{row}]` is {value}: a label is missing. Remove the row.")
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(
+                f"`y[{row}]` must be a label, a string or a number, received {describe(value)}."
+            )
+    return codes.astype("int32")
 
 
 def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
