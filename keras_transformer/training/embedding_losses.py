@@ -508,7 +508,7 @@ class BatchHardTripletLoss(_OfLabels):
 
     vectors = np.array([[0.0], [1.0], [4.0]])  # two of a label, one of another
     loss = BatchHardTripletLoss(margin=5.0)(np.array([0, 0, 1]), vectors)
-    assert float(loss) == ((1 - 4 + 5) + (1 - 3 + 5) + (0 - 3 + 5)) / 3
+    assert abs(float(loss) - ((1 - 4 + 5) + (1 - 3 + 5) + (0 - 3 + 5)) / 3) < 1e-6
     ```
 
     Source: Hermans et al. 2017, "In Defense of the Triplet Loss for Person Re-Identification",
