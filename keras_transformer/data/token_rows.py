@@ -1,4 +1,4 @@
-"""`TokenRows`: rows of token ids of different lengths, stored end to end."""
+"""Rows of token ids of different lengths, stored end to end, and rows of their weights."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -68,3 +68,40 @@ class TokenRows:
         """Ids, int32, by row and place, int arrays that broadcast; any id beyond the row."""
         ids = self.ids.take(self.starts[rows] + places, mode="clip")
         return ids.astype("int32", copy=False)
+
+
+class TokenWeights(TokenRows):
+    """Weights of the tokens of rows, as a column of a `BucketedDataset`.
+
+    Columns are of integers, so these are the bits of float32, of which 0, padding, is 0.0.
+
+    Args:
+        weights: float array `(tokens,)`, those of one row after the other; or `(rows,)`, one for
+            all tokens of a row.
+        lengths: int array `(rows,)`, the tokens of each row.
+        per_row: bool, whether they are one for each row.
+
+    Example:
+    ```python
+    from keras_transformer.data.token_rows import TokenWeights
+
+    column = TokenWeights([0.5, 2.0], [2, 1], per_row=True)
+    bits = column.ids_at([[0], [1]], [[0, 1]])
+    assert TokenWeights.floats(bits).tolist() == [[0.5, 0.5], [2.0, 2.0]]
+    ```
+    """
+
+    def __init__(self, weights, lengths, per_row: bool = False):
+        super().__init__(np.ascontiguousarray(weights, "float32").view("int32"), lengths)
+        self.per_row = per_row
+
+    def ids_at(self, rows, places):
+        if not self.per_row:
+            return super().ids_at(rows, places)
+        shape = np.broadcast_shapes(np.shape(rows), np.shape(places))
+        return np.broadcast_to(self.ids[np.asarray(rows)], shape)
+
+    @staticmethod
+    def floats(bits: np.ndarray) -> np.ndarray:
+        """Weights, float32, from the integers of a batch."""
+        return np.ascontiguousarray(bits, "int32").view("float32")

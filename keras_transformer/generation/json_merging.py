@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import json
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from keras_transformer.checking import shorten
 from keras_transformer.generation.byte_automaton import Refused
 from keras_transformer.generation.json_patterns import is_found
 from keras_transformer.generation.json_reading import Read, Schema
-from keras_transformer.generation.json_validating import validation
+from keras_transformer.generation.json_validating import canonical, validation
 
 _KINDS = {
     "object": (
@@ -90,7 +89,7 @@ class Merging:
                 return []
             either = [x for kind in sorted(kinds) for x in literals.get(kind, ())]
             for value in filter(self._validation(each), each.get("enum", either)):
-                values.setdefault(_canonical(value), value)
+                values.setdefault(canonical(value), value)
         return list(values.values())
 
     def properties(self, schema: dict) -> dict[str, dict | bool]:
@@ -197,7 +196,7 @@ class Merging:
         values = [self._listed(each["properties"][name]) for each in (one, two)]
         if not all(values):
             return False
-        return set(map(_canonical, values[0])).isdisjoint(map(_canonical, values[1]))
+        return set(map(canonical, values[0])).isdisjoint(map(canonical, values[1]))
 
     def _listed(self, schema: Schema) -> list | None:
         """Return the values that a schema or its reference lists at once."""
@@ -318,18 +317,8 @@ def _common(one: list[str], two: list[str]) -> list[str]:
 
 
 def _in_both(one: list, two: list) -> list:
-    known = set(map(_canonical, two))
-    return [value for value in one if _canonical(value) in known]
-
-
-def _canonical(value: Any) -> str:
-    """The same text for values that JSON does not tell apart: 1.0 is 1, but true is not."""
-    if isinstance(value, dict):
-        return json.dumps({name: _canonical(each) for name, each in sorted(value.items())})
-    if isinstance(value, list):
-        return json.dumps([_canonical(each) for each in value])
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value)
+    known = set(map(canonical, two))
+    return [value for value in one if canonical(value) in known]
 
 
 # What is put together with what stands beside it.

@@ -4,19 +4,59 @@ Python's `re` takes exponential time for some of them, and holds up all threads 
 automaton takes a step for each character.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from re import _constants as codes
 from re import _parser as parser
 
 from keras_transformer.generation.byte_automaton import (
     Builder,
     ByteAutomaton,
+    Refused,
     automaton_of,
     intersection,
     is_anchor,
 )
 from keras_transformer.generation.characters import EITHER, JSON_STRING
+
+# Different patterns that names and values are looked through for, and how often in all.
+_MOST_PATTERNS, _MOST_SEARCHES = 1_000, 1_000_000
+
+
+class _Searches:
+    """The patterns of one schema, each as an automaton once, and how often they were looked for."""
+
+    def __init__(self) -> None:
+        self.automata: dict[str, ByteAutomaton] = {}
+        self.count = 0
+
+    def automaton(self, pattern: str) -> ByteAutomaton:
+        self.count += 1
+        if self.count > _MOST_SEARCHES:
+            raise Refused(
+                f"looks for its patterns more than {_MOST_SEARCHES:,} times in names and values: "
+                "give it fewer patterns, or fewer names and values."
+            )
+        if pattern not in self.automata:
+            if len(self.automata) == _MOST_PATTERNS:
+                raise Refused(f"has more than {_MOST_PATTERNS:,} patterns: give it fewer.")
+            self.automata[pattern] = _searching(pattern)
+        return self.automata[pattern]
+
+
+_OF_THIS_SCHEMA: ContextVar[_Searches] = ContextVar("patterns of the schema that is compiled")
+
+
+@contextlib.contextmanager
+def searches() -> Iterator[None]:
+    """Keep the patterns that `is_found` is given, and bound how often it is called."""
+    token = _OF_THIS_SCHEMA.set(_Searches())
+    try:
+        yield
+    finally:
+        _OF_THIS_SCHEMA.reset(token)
 
 
 def search(pattern: str, builder: Builder, start: int) -> int:
@@ -26,8 +66,8 @@ def search(pattern: str, builder: Builder, start: int) -> int:
 
 
 def is_found(pattern: str, text: str) -> bool:
-    """Return whether Python's `re.search` finds a pattern in a text."""
-    automaton, state = _searching(pattern), 0
+    """Return whether Python's `re.search` finds a pattern in a text, within `searches`."""
+    automaton, state = _OF_THIS_SCHEMA.get().automaton(pattern), 0
     for byte in text.encode():
         state = automaton.transitions[state, byte]
         if state < 0:
@@ -35,7 +75,6 @@ def is_found(pattern: str, text: str) -> bool:
     return bool(automaton.accepting[state])
 
 
-@functools.lru_cache(maxsize=256)
 def _searching(pattern: str) -> ByteAutomaton:
     tree = parser.parse(pattern)
     found = functools.partial(_found, list(tree), tree.state.flags, False)

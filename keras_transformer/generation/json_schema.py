@@ -25,7 +25,7 @@ from keras_transformer.generation.byte_automaton import (
 )
 from keras_transformer.generation.characters import JSON_STRING
 from keras_transformer.generation.json_merging import Merging
-from keras_transformer.generation.json_patterns import search
+from keras_transformer.generation.json_patterns import search, searches
 from keras_transformer.generation.json_reading import read_schema, where_of
 
 # A schema may refer to itself so often, one within the other.
@@ -70,7 +70,8 @@ def compile_json_schema(schema: dict | bool, optional_space: bool = False) -> By
             begin = builder.regex(" ?", start) if optional_space else start
             return _Values(builder, merging).value(read.schema, begin)
 
-        return automaton_of(write)
+        with searches():
+            return automaton_of(write)
     except (RecursionError, OverflowError):
         where, reason = "", "nests too deeply, or repeats too often."
     except Refused as error:

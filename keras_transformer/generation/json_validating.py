@@ -1,5 +1,6 @@
 """Whether a value that a JSON Schema gives is valid for another part of it."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,17 @@ def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
         return lambda value: schema
     if read.has_loop:
         raise Refused("refers to itself for one and the same value: no value would be validated.")
+    known: dict[int, set[str]] = {}  # the values of each `enum`, by its identity
+
+    def enum(validator: Any, values: list, instance: Any, schema: dict) -> Iterator[Any]:
+        # jsonschema compares with each of them.
+        if id(values) not in known:
+            known[id(values)] = set(map(canonical, values))
+        if canonical(instance) not in known[id(values)]:
+            yield _error()
+
     keywords = {
+        "enum": enum,
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
@@ -38,6 +49,16 @@ def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
         return validator.is_valid(value)
 
     return is_valid
+
+
+def canonical(value: Any) -> str:
+    """The same text for values that JSON does not tell apart: 1.0 is 1, but true is not."""
+    if isinstance(value, dict):
+        return json.dumps({name: canonical(each) for name, each in sorted(value.items())})
+    if isinstance(value, list):
+        return json.dumps([canonical(each) for each in value])
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value)
 
 
 def _levels(value: Any) -> int:

@@ -24,7 +24,8 @@ _REMOTE = re.compile(r"(/cns|/cfs|/gcs|/hdfs|/readahead|/placer|/tfhub|.*://)")
 class SavesWhole:
     """Mixin of a `keras.Model` whose `save` and `save_weights` write a file whole or not at all.
 
-    Keras opens the file that is to be replaced, so that a full disk leaves part of the new one.
+    Keras opens the file that is to be replaced, so that a full disk leaves part of the new one. Its
+    functions `keras.saving.save_model` and `save_weights` still do: they do not ask the model.
     """
 
     def save(self, filepath, overwrite=True, zipped=None, **kwargs):

@@ -97,7 +97,7 @@ def make_api(
     return Starlette(
         routes=api.routes(),
         middleware=[
-            Middleware(Guarded, bodies=api.bodies),
+            Middleware(Guarded, bodies=api.bodies, error_body=error_body),
             Middleware(Observed, metrics=api.metrics, key=key),
             Middleware(TrustedHostMiddleware, allowed_hosts=trusted),
         ],
@@ -335,7 +335,8 @@ async def _told(request: Request, error: ApiError) -> Response:
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    told = error_body(error.status_code, str(error.detail), "not_found")
+    code = "not_found" if error.status_code == 404 else "invalid_request"
+    told = error_body(error.status_code, str(error.detail), code)
     return JSONResponse(told, error.status_code, error.headers)
 
 

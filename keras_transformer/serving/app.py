@@ -83,7 +83,7 @@ def make_app(
     return Starlette(
         routes=server.routes(),
         middleware=[
-            Middleware(Guarded, bodies=server.bodies),
+            Middleware(Guarded, bodies=server.bodies, error_body=error_body),
             Middleware(TrustedHostMiddleware, allowed_hosts=trusted),
         ],
         exception_handlers={

@@ -10,12 +10,15 @@ import anyio
 import anyio.to_thread
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keras_transformer.checking import shorten
 from keras_transformer.checkpoints.untrusted import parse_json
 from keras_transformer.serving.limits import Limits
 
+# How an application writes an error: function of a status, a message and a code to what is JSON.
+ErrorBody = Callable[[int, str, str], dict[str, Any]]
 # No browser takes an answer for what it does not say it is.
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 # All bytes but those between which values are, and the quotes of strings.
@@ -100,19 +103,36 @@ class Bodies:
 class Guarded:
     """Around all of an application: frees what is held, and has browsers take answers as they are.
 
+    Errors that Starlette and its middleware write as plain text become JSON as the others are.
+
     Args:
         app: the application.
         bodies: its `Bodies`.
+        error_body: `ErrorBody`.
     """
 
-    def __init__(self, app: ASGIApp, bodies: Bodies):
-        self.app, self.bodies = app, bodies
+    def __init__(self, app: ASGIApp, bodies: Bodies, error_body: ErrorBody):
+        self.app, self.bodies, self.error_body = app, bodies, error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain, text = None, b""  # an error that is not JSON: its status, and what it says
+
         async def marked(message: Message) -> None:
+            nonlocal plain, text
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(NOSNIFF)
-            await send(message)
+                headers = MutableHeaders(scope=message)
+                headers.update(NOSNIFF)
+                if message["status"] >= 400 and headers.get("content-type", "").startswith("text/"):
+                    plain = message["status"]
+            if plain is None:
+                await send(message)
+            elif message["type"] == "http.response.body":
+                text += message.get("body", b"")
+                if not message.get("more_body", False):
+                    told = self.error_body(
+                        plain, text.decode("utf-8", "replace"), "invalid_request"
+                    )
+                    await JSONResponse(told, plain, NOSNIFF)(scope, receive, send)
 
         try:
             await self.app(scope, receive, marked)

@@ -5,20 +5,19 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import anyio
+import h11
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from keras_transformer.serving.bodies import NOSNIFF
+from keras_transformer.serving.bodies import NOSNIFF, ErrorBody
 from keras_transformer.serving.limits import WATCHED, Limits
 
-# How an application writes an error: function of a status, a message and a code to what is JSON.
-ErrorBody = Callable[[int, str, str], dict[str, Any]]
 # Connections beyond the bound on which those alone are answered.
 _RESERVE = 8
 # Descriptors that are left for files and pipes, and for connections that are accepted together
@@ -105,6 +104,23 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request of HTTP, or has too long a head, as any other mistake."""
+        # The error that uvicorn handles here says which one it is: 431 for a head of over 64 KiB.
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        message = "The head of the request is too long." if status == 431 else msg
+        told = json.dumps(self._among.error_body(status, message, "invalid_request")).encode()
+        headers = {"content-type": "application/json", "connection": "close", **NOSNIFF}
+        headers["content-length"] = str(len(told))
+        answer = (
+            h11.Response(status_code=status, headers=list(headers.items())),
+            h11.Data(data=told),
+            h11.EndOfMessage(),
+        )
+        for event in answer:
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

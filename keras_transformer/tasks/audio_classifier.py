@@ -21,12 +21,23 @@ def arrays_of_sound(
     recordings: Sequence,
     places: Sequence[int] | None = None,
     size: int | None = None,
+    spoken: bool = False,
 ) -> dict:
     """Recordings as the arrays of a backbone: a spectrogram may be an image, samples have a mask.
 
-    Waveforms are padded to `size` samples, if that is given.
+    Waveforms are padded to `size` samples, if that is given. Raises ValueError for a recording that
+    is silent though it is `spoken`, since there are words to be learned from it.
     """
     samples = processor.read(recordings, places)
+    if spoken:
+        numbers = range(len(samples)) if places is None else places
+        for place, row in zip(numbers, samples, strict=True):
+            row = row[: processor.most_samples]
+            if row.min() == row.max():
+                raise ValueError(
+                    f"`x[{place}]` is silent: each of its {len(row):,} samples is {row[0]:g}. Its "
+                    "text cannot be learned from it: remove the row."
+                )
     features = processor.features_of(samples, size)
     main = backbone.id_inputs[0]
     side = "encoder_" if main.startswith("encoder_") else ""

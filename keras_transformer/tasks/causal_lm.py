@@ -7,6 +7,7 @@ from keras_transformer.checkpoints.heads import END_IDS
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_for
 from keras_transformer.models.turns import reads
+from keras_transformer.tasks.labels import token_weights, weighed
 from keras_transformer.tasks.language_model import IdsOfText, LanguageModel
 from keras_transformer.tasks.text import (
     check_said,
@@ -56,8 +57,16 @@ class CausalLM(LanguageModel):
     continues_prompts = True
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
-        """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`."""
-        self._refuse_targets(y, sample_weight)
+        """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`.
+
+        Args:
+            x: texts.
+            y: None, since the targets are made of the texts.
+            sample_weight: one number a text; or for each text one for each target, which are its
+                tokens but for the first, and the end if the tokenizer has one.
+            **options: as in `Task.make_dataset`.
+        """
+        self._refuse_targets(y)
         tokenizer = tokenizer_of(self)
         max_length = take_max_length(self, options)
 
@@ -75,9 +84,17 @@ class CausalLM(LanguageModel):
 
         rows = encode_rows(self, text_columns(x), encode, max_length=max_length).columns["tokens"]
         objective = NextToken()
+        columns = objective.columns(rows)
+        targets = columns["targets"].lengths
+        columns |= token_weights(sample_weight, targets, max_length, "text")
+
+        def make_batch(arrays, masks):
+            inputs, targets, counted = objective(arrays, masks)
+            return inputs, targets, weighed(counted, arrays)
+
         return self._bucketed(
-            objective.columns(rows),
-            objective,
+            columns,
+            make_batch,
             pad_values={"inputs": self.pad_id, "targets": self.pad_id},
             **options,
         )

@@ -27,7 +27,7 @@ def read_labels(
     different ways. Raises ValueError if a label is neither, or if the column has two readings.
     `place` gives what errors call a row, `name` what they call the column.
     """
-    values, firsts, codes = _distinct(rows)
+    values, firsts, codes = distinct(rows)
     names = _Names(num_classes, labels, all(isinstance(value_of(v), bool) for v in values))
     readings = []
     for row, value in sorted(zip(firsts, values, strict=True), key=lambda pair: pair[0]):
@@ -206,7 +206,7 @@ def _is_whole(value: float) -> bool:
     return isinstance(value, int) or value.is_integer() or abs(value) == float("inf")
 
 
-def _distinct(rows: Sequence) -> tuple[list, list[int], np.ndarray]:
+def distinct(rows: Sequence) -> tuple[list, list[int], np.ndarray]:
     """The different values of a column, the first row of each, and which of them each row has."""
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "iufb":
         values, first, codes = np.unique(rows, return_index=True, return_inverse=True)

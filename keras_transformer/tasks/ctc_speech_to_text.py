@@ -21,7 +21,7 @@ from keras_transformer.tasks.labels import check_weights
 from keras_transformer.tasks.sources import SourceProcessor
 from keras_transformer.tasks.speech_tokens import Segment
 from keras_transformer.tasks.task import Task
-from keras_transformer.tasks.text import check_equal, text_rows
+from keras_transformer.tasks.text import check_equal, check_said, text_rows
 from keras_transformer.tokenizers import Tokenizer
 from keras_transformer.training import CTCLoss, FineTuningAdamW
 
@@ -190,7 +190,8 @@ class CTCSpeechToText(Task):
         def make_batch(arrays, masks):
             rows, size = arrays["row"], arrays["pieces"].shape[1] * piece
             given = [recordings[i] for i in rows]
-            inputs = arrays_of_sound(self.backbone, source, given, rows, size)
+            spoken = y is not None
+            inputs = arrays_of_sound(self.backbone, source, given, rows, size, spoken)
             return inputs, *(arrays[name] for name in values)
 
         # A column of as many numbers as a recording has pieces, by which it is put in a batch.
@@ -204,6 +205,7 @@ class CTCSpeechToText(Task):
         texts = text_rows(y, "y")
         check_equal(counts, texts, ("recordings", "texts"))
         rows = self.tokenizer.encode_targets(texts)
+        check_said(texts, rows, self.tokenizer.encode_targets([""])[0], "`y[{}]`".format)
         stem = self.backbone.config.stem
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if self.blank_id in row:

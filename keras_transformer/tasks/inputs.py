@@ -181,6 +181,13 @@ def check_arrays(task, x, y=None, sample_weight=None, learns: bool = True) -> tu
                 f"{type(task).__name__} takes {task.processor_class.raw}, a dict of arrays or a "
                 f"dataset, received {describe(x)}."
             )
+        for name, given in (("y", y), ("sample_weight", sample_weight)):
+            if given is not None:
+                raise ValueError(
+                    f"`{name}` goes with lists and arrays. A {type(x).__name__} has its own: let "
+                    "its elements be (x, y, sample_weight), or give its columns as lists, as in "
+                    "x=list(data['...'])."
+                )
         return not_empty(x), sample_weight
     x = task._named(x)
     held = {name: on_host(array) for name, array in x.items()}

@@ -14,7 +14,8 @@ from keras_transformer.checking import (
 )
 from keras_transformer.columns import is_column, is_frame, plain
 from keras_transformer.data.buckets import array_of
-from keras_transformer.tasks.class_labels import read_labels
+from keras_transformer.data.token_rows import TokenWeights
+from keras_transformer.tasks.class_labels import distinct, read_labels
 
 
 def on_host(array):
@@ -163,7 +164,7 @@ def check_weights(
     fitting = tuple(targets or (rows,))[: array.ndim]
     if array.shape not in ((rows,), fitting) or array.ndim == 0:
         raise ValueError(
-            f"`{name}` must be one number a {unit}, {rows} in all, received shape {array.shape}."
+            f"`{name}` must be one number {_a(unit)}, {rows} in all, received shape {array.shape}."
         )
     with np.errstate(over="ignore"):
         array = array.astype("float32", copy=False)
@@ -213,27 +214,96 @@ def weights_of_words(
     """
     of_texts = np.ones(len(counts), "float32")
     numbers = [np.ones(count, "int32") for count in counts]
-    rows = (list, tuple, np.ndarray)
-    listed = isinstance(weights, rows) and len(weights) == len(counts)
-    if not listed or np.ndim(weights[0]) != 1 or not all(isinstance(row, rows) for row in weights):
+    of_words = _weights_by_row(weights, counts, "word")
+    if of_words is None:
         found = check_weights("sample_weight", weights, len(counts))
         return numbers, np.array([0, 1], "float32"), of_texts if found is None else found
-    for i, (row, count) in enumerate(zip(weights, counts, strict=True)):
-        if len(row) != count:
-            shape = array_of(weights).shape
-            shape = f"shape {shape}" if shape else "lists"
-            raise ValueError(
-                f"`sample_weight` must be one number a text, {len(counts)} in all, or for each one "
-                f"number a word, received {shape}: `sample_weight[{i}]` has {len(row)} numbers, "
-                f"and `x[{i}]` {count} words."
-            )
-    of_words = [
-        check_weights(f"sample_weight[{i}]", row, count, unit="word")
-        for i, (row, count) in enumerate(zip(weights, counts, strict=True))
-    ]
     ends = np.cumsum(counts)
     numbers = np.split(np.arange(1, ends[-1] + 1, dtype="int32"), ends[:-1])
     return numbers, np.concatenate([np.zeros(1, "float32"), *of_words]), of_texts
+
+
+def token_weights(
+    weights: Any, counts: Sequence[int], most: int, unit: str, before: Sequence[int] | None = None
+) -> dict:
+    """Read weights of texts, or of each of their tokens, as a column of a `BucketedDataset`.
+
+    Args:
+        weights: None; one number a text; or for each text one a token, as a list of lists or as an
+            array with any numbers behind those of a text.
+        counts: int array `(texts,)`, the tokens of each text that are weighed.
+        most: int, the number of tokens that longer texts were cut to.
+        unit: what errors call a row.
+        before: int array `(texts,)`, tokens before them, such as those of a prompt. Defaults to 0.
+
+    Returns:
+        A dict with the column `"weights"`, empty for None.
+
+    Raises:
+        ValueError: for other weights, with their place.
+    """
+    if weights is None:
+        return {}
+    counts = np.asarray(counts, "int64")
+    before = np.zeros_like(counts) if before is None else np.asarray(before, "int64")
+    of_tokens = _weights_by_row(weights, counts.tolist(), "token", most, unit)
+    if of_tokens is None:
+        of_rows = check_weights("sample_weight", weights, len(counts), unit=unit)
+        return {"weights": TokenWeights(of_rows, before + counts, per_row=True)}
+    of_tokens = [np.pad(row, (n, 0)) for row, n in zip(of_tokens, before, strict=True)]
+    return {"weights": TokenWeights(np.concatenate(of_tokens), before + counts)}
+
+
+def weighed(counted: np.ndarray, arrays: dict) -> np.ndarray:
+    """Multiply what counts in a batch, float32 `(batch, length)`, by its `token_weights`."""
+    bits = arrays.get("weights")
+    return counted if bits is None else counted * TokenWeights.floats(bits)
+
+
+def _weights_by_row(
+    weights: Any, counts: Sequence[int], part: str, most: int | None = None, unit: str = "text"
+) -> list[np.ndarray] | None:
+    """Read a list of weights for each row, one for each of its `counts` parts; None for others.
+
+    A row that was cut to `most` parts may have weights of those that were cut off, and one of an
+    array any numbers behind its own.
+    """
+    rows = (list, tuple, np.ndarray)
+    weights = on_host(weights)
+    listed = isinstance(weights, rows) and len(weights) == len(counts)
+    if not listed or np.ndim(weights[0]) != 1 or not all(isinstance(row, rows) for row in weights):
+        return None
+    padded = most is not None and isinstance(weights, np.ndarray)
+    found = []
+    for i, (row, count) in enumerate(zip(weights, counts, strict=True)):
+        if len(row) != count and not (len(row) > count and (padded or count == most)):
+            shape = array_of(weights).shape
+            shape = f"shape {shape}" if shape else "lists"
+            raise ValueError(
+                f"`sample_weight` must be one number {_a(unit)}, {len(counts)} in all, or for "
+                f"each one number a {part}, received {shape}: `sample_weight[{i}]` has {len(row)} "
+                f"numbers, and `x[{i}]` {count} {part}s."
+            )
+        row = row[:count]
+        found.append(check_weights(f"sample_weight[{i}]", row, count, unit=part))
+    return found
+
+
+def label_codes(y: Any, count: int, unit: str = "text") -> np.ndarray:
+    """Return which labels are alike, as a number for each, int32 `(count,)`.
+
+    Raises ValueError for another number of labels, and for one that is missing.
+    """
+    rows = _rows(y, count, unit, "y")
+    values, firsts, codes = distinct(rows)
+    for value, row in zip(values, firsts, strict=True):
+        if value is None or value != value:
+            raise ValueError(f"`y[{row}]` is {value}: a label is missing. Remove the row.")
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(
+                f"`y[{row}]` must be a label, a string or a number, received {describe(value)}."
+            )
+    return codes.astype("int32")
 
 
 def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
@@ -255,8 +325,7 @@ def _matrix(y: Any, count: int, num_classes: int) -> np.ndarray | None:
 
 def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     """The labels as an array with one axis; of objects where they are not of one kind."""
-    article = "an" if unit[0] in "aeiou" else "a"
-    expected = f"`{name}` must be one label {article} {unit}, {count} in all"
+    expected = f"`{name}` must be one label {_a(unit)}, {count} in all"
     if isinstance(y, (str, bytes, dict, set)) or not hasattr(y, "__len__"):
         raise ValueError(f"{expected}, received {describe(y)}.")
     y = plain(y, f"`{name}`") if is_column(y) else y
@@ -269,3 +338,7 @@ def _rows(y: Any, count: int, unit: str, name: str) -> np.ndarray:
     if rows.shape != (count,):
         raise ValueError(f"{expected}, received shape {rows.shape}.")
     return rows
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

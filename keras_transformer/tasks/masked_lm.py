@@ -16,6 +16,7 @@ from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.structure import OUTPUT_BIAS, hidden_of_head, shapes_of
 from keras_transformer.tasks.hidden import HiddenLayer
+from keras_transformer.tasks.labels import token_weights, weighed
 from keras_transformer.tasks.pooling import states_at
 from keras_transformer.tasks.task import PER_TOKEN, softmax
 from keras_transformer.tasks.text import (
@@ -169,12 +170,13 @@ class MaskedLM(HiddenLayer, TokenPredictor):
         Args:
             x: texts.
             y: None, since the targets are made of the texts.
-            sample_weight: None, since every masked token counts alike.
+            sample_weight: one number a text; or for each text one for each of its tokens, as
+                `tokenizer.encode` gives them, of which those of masked ones count.
             masked: bool, False for the unchanged texts.
             objective: `training.MaskedTokens`. Defaults to that of `mask_rate`.
             **options: as for `Task.make_dataset`.
         """
-        self._refuse_targets(y, sample_weight)
+        self._refuse_targets(y)
         objective = MaskedTokens(self.mask_rate) if objective is None else objective
         if not isinstance(objective, MaskedTokens):
             raise ValueError(
@@ -196,10 +198,17 @@ class MaskedLM(HiddenLayer, TokenPredictor):
                 "special ones, such as the unknown one."
             )
 
+        given = token_weights(sample_weight, columns["token_ids"].lengths, max_length, "text")
+        columns = columns | given
+
         def finish(inputs, arrays):
             random = generator_of(dataset, arrays)
-            hidden, targets, weights = hide(inputs["token_ids"], inputs["padding_mask"], random)
-            return {**inputs, **hidden}, targets, weights
+            hidden, targets, counted = hide(inputs["token_ids"], inputs["padding_mask"], random)
+            if given:
+                positions = hidden["mask_positions"]
+                at = {"weights": np.take_along_axis(arrays["weights"], positions, axis=1)}
+                counted = weighed(counted, at)
+            return {**inputs, **hidden}, targets, counted
 
         dataset = token_batches(self, columns, finish, **options)
         return dataset

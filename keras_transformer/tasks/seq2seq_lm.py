@@ -10,6 +10,7 @@ from keras_transformer.data.packing import packed_inputs
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.tasks.asked import engine_inputs, scoring_inputs
+from keras_transformer.tasks.labels import check_weights, token_weights, weighed
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.text import (
     check_equal,
@@ -88,22 +89,21 @@ class Seq2SeqLM(LanguageModel):
         Args:
             x: sources; without `y` a tuple of sources and targets, with an `objective` texts.
             y: targets.
-            sample_weight: None, since every target token counts alike.
+            sample_weight: one number a pair; or for each pair one for each token of its target,
+                the end included. With an `objective` one number a text.
             objective: `training.SpanCorruption` or `training.Denoising`, which makes sources and
                 targets of texts, other ones in each epoch unless `shuffle=False`.
             **options: as for `Task.make_dataset`.
         """
         tokenizer = tokenizer_of(self)
-        if sample_weight is not None:
-            raise ValueError("Seq2SeqLM weighs every target token alike: no `sample_weight`.")
         if objective is not None and not isinstance(objective, (SpanCorruption, Denoising)):
             raise ValueError(
                 "Seq2SeqLM learns `SpanCorruption` or `Denoising` from texts, received "
                 f"objective={shorten(objective)}."
             )
         if objective is not None:
-            self._refuse_targets(y, None)
-            return self._dataset_of_texts(x, objective, **options)
+            self._refuse_targets(y)
+            return self._dataset_of_texts(x, objective, sample_weight, **options)
         texts = _sources_and_targets(x, y)
         max_length = take_max_length(self, options, at_least=2)
 
@@ -125,6 +125,9 @@ class Seq2SeqLM(LanguageModel):
             self, texts, encode, max_length=max_length, start_id=self.start_id, first=self._first()
         ).columns
         targets = rows["targets"]
+        paired = {"inputs": targets.without_last(), "targets": targets.without_first()}
+        counts = paired["targets"].lengths
+        paired |= token_weights(sample_weight, counts, max_length, "pair")
 
         def make_batch(arrays, masks):
             batch = {
@@ -135,17 +138,18 @@ class Seq2SeqLM(LanguageModel):
                 **packed_inputs(arrays, "encoder_"),
                 **packed_inputs(arrays, "decoder_", paired=True),
             }
-            return batch, arrays["targets"], masks["targets"].astype("float32")
+            counted = masks["targets"].astype("float32")
+            return batch, arrays["targets"], weighed(counted, arrays)
 
         return self._bucketed(
             {"sources": rows["sources"]},
             make_batch,
-            paired_columns={"inputs": targets.without_last(), "targets": targets.without_first()},
+            paired_columns=paired,
             pad_values=dict.fromkeys(("sources", "inputs", "targets"), self.pad_id),
             **options,
         )
 
-    def _dataset_of_texts(self, x, objective, **options) -> BucketedDataset:
+    def _dataset_of_texts(self, x, objective, sample_weight, **options) -> BucketedDataset:
         tokenizer = tokenizer_of(self)
         if options.get("pack_length") is not None:
             raise ValueError("Spoiled texts are not packed: no `pack_length` with an objective.")
@@ -161,11 +165,18 @@ class Seq2SeqLM(LanguageModel):
             return {"tokens": rows}
 
         columns = encode_rows(self, text_columns(x), encode, longest=longest).columns
+        # Tokens of a spoiled text are drawn anew each time: they have no weights of their own.
+        weights = check_weights("sample_weight", sample_weight, len(columns["tokens"]))
+        values = {} if weights is None else {"row_weights": weights}
 
         def make_batch(arrays, masks):
-            return make(arrays["tokens"], masks["tokens"], generator_of(dataset, arrays))
+            random = generator_of(dataset, arrays)
+            inputs, targets, counted = make(arrays["tokens"], masks["tokens"], random)
+            if values:
+                counted = counted * arrays["row_weights"][:, None]
+            return inputs, targets, counted
 
-        dataset = self._bucketed(columns, make_batch, **options)
+        dataset = self._bucketed(columns, make_batch, values=values, **options)
         return dataset
 
     @reads

@@ -43,10 +43,16 @@ class ForecastsSeries:
         Args:
             x: a series or a list of them, as `SeriesProcessor` takes them.
             y: None: the targets are within the series. A missing target counts for nothing.
-            sample_weight: None.
+            sample_weight: None, since every value counts alike.
             **options: as for `Task.make_dataset`.
         """
-        self._refuse_targets(y, sample_weight)
+        self._refuse_targets(y, "series")
+        if sample_weight is not None:
+            raise ValueError(
+                f"{type(self).__name__} weighs every value of its series alike: no "
+                "`sample_weight`. A value that is NaN counts for nothing; arrays of windows, as "
+                "`make_dataset` gives them, may have weights."
+            )
         count, windows = self._windows(self._require_processor().rows(x))
 
         def make_batch(arrays, masks):

@@ -14,11 +14,18 @@ from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
 from keras_transformer.tasks.asked import engine_inputs, scoring_inputs
 from keras_transformer.tasks.explaining import Asked
+from keras_transformer.tasks.labels import token_weights, weighed
 from keras_transformer.tasks.language_model import LanguageModel
 from keras_transformer.tasks.placeholders import placed_rows
 from keras_transformer.tasks.sources import SourceProcessor, SourceRows
 from keras_transformer.tasks.tables import TakesTables
-from keras_transformer.tasks.text import check_equal, take_max_length, text_rows, with_end
+from keras_transformer.tasks.text import (
+    check_equal,
+    check_said,
+    take_max_length,
+    text_rows,
+    with_end,
+)
 from keras_transformer.tokenizers import Tokenizer
 
 
@@ -70,8 +77,13 @@ class SourceToText(TakesTables, LanguageModel):
         """Whether prompts are read by the encoder, and are none of the decoder's tokens."""
         return self.backbone.config.source is not None
 
-    def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
-        """The arrays of the encoder, of sources as the processor takes them."""
+    def arrays_of(
+        self, sources: Sequence, places: Sequence[int] | None = None, learns: bool = False
+    ) -> dict:
+        """The arrays of the encoder, of sources as the processor takes them.
+
+        `learns` says that texts are learned from them. Raises ValueError for one that holds none.
+        """
         return {self.backbone.id_inputs[0]: self._require_processor().source(sources, places)}
 
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
@@ -115,13 +127,12 @@ class SourceToText(TakesTables, LanguageModel):
         Args:
             x: sources, or a tuple of sources and prompts, such as questions.
             y: the texts to be written, one for each source.
-            sample_weight: None, since every token of a text counts alike.
+            sample_weight: one number a source; or for each one for each token of its text, the
+                end included.
             **options: those of the processor, and as for `Task.make_dataset`.
         """
         processor = self._require_processor()
         sources, prompts = processor.parts(x)
-        if sample_weight is not None:
-            raise ValueError(f"{type(self).__name__} weighs every token alike: no `sample_weight`.")
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} learns from texts: give `y`, one for each "
@@ -140,12 +151,19 @@ class SourceToText(TakesTables, LanguageModel):
         if room < 2:
             raise ValueError(f"`max_length`={max_length} leaves no room behind the prompts.")
         encoded = processor.tokenizer.encode_targets(texts)
+        (empty,) = processor.tokenizer.encode_targets([""])
+        check_said(texts, encoded, empty, "`y[{}]`".format)
         ends = with_end([row[: room - 1] for row in encoded], processor.tokenizer.end_id)
         rows = [[*start, *end] for start, end in zip(starts, ends, strict=True)]
         skipped = {"skipped": np.array([len(start) - 1 for start in starts], "int32")}
+        columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
+        lengths = list(map(len, ends))
+        before = skipped["skipped"]
+        columns |= token_weights(sample_weight, lengths, room, self.source_unit, before)
 
         def make_batch(arrays, masks):
-            inputs = self.arrays_of([sources[i] for i in arrays["row"]], arrays["row"])
+            given = [sources[i] for i in arrays["row"]]
+            inputs = self.arrays_of(given, arrays["row"], learns=True)
             inputs["decoder_token_ids"] = arrays["inputs"]
             inputs["decoder_padding_mask"] = masks["inputs"]
             places, skipped = np.arange(arrays["inputs"].shape[1]), arrays["skipped"][:, None]
@@ -155,10 +173,10 @@ class SourceToText(TakesTables, LanguageModel):
             if asked:
                 inputs["encoder_token_ids"] = arrays["asked"]
                 inputs["encoder_padding_mask"] = masks["asked"]
-            return inputs, arrays["targets"], learned.astype("float32")
+            return inputs, arrays["targets"], weighed(learned.astype("float32"), arrays)
 
-        columns = {"inputs": [row[:-1] for row in rows], "targets": [row[1:] for row in rows]}
-        options |= {"pad_values": dict.fromkeys((*columns, *asked), self.pad_id)}
+        padded = ("inputs", "targets", *asked)
+        options |= {"pad_values": dict.fromkeys(padded, self.pad_id)}
         options |= {"paired_columns": asked} if asked else {}
         return self._bucketed(columns, make_batch, values=skipped, **options)
 

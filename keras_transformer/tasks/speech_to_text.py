@@ -1,7 +1,6 @@
 """Speech to text: what was said in a recording."""
 
 import dataclasses
-from collections.abc import Sequence
 from itertools import islice
 
 import keras
@@ -116,8 +115,9 @@ class SpeechToText(SourceToText):
         """Whisper's tokens for languages, tasks and times, None for another vocabulary."""
         return None if self.processor is None else self.processor.speech_tokens
 
-    def arrays_of(self, sources: Sequence, places: Sequence[int] | None = None) -> dict:
-        return arrays_of_sound(self.backbone, self._require_processor().source, sources, places)
+    def arrays_of(self, sources, places=None, learns=False) -> dict:
+        source = self._require_processor().source
+        return arrays_of_sound(self.backbone, source, sources, places, spoken=learns)
 
     def prompt_rows(
         self, prompts, count, language=None, task: str | None = None, timestamps: bool = False

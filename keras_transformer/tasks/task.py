@@ -317,10 +317,11 @@ class Task(ForeignNames, Serializable, Verbs, Adaptable, ThreadSafe, CompiledSte
             rows.extend(outputs if reduce is None else reduce(outputs))
         return dataset.restore_order(rows)
 
-    def _refuse_targets(self, y, sample_weight) -> None:
-        if y is not None or sample_weight is not None:
+    def _refuse_targets(self, y, of: str = "texts") -> None:
+        if y is not None:
             raise ValueError(
-                f"{type(self).__name__} makes its targets from the texts: give `x` alone."
+                f"{type(self).__name__} makes its targets from the {of}: give `x` alone, or with "
+                "weights as `sample_weight`, in a data set (x, None, sample_weight)."
             )
 
     def metric_of(self, given: Any) -> Any:

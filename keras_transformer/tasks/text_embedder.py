@@ -23,7 +23,12 @@ from keras_transformer.layers.remat import recomputed
 from keras_transformer.layers.unit_vectors import unit_vectors
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
-from keras_transformer.tasks.labels import check_weights, real_margins, real_numbers
+from keras_transformer.tasks.labels import (
+    check_weights,
+    label_codes,
+    real_margins,
+    real_numbers,
+)
 from keras_transformer.tasks.pooling import POOLINGS, check_pooler, pool, pool_by, pooled_width
 from keras_transformer.tasks.task import Task
 from keras_transformer.tasks.text import (
@@ -161,7 +166,9 @@ class TextEmbedder(Task):
         Args:
             optimizer: as in `keras.Model.compile`.
             loss: `"multiple_negatives_ranking"`, `"cached_multiple_negatives_ranking"`,
-                `"triplet"`, `"cosine_similarity"`, `"cosent"` or `"margin_mse"`, or an object: see
+                `"triplet"`, `"cosine_similarity"`, `"cosent"` or `"margin_mse"`; for single texts
+                with labels `"batch_hard_triplet"`, `"batch_all_triplet"` or
+                `"batch_semi_hard_triplet"`; or an object: see
                 `training.MultipleNegativesRankingLoss` and others, which have options.
             *args: as in `keras.Model.compile`.
             **kwargs: as in `keras.Model.compile`.
@@ -218,7 +225,7 @@ class TextEmbedder(Task):
         Args:
             x: texts; or a tuple of lists, row by row an anchor, its positive and any negatives, or
                 the two texts of which `y` is the score.
-            y: one number a row, with a loss that takes them.
+            y: one number a row, with a loss that takes them; or the label of each text.
             sample_weight: one number a row.
             **options: as in `Task.make_dataset`; and `prompt`, put before each text in place of
                 the one that `default_prompt_name` names.
@@ -246,15 +253,35 @@ class TextEmbedder(Task):
             return {_PROMPTS: np.full((*rows.shape, 1), skipped, "int32")} if skipped else {}
 
         if not several:
-            if y is not None or sample_weight is not None:
-                raise ValueError(
-                    "TextEmbedder has no labels of single texts: use `predict`. It learns from "
-                    "pairs, as in fit((anchors, positives)), or fit((first, second), scores)."
-                )
-            finish = None if not skipped else lambda x, arrays: ({**x, **further(arrays["row"])},)
-            return token_batches(self, {"token_ids": ids[0]}, finish, **options)
+            values = self._labels_and_weights(y, sample_weight, len(ids[0]))
+
+            def finish(inputs, arrays):
+                return {**inputs, **further(arrays["row"])}, *(arrays[name] for name in values)
+
+            return token_batches(self, {"token_ids": ids[0]}, finish, values=values, **options)
+        if y is not None and self._learns_labels:
+            raise ValueError(
+                f"{type(self.loss).__name__} learns from single texts and their labels: "
+                "fit(texts, labels), with a list of texts."
+            )
         values = self._scores_and_weights(y, sample_weight, len(parts[0]))
         return tuple_batches(self, ids, further, values=values, **options)
+
+    @property
+    def _learns_labels(self) -> bool:
+        return getattr(self.loss, "takes_labels", False)
+
+    def _labels_and_weights(self, y, sample_weight, count: int) -> dict[str, np.ndarray]:
+        """The values of a data set of single texts."""
+        if (y is not None or sample_weight is not None) and not self._learns_labels:
+            raise ValueError(
+                "TextEmbedder has no labels of single texts: use `predict`. It learns from pairs, "
+                "as in fit((anchors, positives)), or fit((first, second), scores); or from labels "
+                'of single texts, compiled with loss="batch_hard_triplet".'
+            )
+        values = {} if y is None else {"labels": label_codes(y, count)}
+        weights = check_weights("sample_weight", sample_weight, count)
+        return {**values, "sample_weight": weights} if values and weights is not None else values
 
     def _scores_and_weights(self, y, sample_weight, count: int) -> dict[str, np.ndarray]:
         """The values of a data set of several texts a row."""
@@ -288,12 +315,18 @@ class TextEmbedder(Task):
         return len(ids) - (ids[-1] in self.tokenizer.special_ids)
 
     def _batches(self, x, y, sample_weight, processing: dict, **options) -> tuple:
-        if self._takes(x) and not is_tuple(x):
+        if self._takes(x) and self._learns_labels and y is None:
+            raise ValueError(
+                f"{type(self.loss).__name__} learns from single texts and their labels: give `y`, "
+                "as in fit(texts, labels)."
+            )
+        if self._takes(x) and not is_tuple(x) and not self._learns_labels:
             raise ValueError(
                 f"TextEmbedder learns from a tuple of lists of texts, received {describe(x)}: "
                 "fit((anchors, positives)), fit((anchors, positives, negatives)), or "
                 "fit((first, second), scores). `validation_data` is ((anchors, positives),) or "
-                "((first, second), scores). Vectors of texts are what `predict` gives."
+                "((first, second), scores). Single texts and their labels are for compile(loss="
+                '"batch_hard_triplet"). Vectors of texts are what `predict` gives.'
             )
         made = super()._batches(x, y, sample_weight, processing, **options)
         if isinstance(made[0], BucketedDataset):
@@ -305,6 +338,11 @@ class TextEmbedder(Task):
             raise ValueError(
                 f"{type(self.loss).__name__} learns from scores: give `y`, one number a pair. For "
                 'pairs without scores compile with loss="multiple_negatives_ranking".'
+            )
+        if self._learns_labels and "labels" not in dataset.values:
+            raise ValueError(
+                f"{type(self.loss).__name__} learns from single texts and their labels: "
+                "make_dataset(texts, labels)."
             )
 
     @reads

@@ -4,6 +4,9 @@ from keras_transformer.training.averaging import LastCheckpoints, average_checkp
 from keras_transformer.training.callbacks import BLEUCallback, StopAtNaN
 from keras_transformer.training.distillation import Distiller, distillation_loss, smaller
 from keras_transformer.training.embedding_losses import (
+    BatchAllTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
     CachedMultipleNegativesRankingLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
@@ -30,6 +33,9 @@ __all__ = [
     "BLEU",
     "ROUGE",
     "BLEUCallback",
+    "BatchAllTripletLoss",
+    "BatchHardTripletLoss",
+    "BatchSemiHardTripletLoss",
     "CTCLoss",
     "CachedMultipleNegativesRankingLoss",
     "ClassAccuracy",

@@ -30,6 +30,7 @@ class EmbeddingLoss(keras.losses.Loss):
 
     takes_scores = False
     takes_margins = False  # whether scores may be several of a row
+    takes_labels = False  # of single texts
     most_texts: int | None = None
     least_texts = 2
     # How many rows' texts are embedded at a time in training; None for all.
@@ -61,18 +62,21 @@ class EmbeddingLoss(keras.losses.Loss):
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         vectors = ops.convert_to_tensor(y_pred, dtype="float32")
-        texts = vectors.shape[1] if len(vectors.shape) == 3 else 1
+        vectors = vectors[:, None] if len(vectors.shape) == 2 else vectors
+        texts = vectors.shape[1] if len(vectors.shape) == 3 else 0
         if texts < self.least_texts or texts > (self.most_texts or texts):
             least = self.least_texts
             count = f"{least}" if self.most_texts == least else f"{least} or more"
+            how = "texts and labels: fit(texts, labels)" if self.takes_labels else (
+                "a tuple of lists: fit((anchors, positives))"
+            )  # fmt: skip
             raise ValueError(
                 f"{type(self).__name__} takes the vectors of {count} texts a row, of shape (batch, "
-                f"texts, width), received shape {tuple(vectors.shape)}. Fit on a tuple of lists: "
-                "fit((anchors, positives))."
+                f"texts, width), received shape {tuple(vectors.shape)}. Fit on {how}."
             )
         width = vectors.shape[-1]
         self.check_width(width)
-        scores = ops.convert_to_tensor(y_true, dtype="float32")
+        scores = ops.cast(y_true, "int32" if self.takes_labels else "float32")
         if not self.takes_margins:
             scores = ops.reshape(scores, (-1,))
         rows = vectors[:, 0, 0]
@@ -430,10 +434,206 @@ class MarginMSELoss(EmbeddingLoss):
         return {"name": self.name}
 
 
+class _OfLabels(EmbeddingLoss):
+    """A loss of triplets that the labels of single texts make within a batch.
+
+    Of two texts of one label each is a positive of the other, texts of other labels are negatives.
+    """
+
+    takes_labels = True
+    least_texts = most_texts = 1
+
+    def __init__(self, distance: str, margin: float | None, name: str):
+        super().__init__(name=name)
+        self.distance = check_choice("distance", distance, ("euclidean", "cosine"))
+        self.margin = margin
+
+    def of_vectors(self, vectors, scores, weights):
+        distances = self._distances(vectors[:, 0])
+        there = (weights > 0)[:, None] & (weights > 0)[None]
+        same = ops.equal(scores[:, None], scores[None])
+        other = ops.logical_not(ops.eye(ops.shape(scores)[0], dtype="bool"))
+        return self.of_triplets(distances, same & other & there, ~same & there, weights)
+
+    def of_triplets(self, distances, positive, negative, weights):
+        """Return the loss, a scalar.
+
+        Args:
+            distances: float `(anchors, texts)`.
+            positive: bool `(anchors, texts)`, whether a text is a positive of an anchor.
+            negative: bool `(anchors, texts)`, whether it is a negative of it.
+            weights: float `(anchors,)`.
+        """
+        raise NotImplementedError
+
+    def _distances(self, vectors):
+        """Distance of each vector of `(batch, width)` to each, 0 and without gradient to itself."""
+        if self.distance == "cosine":
+            units = unit_vectors(vectors)
+            return 1 - ops.matmul(units, ops.transpose(units))
+        products = ops.matmul(vectors, ops.transpose(vectors))
+        squares = ops.diagonal(products)
+        squares = squares[:, None] - 2.0 * products + squares[None]
+        # The root has no gradient at 0.
+        apart = squares > 0
+        return ops.where(apart, ops.sqrt(ops.where(apart, squares, 1.0)), 0.0)
+
+    def get_config(self):
+        return {name: getattr(self, name) for name in ("name", "distance", "margin")}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BatchHardTripletLoss(_OfLabels):
+    """The furthest text of its label is to be nearer to a text than the nearest of another label.
+
+    `max(distance to the furthest positive - distance to the nearest negative + margin, 0)`, the
+    mean over the texts of a batch. It learns from single texts and their labels:
+    `fit(texts, labels)`. A batch needs several texts of a label, and several labels; a text without
+    another of its label counts as its own.
+
+    Args:
+        distance: "euclidean" or "cosine" (1 minus the cosine).
+        margin: float above 0, or None for a soft margin, the softplus of the difference. Vectors of
+            length 1 (`normalize=True`, the default of a `TextEmbedder`) are at most 2 apart: give a
+            smaller one than the default there.
+        name: as in `keras.losses.Loss`.
+
+    Raises:
+        ValueError: if `distance` is neither of the two, or the margin is not above 0.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import BatchHardTripletLoss
+
+    vectors = np.array([[0.0], [1.0], [4.0]])  # two of a label, one of another
+    loss = BatchHardTripletLoss(margin=5.0)(np.array([0, 0, 1]), vectors)
+    assert abs(float(loss) - ((1 - 4 + 5) + (1 - 3 + 5) + (0 - 3 + 5)) / 3) < 1e-6
+    ```
+
+    Source: Hermans et al. 2017, "In Defense of the Triplet Loss for Person Re-Identification",
+    equations 5 (batch hard) and, for the soft margin, section 2.
+    """
+
+    def __init__(
+        self,
+        distance: str = "euclidean",
+        margin: float | None = 5.0,
+        name: str = "batch_hard_triplet",
+    ):
+        margin = check_number("margin", margin, above=0, none=True)
+        super().__init__(distance, margin, name)
+
+    def of_triplets(self, distances, positive, negative, weights):
+        there = positive | negative
+        near = ops.max(ops.where(positive, distances, 0.0), axis=-1)
+        # Where there is no negative, the furthest text takes its place.
+        furthest = ops.max(ops.where(there, distances, 0.0), axis=-1, keepdims=True)
+        far = ops.min(ops.where(negative, distances, furthest), axis=-1)
+        difference = near - far
+        losses = (
+            ops.softplus(difference) if self.margin is None
+            else ops.relu(difference + self.margin)
+        )  # fmt: skip
+        return _mean(losses, weights)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BatchAllTripletLoss(_OfLabels):
+    """Every text of its label is to be nearer to a text than every one of another, by a margin.
+
+    `max(distance to the positive - distance to the negative + margin, 0)`, the mean over those
+    triplets of a batch where it is above 0. Memory grows with the cube of the rows of a batch.
+
+    Args:
+        distance, name: as in `BatchHardTripletLoss`.
+        margin: float above 0.
+
+    Raises:
+        ValueError: as in `BatchHardTripletLoss`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import BatchAllTripletLoss
+
+    vectors = np.array([[0.0], [1.0], [4.0]])  # triplets of the first and of the second text
+    loss = BatchAllTripletLoss(margin=5.0)(np.array([0, 0, 1]), vectors)
+    assert float(loss) == ((1 - 4 + 5) + (1 - 3 + 5)) / 2
+    ```
+
+    Source: Hermans et al. 2017, "In Defense of the Triplet Loss for Person Re-Identification",
+    equation 6 and the mean over those that are not 0 of its section 2.
+    """
+
+    def __init__(
+        self, distance: str = "euclidean", margin: float = 5.0, name: str = "batch_all_triplet"
+    ):
+        super().__init__(distance, check_number("margin", margin, above=0), name)
+
+    def of_triplets(self, distances, positive, negative, weights):
+        losses = distances[:, :, None] - distances[:, None, :] + self.margin
+        counted = (losses > 1e-16) & positive[:, :, None] & negative[:, None, :]
+        each = ops.sum(ops.where(counted, losses, 0.0), axis=(1, 2))
+        numbers = ops.sum(ops.cast(counted, "float32"), axis=(1, 2))
+        return ops.divide_no_nan(ops.sum(each * weights), ops.sum(numbers * weights))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BatchSemiHardTripletLoss(_OfLabels):
+    """Each text of its label is to be nearer to a text than the next negative behind it.
+
+    `max(distance to the positive - distance to the negative + margin, 0)`, the mean over all pairs
+    of texts of a label. The negative is the nearest that is further away than the positive; where
+    there is none, the furthest. Memory grows with the cube of the rows of a batch.
+
+    Args:
+        distance, name: as in `BatchHardTripletLoss`.
+        margin: float above 0.
+
+    Raises:
+        ValueError: as in `BatchHardTripletLoss`.
+
+    Example:
+    ```python
+    import numpy as np
+    from keras_transformer.training import BatchSemiHardTripletLoss
+
+    vectors = np.array([[0.0], [1.0], [4.0]])  # two of a label, one of another
+    loss = BatchSemiHardTripletLoss(margin=5.0)(np.array([0, 0, 1]), vectors)
+    assert float(loss) == ((1 - 4 + 5) + (1 - 3 + 5)) / 2
+    ```
+
+    Source: Schroff et al. 2015, "FaceNet", section 3.2.
+    """
+
+    def __init__(
+        self,
+        distance: str = "euclidean",
+        margin: float = 5.0,
+        name: str = "batch_semi_hard_triplet",
+    ):
+        super().__init__(distance, check_number("margin", margin, above=0), name)
+
+    def of_triplets(self, distances, positive, negative, weights):
+        far = -_HIDDEN
+        behind = (distances[:, None, :] > distances[:, :, None]) & negative[:, None, :]
+        next_one = ops.min(ops.where(behind, distances[:, None, :], far), axis=-1)
+        furthest = ops.max(ops.where(negative, distances, 0.0), axis=-1, keepdims=True)
+        chosen = ops.where(next_one < far, next_one, furthest)
+        losses = ops.where(positive, ops.relu(distances - chosen + self.margin), 0.0)
+        pairs = ops.sum(ops.cast(positive, "float32"), axis=-1)
+        total = ops.sum(ops.sum(losses, axis=-1) * weights)
+        return ops.divide_no_nan(total, ops.sum(pairs * weights))
+
+
 _LOSSES = {
     "multiple_negatives_ranking": MultipleNegativesRankingLoss,
     "cached_multiple_negatives_ranking": CachedMultipleNegativesRankingLoss,
     "triplet": TripletLoss,
+    "batch_hard_triplet": BatchHardTripletLoss,
+    "batch_all_triplet": BatchAllTripletLoss,
+    "batch_semi_hard_triplet": BatchSemiHardTripletLoss,
     "margin_mse": MarginMSELoss,
     "cosine_similarity": CosineSimilarityLoss,
     "cosent": CoSENTLoss,

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.distribution.layout import devices_of_model
@@ -10,6 +11,7 @@ from keras_transformer.layers.products import quick_products
 from keras_transformer.layers.remat import one_piece
 from keras_transformer.layers.slots import put
 from keras_transformer.planning.activations import CHUNK_BYTES, positions_at_a_time
+from keras_transformer.training.losses import checked_targets, within
 
 
 class TokenSums(NamedTuple):
@@ -44,7 +46,10 @@ def linear_cross_entropy(
         chunk_bytes: int, about the size of the logits that a device has at a time.
 
     Returns:
-        `TokenSums`.
+        `TokenSums`. The losses are NaN where a target is none of the words, within a program.
+
+    Raises:
+        ValueError: for a target that counts and is none of the words, where values are known.
 
     Example:
     ```python
@@ -60,7 +65,7 @@ def linear_cross_entropy(
     section 3.2.
     """
     states, kernel = ops.convert_to_tensor(states), ops.convert_to_tensor(kernel)
-    targets = ops.cast(targets, "int32")
+    targets = checked_targets(targets, kernel.shape[0], weights)
     if weights is None:
         weights = ops.ones(ops.shape(targets), "float32")
     weights = ops.cast(weights, "float32")
@@ -123,7 +128,8 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
     # At a padded position neither what the model says matters, be it infinite, nor the target, be
     # it no word at all.
     states = ops.where(weights[..., None] > 0, states, ops.zeros((), states.dtype))
-    targets = ops.where(weights > 0, targets, 0)
+    known, targets = within(targets, vocabulary_size)
+    total, weights = ops.sum(weights), ops.where(known, weights, 0.0)
     means = [ops.mean(ops.cast(x, "float32"), axis=0) for x in (kernel, bias) if x is not None]
 
     def in_chunks(x):
@@ -160,12 +166,15 @@ def _sums(states, kernel, bias, targets, weights, label_smoothing, width, gradie
         ops.zeros((vocabulary_size,), "float32") if gradient and bias is not None else nothing,
     )
     sums, by_states, by_kernel, by_bias = ops.fori_loop(0, count, step, carry)
-    total = ops.sum(weights)
-    sums = (*sums, total)
+    # Of a target that is none of the words the loss is NaN, as in `token_cross_entropy`.
+    loss, cross_entropy, correct = sums
+    right = ops.where(ops.all(known), 0.0, np.nan)
+    sums = (loss + right, cross_entropy + right, correct, total)
     if not gradient:
         return sums, None
     by_states = ops.reshape(ops.moveaxis(by_states, 0, 1), (batch, count * width, dim))
     by_states = ops.cast(by_states[:, :length], "float32") - label_smoothing * means[0]
+    total = ops.sum(weights)
     weights, each = weights[..., None], label_smoothing / vocabulary_size
     by_kernel = by_kernel - each * ops.sum(weights * ops.cast(states, "float32"), axis=(0, 1))
     by_bias = [] if bias is None else [by_bias - each * total]

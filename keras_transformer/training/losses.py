@@ -1,10 +1,12 @@
 """The losses of models that predict tokens or classes."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.checking import check_choice, check_int, check_number
 from keras_transformer.distribution.replicas import mean_over_replicas, share_of_weight
+from keras_transformer.layers.masking import has_values
 
 _REDUCTIONS = ("mean_with_sample_weight", "sum_over_batch_size", "sum", "mean", "none")
 
@@ -18,10 +20,66 @@ def below_largest(logits, axis: int = -1):
     return logits - ops.stop_gradient(ops.max(logits, axis=axis, keepdims=True))
 
 
+def checked_targets(targets, count: int, weights=None, nothing: int = 0):
+    """Return int32 targets, `nothing` in place of those whose weight is 0, which may be any number.
+
+    Raises ValueError for another one that is not from 0 to `count - 1`, if the values are known:
+    within a program of JAX or TensorFlow they are not, and on a GPU of PyTorch a look would wait.
+    There the loss of such a target is NaN.
+
+    Args:
+        targets: int `(batch, ...)`.
+        count: int, the number of classes or tokens; None if it is not known.
+        weights: float, of the shape of `targets` or its first axes; or None.
+        nothing: int.
+    """
+    targets = ops.cast(targets, "int32")
+    if weights is not None:
+        weights = ops.convert_to_tensor(weights)
+        rank = len(targets.shape) - len(weights.shape)
+        if rank >= 0:
+            weights = ops.reshape(weights, (*ops.shape(weights), *[1] * rank))
+            targets = ops.where(ops.cast(weights, "bool"), targets, nothing)
+    values = _known(targets)
+    if values is not None and count is not None and values.size:
+        wrong = (values < 0) | (values >= count)
+        if wrong.any():
+            raise ValueError(
+                f"Targets must be from 0 to {count - 1}, since the model tells {count} apart, "
+                f"received {values[wrong][0]}. What does not count, such as -100, needs a "
+                "`sample_weight` of 0."
+            )
+    return targets
+
+
+def _known(tensor) -> "np.ndarray | None":
+    """The values of a tensor, None where they cannot be looked at, or only by waiting for them."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        known = has_values(tensor) and tensor.device.type == "cpu"
+    elif backend == "jax":
+        import jax
+
+        known = isinstance(tensor, jax.Array) and not isinstance(tensor, jax.core.Tracer)
+        known = known and tensor.is_fully_addressable
+    else:
+        known = hasattr(tensor, "numpy")  # of an eager tensor of TensorFlow alone
+    return ops.convert_to_numpy(tensor) if known else None
+
+
+def within(targets, count: int):
+    """Whether targets are from 0 to `count - 1`, and the nearest that are: bool and int."""
+    return (targets >= 0) & (targets < count), ops.clip(targets, 0, count - 1)
+
+
 def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
-    """Loss per token, in float32 nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`."""
+    """Loss per token, in float32 nats: `logsumexp(z) - (1 - s) * z[target] - s * mean(z)`.
+
+    It is NaN, without a gradient, for a target that is none of the tokens.
+    """
     logits = below_largest(ops.cast(logits, "float32"))
-    targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
+    known, targets = within(ops.cast(targets, "int32"), logits.shape[-1])
+    targets = ops.expand_dims(targets, -1)
     if keras.backend.backend() == "tensorflow":
         # Picked by comparison: TensorFlow's gradient of a gather is a slow scatter. Measured
         # forward and backward with a 128-wide projection, 256 x 24 tokens, 8,000 words, 2
@@ -34,7 +92,7 @@ def token_cross_entropy(targets, logits, label_smoothing: float = 0.0):
     losses = ops.log(ops.sum(ops.exp(logits), axis=-1)) - (1.0 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing * ops.mean(logits, axis=-1)
-    return losses
+    return ops.where(known, losses, np.nan)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -80,6 +138,7 @@ class TokenCrossEntropy(keras.losses.Loss):
         self.label_smoothing = check_number("label_smoothing", label_smoothing, at_least=0, below=1)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
+        y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight)
         loss = super().__call__(y_true, y_pred, sample_weight)
         if sample_weight is None or self.reduction != "mean_with_sample_weight":
             return loss
@@ -120,6 +179,12 @@ class ClassCrossEntropy(keras.losses.Loss):
 
     def __init__(self, reduction="sum_over_batch_size", name: str = "class_cross_entropy"):
         super().__init__(name=name, reduction=reduction, dtype="float32")
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        y_true, y_pred = map(ops.convert_to_tensor, (y_true, y_pred))
+        if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
+            y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight)
+        return super().__call__(y_true, y_pred, sample_weight)
 
     def call(self, y_true, y_pred):
         if len(y_true.shape) < len(y_pred.shape):
@@ -180,7 +245,9 @@ class CTCLoss(keras.losses.Loss):
         reduction, name: as in `keras.losses.Loss`.
 
     Raises:
-        ValueError: for a negative `blank_id`.
+        ValueError: for a negative `blank_id`, or one that the logits do not have; and, where values
+            are known, for a target that is none of the tokens, or a blank before a token. Within a
+            program the loss of such a text is NaN.
 
     Example:
     ```python
@@ -205,12 +272,33 @@ class CTCLoss(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype="float32")
         self.blank_id = check_int("blank_id", blank_id, at_least=0)
 
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        y_pred = ops.convert_to_tensor(y_pred)
+        count = y_pred.shape[-1]
+        check_int("blank_id", self.blank_id, 0, count - 1)
+        y_true = checked_targets(y_true, count, sample_weight, nothing=self.blank_id)
+        values = _known(self._in_order(y_true))
+        if values is not None and not values.all():
+            row = int(values.argmin())
+            raise ValueError(
+                f"Row {row} of the targets has the token {self.blank_id}, which stands for "
+                "nothing, before another one. It fills a row behind its text alone."
+            )
+        return super().__call__(y_true, y_pred, sample_weight)
+
+    def _in_order(self, targets):
+        """Whether the blanks of each row are behind its tokens, bool `(batch,)`."""
+        said = ops.not_equal(targets, self.blank_id)
+        return ops.all(said[:, :-1] | ~said[:, 1:], axis=-1)
+
     def call(self, y_true, y_pred):
         targets, logits = ops.cast(y_true, "int32"), ops.cast(y_pred, "float32")
+        known, nearest = within(targets, logits.shape[-1])  # PyTorch would read past the logits
         tokens = ops.sum(ops.cast(ops.not_equal(targets, self.blank_id), "int32"), axis=-1)
         states = ops.full((ops.shape(logits)[0],), ops.shape(logits)[1], dtype="int32")
-        losses = ops.ctc_loss(targets, logits, tokens, states, mask_index=self.blank_id)
-        return losses / ops.cast(ops.maximum(tokens, 1), "float32")
+        losses = ops.ctc_loss(nearest, logits, tokens, states, mask_index=self.blank_id)
+        losses = losses / ops.cast(ops.maximum(tokens, 1), "float32")
+        return ops.where(ops.all(known, axis=-1) & self._in_order(targets), losses, np.nan)
 
     def get_config(self) -> dict:
         return {**super().get_config(), "blank_id": self.blank_id}

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_transformer.training.linear_cross_entropy import TokenSums
-from keras_transformer.training.losses import token_cross_entropy
+from keras_transformer.training.losses import checked_targets, token_cross_entropy
 
 
 class TokenMean(keras.metrics.Metric):
@@ -23,6 +23,8 @@ class TokenMean(keras.metrics.Metric):
         raise NotImplementedError
 
     def update_state(self, y_true, y_pred, sample_weight=None):
+        y_pred = ops.convert_to_tensor(y_pred)
+        y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight)
         values = ops.cast(self.token_values(y_true, y_pred), self.dtype)
         weights = ops.ones_like(values)
         if sample_weight is not None:

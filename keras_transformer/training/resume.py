@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_transformer.checking import check_int, check_path, describe
+from keras_transformer.checking import check_int, check_path, describe, shorten
 from keras_transformer.files import SafetensorsFile, has_file, naming, write_safetensors
 from keras_transformer.models.accumulation import batches_of_update
 from keras_transformer.scratch import PathLock
@@ -20,6 +20,7 @@ from keras_transformer.training.averaging import to_numpy
 
 _FILE = "state.safetensors"
 _SHAPE = "shape."
+_LONGEST = 200  # of what a message quotes of a state
 
 
 class ResumableRun(keras.callbacks.Callback):
@@ -214,7 +215,7 @@ class ResumableRun(keras.callbacks.Callback):
         self.model._symbolic_build(data_batch=batch)
         variables = _metric_variables(self.model)
         if set(variables) != set(kept):
-            then, now = (", ".join(sorted(names)) for names in (kept, variables))
+            then, now = (", ".join(map(_quoted, sorted(names)[:20])) for names in (kept, variables))
             raise ValueError(
                 f"The state in {self.path} is within an epoch, of which it has these metrics: "
                 f"{then}; but the model has {now}. Compile it with the metrics that it had."
@@ -226,13 +227,23 @@ class ResumableRun(keras.callbacks.Callback):
         now, kept = json.loads(json.dumps(self._run)), _without_numbers(kept)
         names = [name for name in {**kept, **now} if kept.get(name) != now.get(name)]
         if names:
-            shown = [f"{n}: {kept.get(n, 'none')} then, {now.get(n, 'none')} now" for n in names]
+            shown = [
+                f"{_quoted(n)}: {_quoted(kept.get(n, 'none'))} then, "
+                f"{_quoted(now.get(n, 'none'))} now"
+                for n in names
+            ]
             more = f"\n  and {len(shown) - 8} more" if len(shown) > 8 else ""
             raise ValueError(
                 f"The state in {self.path} is of another run:\n  "
                 + "\n  ".join(shown[:8])
                 + f"{more}\nGive what it was started with, or another directory to start anew."
             )
+
+
+def _quoted(value: Any) -> str:
+    """What a file says, or this run: escaped, on one line, and cut where it is long."""
+    text = shorten(value, _LONGEST)
+    return text[1:-1] if isinstance(value, str) else text
 
 
 def _variables(model) -> dict[str, Any]:

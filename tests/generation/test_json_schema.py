@@ -5,6 +5,7 @@ import json
 import random
 import re
 import sys
+import time
 from typing import Annotated, Literal
 
 import jsonschema
@@ -13,11 +14,14 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.generation import BeamSearch, Random, Rules
+from keras_transformer.generation import BeamSearch, Random, Rules, json_patterns
 from keras_transformer.generation.automaton_tables import FAR, steps_to
 from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.json_numbers import integers, numbers
+from keras_transformer.generation.json_patterns import is_found, searches
+from keras_transformer.generation.json_reading import read_schema
 from keras_transformer.generation.json_schema import compile_json_schema
+from keras_transformer.generation.json_validating import validation
 from keras_transformer.tokenizers import Tokenizer
 from tests.generation.drawn_schemas import DRAFTS, draw_schema, spoil_schema
 from tests.generation.json_schemas import SCHEMAS
@@ -416,3 +420,29 @@ def test_constraints_that_are_no_constraints(lm):
         lm.generate("a", constraint="[0-9]")
     with pytest.raises(ValueError, match="must hold JSON values"):
         lm.generate("a", constraint={"enum": [{1}]})
+
+
+@pure
+def test_many_values_and_patterns_take_no_square_of_their_number(monkeypatch):
+    """jsonschema compares a value with each of an `enum`: 4,000 of them took minutes."""
+    read = read_schema({"enum": [{"a": i, "b": [i]} for i in range(4000)], "minProperties": 2})
+    is_valid, began = validation(read, read.schema), time.process_time()
+    assert all(is_valid({"a": i, "b": [float(i)]}) for i in range(4000))
+    assert not is_valid({"a": 1, "b": [2]}) and not is_valid({"a": True, "b": [1]})
+    assert time.process_time() - began < 20
+
+    patterns = [f"^{i:03}$" for i in range(300)]
+    with searches():
+        found = [[is_found(pattern, f"{i:03}") for pattern in patterns] for i in range(2)]
+        assert np.array_equal(found, np.eye(300, dtype=bool)[:2])
+        assert (
+            len(json_patterns._OF_THIS_SCHEMA.get().automata) == 300
+        )  # none of them was made twice
+    monkeypatch.setattr(json_patterns, "_MOST_PATTERNS", 3)
+    monkeypatch.setattr(json_patterns, "_MOST_SEARCHES", 8)
+    for schema, message in (
+        ({"patternProperties": dict.fromkeys("abcd", True)}, "more than 3 patterns: give it fewer"),
+        ({"patternProperties": {"a": True}, "required": list("abcdefghi")}, "more than 8 times"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compile_json_schema({"type": "object", "properties": {"x": True}, **schema})

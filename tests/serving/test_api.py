@@ -364,6 +364,18 @@ def test_what_is_wrong_is_said_as_openai_does(api, path, changed, status, told):
 
 
 @pytest.mark.one_backend
+def test_errors_of_the_application_are_told_alike(api):
+    for path, headers, status in (
+        ("/v1/nothing", {}, 404),
+        ("/v1/completions", {}, 405),
+        ("/health", {"Host": "example.org"}, 400),
+    ):
+        found = ask(api, path, headers=headers)
+        assert found[0] == status
+        assert set(found[2]["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.one_backend
 def test_errors_of_the_client(client):
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="nobody", prompt="a")

@@ -229,7 +229,9 @@ def test_a_server_answers_to_the_name_that_it_is_given(host, served):
 
 def test_only_names_of_this_machine_are_answered(port):
     """A page of another site that has this address under its own name gets nothing."""
-    assert ask(port, "/api", headers={"Host": "example.org"})[0] == 400
+    status, headers, found = ask(port, "/api", headers={"Host": "example.org"})
+    assert (status, found) == (400, {"error": "Invalid host header"})
+    assert headers["x-content-type-options"] == "nosniff"
     assert ask(port, "/api", headers={"Host": "localhost"})[0] == 200
 
 

@@ -128,14 +128,32 @@ def test_a_request_must_arrive_in_time():
             assert not is_closed(connection, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"a" * 70_000, 431),
+        (b"no request\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+    ],
+)
+def test_what_is_no_request_is_told_in_json(sent, status):
+    with started(make_app(), Limits()) as port, opened(port, 1, sent) as (connection,):
+        connection.settimeout(20)
+        parts = iter(lambda: connection.recv(2**16), b"")
+        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status) and b"application/json" in head
+    assert set(json.loads(body)) == {"error"}
+
+
 def test_who_takes_nothing_of_an_answer_is_left():
     with (
         started(make_app(), Limits(idle_seconds=0.3)) as port,
         opened(port, 1, GET % b"/much") as (connection,),
     ):
-        time.sleep(1.5)
         connection.settimeout(30)
-        read, cut = 0, False
+        read, cut = len(connection.recv(1)), False  # from here on nothing is taken
+        time.sleep(1.5)
         try:
             while found := connection.recv(2**20):
                 read += len(found)

@@ -25,6 +25,7 @@ from tests.serving.test_api import writer
 from tests.tasks import audio, duals, images
 from tests.tasks.test_media_tables import captioner
 from tests.tasks.test_speech_to_text import task as speech_task
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.one_backend
 
@@ -262,7 +263,7 @@ def test_whatever_the_description_allows_is_no_mistake_of_the_server(make, names
         checks.response_schema_conformance,
     ]
     settings = hypothesis.settings(
-        max_examples=4, deadline=None, database=None, phases=PHASES,
+        max_examples=20 if THOROUGH else 4, deadline=None, database=None, phases=PHASES,
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
     # An answer to a chat may take all of the room that there is.

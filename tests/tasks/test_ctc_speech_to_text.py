@@ -163,6 +163,13 @@ def test_wrong_input():
         made.fit(x, y[:3], verbose=0)
     with pytest.raises(ValueError, match=r"`x\[2\]` must be a recording"):
         made.transcribe([*x[:2], 7])
+    for verb in (made.fit, made.evaluate):
+        with pytest.raises(ValueError, match=r"`y\[2\]` is empty: ' '"):
+            verb(x, [*y[:2], " ", y[3]], verbose=0)
+        silent = [*x[:3], np.full(1900, 0.25, "float32")]
+        with pytest.raises(ValueError, match=r"`x\[3\]` is silent: each of its 1,900 samples"):
+            verb(silent, y, verbose=0)
+    assert len(made.transcribe(silent)) == 4
     with pytest.raises(ValueError, match="learns from labels: give `y`"):
         made.fit(x, verbose=0)
     with pytest.raises(ValueError, match="`sample_weight` must be one number a recording, 4"):

@@ -7,6 +7,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import export_to_huggingface
 from keras_transformer.training import (
+    BatchHardTripletLoss,
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
@@ -177,3 +178,30 @@ def test_what_cannot_be_meant_says_what_to_do():
     ):
         with pytest.raises(ValueError, match=message):
             embedder(**wrong)
+
+
+def test_it_learns_from_labels_of_single_texts():
+    task = embedder()
+    loss = BatchHardTripletLoss(margin=0.5)
+    task.compile(keras.optimizers.Adam(1e-2), loss)
+    texts, labels = [*ENGLISH, *GERMAN], ["en"] * 4 + ["de"] * 3
+    vectors = task.predict(texts, verbose=0)
+    expected = float(loss(np.array([0] * 4 + [1] * 3), vectors))
+    assert task.evaluate(texts, labels, verbose=0) == pytest.approx(expected, rel=1e-4)
+    stream = [(texts[:4], labels[:4]), (texts[4:], labels[4:])]
+    assert np.isfinite(task.evaluate(iter(stream), verbose=0))
+    weights = [1.0] * 6 + [0.0]
+    options = {"epochs": 20, "seed": 0, "verbose": 0, "sample_weight": weights}
+    task.fit(texts, labels, validation_data=(texts, labels), **options)
+    assert task.evaluate(texts, labels, sample_weight=weights, verbose=0) < expected / 2
+    for given, message in (
+        ((texts,), r"learns from single texts and their labels: give `y`"),
+        (((ENGLISH, ENGLISH), labels[:4]), r"labels: fit\(texts, labels\), with a list of texts"),
+        ((texts, labels[:3]), "`y` must be one label a text, 7 in all"),
+        ((texts, [*labels[:6], None]), r"`y\[6\]` is None: a label is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task.fit(*given, verbose=0)
+    task.compile(loss="cosent")
+    with pytest.raises(ValueError, match='labels are for compile\\(loss="batch_hard_triplet"'):
+        task.fit(texts, labels)

@@ -120,11 +120,19 @@ def test_wrong_input(learned):
         (x, answers[:2], "Received 4 images and 2 texts"),
         ((x, questions[:2]), answers, "Received 4 images and 2 prompts"),
         ([*x[:3], 7], answers, r"`x\[3\]` must be an image"),
+        (x, [*answers[:2], " ", "no"], r"`y\[2\]` is empty: ' '"),
     ):
         with pytest.raises(ValueError, match=message):
             made.fit(given, y, verbose=0)
-    with pytest.raises(ValueError, match="weighs every token alike"):
-        made.fit(x, answers, sample_weight=np.ones(4), verbose=0)
+    with pytest.raises(ValueError, match="must be one number an image, 4 in all"):
+        made.fit(x, answers, sample_weight=np.ones(3), verbose=0)
+    dataset = made.make_dataset((x, questions), answers)
+    plain, order = dataset[0][2], dataset.order
+    lengths = plain.sum(axis=1).astype(int)[np.argsort(order)]
+    of_tokens = [[1.0 + i] * n for i, n in enumerate(lengths)]
+    for given in (of_tokens, [1.0, 2.0, 3.0, 4.0]):
+        _, _, weights = made.make_dataset((x, questions), answers, given)[0]
+        assert np.array_equal(weights, plain * (1.0 + order[:, None]))
     with pytest.raises(ValueError, match="`max_length`=2 leaves no room behind the prompts"):
         made.fit((x, questions), answers, max_length=2, verbose=0)
     with pytest.raises(ValueError, match="`tokenizer` is missing"):

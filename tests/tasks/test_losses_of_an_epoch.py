@@ -90,6 +90,83 @@ def test_it_is_the_mean_over_the_tokens(name):
     assert history["val_loss"] == pytest.approx([expected], rel=1e-4)
 
 
+def weighted_mean(scores, weights):
+    """By arithmetic: the loss of tokens whose log-probabilities are known."""
+    total = sum(float(-(s * w).sum()) for s, w in zip(scores, weights, strict=True))
+    return total / sum(float(w.sum()) for w in weights)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["causal", "seq2seq", "packed"])
+def test_weights_of_texts_and_of_tokens(name):
+    """Of texts as they are given: lists, streams and files of them."""
+    seq2seq = name == "seq2seq"
+    task = translator() if seq2seq else language_model()
+    packed = {"pack_length": 32} if name == "packed" else {}
+    if seq2seq:
+        scores = task.score(TEXTS, TEXTS[::-1], per_token=True)
+    else:
+        end = [task.tokenizer.end_id]
+        rows = [row if row[-1:] == end else row + end for row in task.tokenizer.encode_batch(TEXTS)]
+        scores = task.score(rows, per_token=True)
+    random = np.random.default_rng(0)
+    of_texts = random.uniform(0, 3, len(TEXTS))
+    of_tokens = [random.uniform(0, 3, len(row)) for row in scores]
+    padded = np.full((len(TEXTS), max(map(len, scores)) + 3), 7.0)
+    for row, given in zip(padded, of_tokens, strict=True):
+        row[: len(given)] = given
+    data = (TEXTS, TEXTS[::-1]) if seq2seq else (TEXTS, None)
+    expected = weighted_mean(scores, of_tokens)
+    task.compile(keras.optimizers.SGD(0.0))
+    for given in (of_tokens, padded):
+        dataset = task.make_dataset(*data, given, batch_size=3, **packed)
+        assert task.evaluate(dataset, verbose=0)[0] == pytest.approx(expected, rel=1e-4)
+    history = task.fit(*data, sample_weight=list(map(list, of_tokens)), verbose=0, batch_size=3)
+    assert history.history["loss"] == pytest.approx([expected], rel=1e-4)
+    given = [np.full(len(row), weight) for row, weight in zip(scores, of_texts, strict=True)]
+    expected = weighted_mean(scores, given)
+    found = task.fit(*data, sample_weight=of_texts, verbose=0, batch_size=3, **packed).history
+    assert found["loss"] == pytest.approx([expected], rel=1e-4)
+
+
+@pytest.mark.one_backend
+def test_weights_of_masked_tokens_and_of_spoiled_texts():
+    task = masked()
+    counts = list(map(len, task.tokenizer.encode_batch(TEXTS)))
+    of_tokens = [np.arange(1.0, count + 1) for count in counts]
+    dataset = task.make_dataset(TEXTS, sample_weight=of_tokens, max_buckets=1)
+    x, _, weights = dataset[0]
+    plain = task.make_dataset(TEXTS, max_buckets=1)[0][2]
+    assert np.array_equal(weights, plain * (x["mask_positions"] + 1))
+    assert task.evaluate(dataset, verbose=0)[0] == pytest.approx(
+        cross_entropy(task, dataset), rel=1e-4
+    )
+    options = {"objective": kt.training.Denoising(), "max_buckets": 1}
+    words = kt.Tokenizer.train(TEXTS, vocabulary_size=330, special_tokens=["<mask>"])
+    seq2seq = kt.Seq2SeqLM(kt.models.Seq2Seq(config("seq2seq", words)), words)
+    dataset = seq2seq.make_dataset(TEXTS, sample_weight=np.arange(7.0), **options)
+    plain = seq2seq.make_dataset(TEXTS, **options)[0][2]
+    assert np.array_equal(dataset[0][2], plain * dataset.order[:, None])
+
+
+@pytest.mark.one_backend
+def test_weights_of_texts_of_any_source(tmp_path):
+    pytest.importorskip("pyarrow")
+    task = language_model()
+    weights = np.arange(7.0)
+    expected = task.evaluate(TEXTS, sample_weight=weights, verbose=0)[0]
+    records = kt.data.read([{"text": text} for text in TEXTS], cache=tmp_path)
+    assert task.evaluate(records, sample_weight=weights, verbose=0)[0] == pytest.approx(expected)
+    stream = ((text, None, weight) for text, weight in zip(TEXTS, weights, strict=True))
+    assert task.evaluate(stream, batch_size=2, verbose=0)[0] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="`sample_weight` goes with lists and arrays"):
+        task.fit((text for text in TEXTS), sample_weight=weights, verbose=0)
+    with pytest.raises(
+        ValueError, match=r"`sample_weight\[0\]` has 99 numbers, and `x\[0\]` \d+ t"
+    ):
+        task.fit(TEXTS, sample_weight=[[1.0] * 99] * 7, max_length=99)
+
+
 HALVES = {
     "classifier": lambda words, **options: (
         kt.TextClassifier(kt.models.Encoder(config("encoder", words), **options), words, 3),

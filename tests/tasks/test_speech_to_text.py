@@ -43,6 +43,13 @@ def test_learns_and_is_saved(tmp_path):
         made.transcribe(x, language="de")
     with pytest.raises(ValueError, match="knows one language alone"):
         made.detect_language(x)
+    for given, texts, message in (
+        (x[:2], ["low", ""], r"`y\[1\]` is empty"),
+        ([x[0], np.zeros(1900)], y[:2], r"`x\[1\]` is silent"),
+    ):
+        for verb in (made.fit, made.evaluate):
+            with pytest.raises(ValueError, match=message):
+                verb(given, texts, verbose=0)
 
 
 def test_adapters_and_mixed_precision():

@@ -5,12 +5,16 @@ import numpy as np
 import pytest
 
 from keras_transformer.training import (
+    BatchAllTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
     CoSENTLoss,
     CosineSimilarityLoss,
     MarginMSELoss,
     MultipleNegativesRankingLoss,
     TripletLoss,
 )
+from tests.training.gradients import value_and_gradients
 
 RANDOM = np.random.default_rng(0)
 VECTORS = RANDOM.normal(size=(5, 4, 8)).astype("float32")
@@ -141,3 +145,47 @@ def test_what_triplets_and_margins_take():
     for loss in (TripletLoss("cosine", 0.2, True), MarginMSELoss()):
         again = keras.losses.deserialize(keras.losses.serialize(loss))
         assert again.get_config() == loss.get_config()
+
+
+# Three of a label, two of another, and one alone.
+LABELS = np.array([2, 0, 2, 1, 0, 2])
+OF_LABELS = {
+    "BatchHardTripletLoss": BatchHardTripletLoss,
+    "BatchAllTripletLoss": BatchAllTripletLoss,
+    "BatchSemiHardTripletLoss": BatchSemiHardTripletLoss,
+    "BatchHardSoftMarginTripletLoss": lambda **how: BatchHardTripletLoss(margin=None, **how),
+}
+
+
+@pytest.mark.parametrize("name", OF_LABELS)
+def test_losses_of_labels_are_theirs(name):
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    soft = "Soft" in name
+    for i, (distance, labels) in enumerate(
+        [("euclidean", LABELS), ("cosine", LABELS), ("euclidean", np.zeros(6, int))]
+    ):
+        margin = {} if soft else {"margin": (5.0, 0.3, 1.0)[i]}
+        vectors = RANDOM.normal(size=(6, 8)).astype("float32")
+        function = getattr(losses.BatchHardTripletLossDistanceFunction, f"{distance}_distance")
+        theirs = getattr(losses, name)(None, distance_metric=function, **margin)
+        given = torch.tensor(vectors, requires_grad=True)
+        expected = theirs.compute_loss_from_embeddings([given], torch.tensor(labels))
+        expected.backward()
+        ours = OF_LABELS[name](distance=distance, **margin)
+        value, (gradient,) = value_and_gradients(lambda x: ours(labels, x), [vectors])  # noqa: B023
+        assert float(value) == pytest.approx(expected.item(), rel=1e-5)
+        np.testing.assert_allclose(gradient, given.grad.numpy(), atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", OF_LABELS)
+def test_texts_of_weight_zero_are_in_no_triplet(name):
+    loss, weights = OF_LABELS[name](), np.array([1, 1, 0, 1, 1, 1], "float32")
+    vectors = RANDOM.normal(size=(6, 8)).astype("float32")
+    there = weights > 0
+    expected = float(loss(LABELS[there], vectors[there]))
+    assert float(loss(LABELS, vectors, sample_weight=weights)) == pytest.approx(expected, rel=1e-5)
+    assert float(loss(LABELS, vectors)) != pytest.approx(expected, rel=1e-3)
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert again.get_config() == loss.get_config()

@@ -4,15 +4,18 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.programs import compile_function
 from keras_transformer.training import (
     ClassCrossEntropy,
     ContrastiveLoss,
     CTCLoss,
     Perplexity,
+    TokenAccuracy,
     TokenCrossEntropy,
     distillation_loss,
     linear_cross_entropy,
 )
+from tests.generation.common import on_one
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 5, 11)).astype("float32") * 3
@@ -94,6 +97,61 @@ def test_ctc_is_the_sum_over_all_that_states_can_say(blank):
     assert again.blank_id == blank and again.reduction is None
     with pytest.raises(ValueError, match="`blank_id` must be an integer of at least 0"):
         CTCLoss(-1)
+
+
+SOME = np.zeros((2, 3, 4), "float32")  # logits of four tokens
+OF_TOKENS = {
+    "token": lambda y, weights=None: TokenCrossEntropy()(y, SOME, weights),
+    "perplexity": lambda y, weights=None: Perplexity().update_state(y, SOME, weights),
+    "accuracy": lambda y, weights=None: TokenAccuracy().update_state(y, SOME, weights),
+    "linear": lambda y, weights=None: (
+        linear_cross_entropy(SOME, np.eye(4, dtype="float32"), y, weights).loss
+    ),
+    "class": lambda y, weights=None: ClassCrossEntropy()(
+        y[:, 1], SOME[:, 0], None if weights is None else weights[:, 1]
+    ),
+    "ctc": lambda y, weights=None: CTCLoss()(
+        y, SOME, None if weights is None else weights.min(axis=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["token", *map(on_one, list(OF_TOKENS)[1:])])
+def test_targets_that_are_none_of_the_tokens(name):
+    """PyTorch's CTC read past its array, TensorFlow took no token, and -1 was the last one."""
+    loss, weights = OF_TOKENS[name], np.ones((2, 3), "float32")
+    weights[0, 1] = 0
+    for wrong in (4, 10**6, -1, -100):
+        targets = np.array([[1, wrong, 3], [2, 1, 0]])
+        with pytest.raises(ValueError, match=f"Targets must be from 0 to 3.* received {wrong}"):
+            loss(targets)
+    found = loss(targets, weights)  # what has no weight may be anything
+    assert found is None or np.isfinite(float(found))
+
+
+def test_within_a_program_their_loss_is_not_a_number():
+    targets = np.array([[1, 4, 3], [2, 1, 0]])
+    found = keras.ops.convert_to_numpy(TokenCrossEntropy().call(targets, SOME))
+    assert np.isnan(found).tolist() == [[False, True, False], [False] * 3]
+    for wrong in ([1, 4, 3], [1, -1, 3], [1, 0, 3]):  # the last has a blank before a token
+        rows = np.array([wrong, [2, 1, 0]])
+        found = keras.ops.convert_to_numpy(CTCLoss().call(rows, SOME))
+        assert np.isnan(found).tolist() == [True, False]
+    with pytest.raises(ValueError, match="Row 1 of the targets has the token 0"):
+        CTCLoss()([[1, 2, 0], [1, 0, 3]], SOME)
+    with pytest.raises(ValueError, match="`blank_id` must be an integer from 0 to 3, received 4"):
+        CTCLoss(4)(targets, SOME)
+
+    def sums(states, targets, weights):
+        return linear_cross_entropy(states, np.eye(4, dtype="float32"), targets, weights).loss
+
+    if keras.backend.backend() == "torch":
+        return  # where values are known at any time
+    given = (SOME + 1, targets, np.ones((2, 3), "float32"))
+    program = compile_function(sums)
+    assert np.isnan(program(*given))
+    given[2][0, 1] = 0
+    assert np.isfinite(program(*given))
 
 
 OFFSET = 1e7  # in float32 neighbours are a whole number apart there

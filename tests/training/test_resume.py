@@ -158,6 +158,15 @@ def test_the_state_of_another_run_is_refused_with_the_difference(tmp_path):
     message = refused(make_model(), make_dataset(batch_size=5, seed=3))
     assert "data.seed: 0 then, 3 now" in message and "data.batch_rows: [6, 6] then" in message
 
+    path = tmp_path / "state.safetensors"  # as a stranger may have written it
+    file = SafetensorsFile(path)
+    tensors, run = dict(file.items()), json.loads(file.metadata["run"])
+    run["of"]["config.hidden_dim"] = "\x1b[2J\u202e" + "9" * 10**5
+    run["of"]["a\x1b]0;" + "b" * 10**5] = [1] * 10**5
+    write_safetensors(path, tensors, {"run": json.dumps(run)})
+    message = refused(make_model(), data)
+    assert message.replace("\n", "").isprintable() and len(message) < 4000
+
 
 def test_a_full_disk_loses_nothing(tmp_path):
     data = make_dataset()

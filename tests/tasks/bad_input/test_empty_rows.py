@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 
+import keras_transformer as kt
 from keras_transformer.layers.unit_vectors import unit_vectors
+from tests.tasks import audio, duals, images
 from tests.tasks.bad_input.conftest import (
     check,
     masked_model,
@@ -12,6 +14,7 @@ from tests.tasks.bad_input.conftest import (
     token_classifier,
 )
 from tests.tasks.common import ENGLISH, classifier, language_model, translator
+from tests.tasks.test_image_to_text import task as captioner
 from tests.tasks.test_text_embedder import embedder
 
 pytestmark = pytest.mark.one_backend
@@ -103,3 +106,41 @@ def test_data_sets_without_anything():
           validation_data=iter([]))  # fmt: skip
     for verb in (task.evaluate, task.predict, language_model().fit, question_answerer().fit):
         check("The data is empty", verb, iter([]))
+
+
+SILENT = [np.zeros(1900, "float32"), np.full(1500, 0.25, "float32")]
+BLANK = [np.zeros((12, 16, 3), "uint8"), np.full((12, 16, 3), 255, "uint8")]
+# Silence and blank pages are classes like others, and have captions.
+ALIKE = {
+    "frames": (lambda: audio.classifier(), SILENT, ["low", "high"]),
+    "waveform": (lambda: waveforms(), SILENT, ["low", "high"]),
+    "samples": (lambda: waveforms(norm="layer"), SILENT, ["low", "high"]),
+    "patches": (lambda: images.classifier(), BLANK, ["dark", "bright"]),
+    "convolutions": (
+        lambda: images.classifier(images.convolutions()), BLANK, ["dark", "bright"]
+    ),
+    "captions": (lambda: captioner(), BLANK, ["a dark square", "a bright square"]),
+    "pairs": (lambda: duals.embedder(), (BLANK, ["dark", "bright"]), None),
+}  # fmt: skip
+
+
+def waveforms(**values):
+    backbone = kt.models.Encoder(audio.waveform(**values))
+    processor = kt.AudioProcessor("waveform", sampling_rate=audio.RATE)
+    return kt.AudioClassifier(backbone, processor, labels=audio.LABELS)
+
+
+@pytest.mark.each_backend
+def test_the_norm_of_silence_is_a_number():
+    test_silence_and_blank_images_are_numbers("waveform")
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_silence_and_blank_images_are_numbers(name):
+    make, x, y = ALIKE[name]
+    task = make()
+    task.compile(keras.optimizers.SGD(0.1))  # a gradient that is NaN makes the weights NaN
+    loss = task.train_on_batch(x, y)
+    assert np.isfinite(np.ravel(keras.tree.map_structure(float, loss))).all()
+    for weights in task.trainable_variables:
+        assert np.isfinite(keras.ops.convert_to_numpy(weights)).all(), weights.path
