@@ -68,7 +68,8 @@ class Job:
             task, [ids], further={}, max_new_tokens=most, sampler=sampler, seed=seed, **options
         )
         choices = (float(temperature), float(top_p))
-        self.waiting = Waiting(ids, self.call.limits[0], seed, copy, choices)
+        negative = (self.call.negative_prompts or [()])[0]
+        self.waiting = Waiting(ids, self.call.limits[0], seed, copy, choices, negative)
         self.settings = self.call.scheduler.settings
         self.tell = tell
         self.left = False  # whoever asked is gone

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
+from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
+from keras_transformer.generation.guidance import negative_inputs
 from tests.generation.common import engine_inputs, found_tokens, make_prompts, on_one
 
 torch = pytest.importorskip("torch", reason="needs PyTorch, which Transformers runs on")
@@ -67,10 +68,14 @@ class Pair:
         self.engine = Engine(backbone)
         self.seq2seq = backbone.config.kind == "seq2seq"
 
-    def expected(self, **options):
-        """For each prompt alone, its sequences without pads, and their scores."""
+    def expected(self, of_each=None, **options):
+        """For each prompt alone, its sequences without pads, and their scores.
+
+        `of_each` makes further options of the place of a prompt.
+        """
         rows = []
-        for prompt in PROMPTS:
+        for place, prompt in enumerate(PROMPTS):
+            options |= of_each(place) if of_each else {}
             found = self.reference.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=int),
@@ -87,10 +92,13 @@ class Pair:
             rows.append((tokens, None if scores is None else scores.numpy()))
         return rows
 
-    def found(self, sampler, end_ids=ENDS):
+    def found(self, sampler, end_ids=ENDS, negative=None, rules=None, **settings):
         """All prompts as one ragged batch."""
         inputs = engine_inputs(self.engine.backbone, PROMPTS)
-        return self.engine.generate(inputs, Settings(sampler, None, end_ids, PAD), NEW)
+        if negative is not None:
+            inputs |= negative_inputs(engine_inputs(self.engine.backbone, negative))
+        settings = Settings(sampler, rules, end_ids, PAD, **settings)
+        return self.engine.generate(inputs, settings, NEW)
 
 
 def until_end(tokens, ends):
@@ -149,3 +157,60 @@ def test_one_end_and_four_beams(pair):
     expected = pair.expected(num_beams=4, num_return_sequences=2, eos_token_id=[END])
     found = pair.found(BeamSearch(4), (END,))
     assert [row[:2] for row in found_tokens(found)] == [tokens for tokens, _ in expected]
+
+
+# Some are longer than their prompts, and some shorter.
+NEGATIVE = make_prompts([3, 2, 11, 1, 5, 4], VOCABULARY, seed=1)
+decoders = pytest.mark.parametrize("pair", ["gpt2", "llama"], indirect=True)
+
+
+def negative_of(place, given):
+    return NEGATIVE[place] if given else PROMPTS[place][-1:]
+
+
+@decoders
+@pytest.mark.parametrize("scale, given", [(1.5, False), (3.0, True), on_one(-0.5, True)])
+def test_guided_greedy(pair, scale, given):
+    def guidance(place):
+        negative = {"negative_prompt_ids": torch.tensor([NEGATIVE[place]])} if given else {}
+        return {"guidance_scale": scale, "repetition_penalty": 1.3, **negative}
+
+    expected = [tokens for tokens, _ in pair.expected(guidance, num_beams=1)]
+    negative = [negative_of(place, given) for place in range(len(PROMPTS))]
+    rules = Rules(repetition_penalty=1.3)
+    found = pair.found(Greedy(), negative=negative, rules=rules, guidance_scale=scale)
+    assert found_tokens(found) == expected
+    alone = [tokens for tokens, _ in pair.expected(num_beams=1, repetition_penalty=1.3)]
+    assert sum(a != b for a, b in zip(alone, expected, strict=True)) > 2
+
+
+class Guide(transformers.LogitsProcessor):
+    """Transformers' own guidance keeps a cache that is not reordered when beams are."""
+
+    def __init__(self, model, prompt, negative):
+        self.model, self.prompt, self.negative = model, prompt, negative
+
+    def __call__(self, input_ids, scores):
+        negative = torch.tensor([self.negative] * len(input_ids))
+        if self.model.config.is_encoder_decoder:
+            given = {"input_ids": negative, "decoder_input_ids": input_ids}
+        else:
+            given = {"input_ids": torch.cat([negative, input_ids[:, len(self.prompt) :]], dim=1)}
+        without = self.model(**given).logits[:, -1].log_softmax(dim=-1)
+        return 1.5 * (scores.log_softmax(dim=-1) - without) + without
+
+
+@pytest.mark.parametrize("renormalize", [False, on_one(True)])
+@pytest.mark.parametrize("pair", ["gpt2", on_one("llama"), "t5"], indirect=True)
+def test_guided_beams(pair, renormalize):
+    def guidance(place):
+        guide = Guide(pair.reference, PROMPTS[place], NEGATIVE[place])
+        return {"logits_processor": transformers.LogitsProcessorList([guide])}
+
+    options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 1.0}
+    expected = pair.expected(guidance, renormalize_logits=renormalize, **options)
+    rules = Rules(renormalize=True) if renormalize else None
+    found = pair.found(BeamSearch(4), negative=NEGATIVE, rules=rules, guidance_scale=1.5)
+    assert found_tokens(found) == [tokens for tokens, _ in expected]
+    scores = np.stack([scores for _, scores in expected])
+    np.testing.assert_allclose(found.scores, scores, rtol=0, atol=1e-4)
