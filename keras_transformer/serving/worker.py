@@ -53,7 +53,8 @@ class Job:
         copy: int, which of the samples of its prompt it is: with `num_samples` of `generate` the
             same seed gives the same texts.
         tell: called from the worker's thread with `Piece`s and in the end `Done` or `Failed`.
-        **options: of `GenerationCall`: `stop`, `rules`, `constraint`.
+        **options: of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`,
+            `negative_prompts`.
 
     Raises:
         ValueError: for what the model cannot take.

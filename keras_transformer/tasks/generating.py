@@ -143,9 +143,8 @@ class GenerationCall:
             )
         if given is None and not task.continues_prompts:
             raise ValueError(
-                f"{said} needs `negative_prompts`, the sources that a text is led away from: only "
-                "of a model that continues prompts is there another way to leave them out. "
-                'negative_prompts="" is an empty source; guidance_scale=1 is without guidance.'
+                f"{said} needs `negative_prompts` here: other sources, which the text is led away "
+                'from. negative_prompts="" is an empty source, guidance_scale=1 no guidance.'
             )
         negative = [row[-1:] for row in self.prompts] if given is None else list(given)
         self._check_negative(negative)

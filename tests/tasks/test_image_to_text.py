@@ -127,6 +127,8 @@ def test_wrong_input(learned):
         made.fit(x, answers, sample_weight=np.ones(4), verbose=0)
     with pytest.raises(ValueError, match="`max_length`=2 leaves no room behind the prompts"):
         made.fit((x, questions), answers, max_length=2, verbose=0)
+    with pytest.raises(TypeError, match=r"generate\(\) got an unexpected .* 'guidance_scale'"):
+        learned.caption(x, guidance_scale=2)
     with pytest.raises(ValueError, match="`tokenizer` is missing"):
         kt.ImageToText(kt.models.Seq2Seq(images.captions()), kt.ImageProcessor(size=(12, 16)))
     with pytest.raises(ValueError, match="needs a backbone whose encoder reads images: give the"):
