@@ -9,16 +9,15 @@ import keras
 from keras import ops
 
 from keras_transformer.checking import (
-    LARGEST_PENALTY,
     MOST_TOKENS,
     check_choice,
     check_fields,
     check_flag,
-    check_float,
     check_ids,
     check_int,
 )
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache
+from keras_transformer.generation.guidance import check_scale
 from keras_transformer.generation.logits import broken
 from keras_transformer.generation.program import Program, compile_loop, compile_pass
 from keras_transformer.generation.samplers import Greedy, Limits, Outputs, Prompt, Sampler
@@ -39,7 +38,7 @@ class Settings:
         cache_dtype: see `Cache.create`.
         pack_weights: bool, on PyTorch on a CPU keep a second copy of the weights, in the order in
             which they are read. Faster, for twice the memory.
-        guidance_scale: float from -1e6 to 1e6. Unless it is 1 each row has a negative prompt, and
+        guidance_scale: float from -1000 to 1000. Unless it is 1 each row has a negative prompt, and
             the sampler sees the logits of `guidance.GuidedProgram`.
 
     Raises:
@@ -65,8 +64,7 @@ class Settings:
         check_fields(self, check_ids, "end_ids")
         check_fields(self, check_int, "pad_id", at_least=0, at_most=MOST_TOKENS)
         check_fields(self, check_flag, "pack_weights")
-        bounds = {"at_least": -LARGEST_PENALTY, "at_most": LARGEST_PENALTY}
-        check_fields(self, check_float, "guidance_scale", **bounds)
+        check_fields(self, check_scale, "guidance_scale")
         if self.guided and not self.sampler.takes_guidance:
             raise ValueError(
                 f"`guidance_scale` does not go with {type(self.sampler).__name__}, received "

@@ -5,11 +5,19 @@ from typing import Any
 
 from keras import ops
 
+from keras_transformer.checking import check_float
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.program import Program
 
 # The inputs of negative prompts have the names of those of prompts behind it.
 _NEGATIVE = "negative_"
+# Summed over a text, guided scores stay above what beam search takes for no hypothesis.
+_LARGEST_SCALE = 1e3
+
+
+def check_scale(name: str, value: Any) -> float:
+    """Return a guidance scale as a float. Raises ValueError unless it is from -1000 to 1000."""
+    return check_float(name, value, at_least=-_LARGEST_SCALE, at_most=_LARGEST_SCALE)
 
 
 def negative_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,10 +57,10 @@ class GuidedProgram(Program):
     assert logits.shape[:2] == (1, 1) and cache.rows == 2
     ```
 
-    Source: Sanchez et al. 2023, "Stay on topic with Classifier-Free Guidance", section 2.2; of an
+    Source: Sanchez et al. 2023, "Stay on topic with Classifier-Free Guidance", section 2; of an
     encoder-decoder, whose negative prompt is another source: Sennrich et al. 2024, "Mitigating
     Hallucinations and Off-target Machine Translation with Source-Contrastive and
-    Language-Contrastive Decoding", section 2.1.
+    Language-Contrastive Decoding", section 2.
     """
 
     def __init__(self, backbone, scale: float, cache_dtype: str | None = None):
@@ -60,7 +68,7 @@ class GuidedProgram(Program):
         self.scale, self.cache_dtype = scale, cache_dtype
 
     def prefill(self, inputs: dict, cache: Cache) -> tuple:
-        """As of `Program`; without negative prompts it is what all prompts begin with."""
+        """Read prompts and their negative prompts, or what all prompts begin with without these."""
         inputs, negative = split_inputs(inputs)
         logits, hidden, cache = super().prefill(inputs, cache)
         if not negative:
@@ -86,6 +94,7 @@ class GuidedProgram(Program):
         return ops.repeat(values, 2, axis=0)
 
     def log_sum(self, logits) -> tuple:
+        # As in Transformers, guided scores are added up without being normalized.
         nothing = ops.zeros(logits.shape[:-1], "float32")
         return nothing, nothing
 

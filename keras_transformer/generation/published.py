@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from keras_transformer.checking import LARGEST_PENALTY, MOST_TOKENS, check_float, check_int
+from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.generation.beam_search import BeamSearch
+from keras_transformer.generation.guidance import check_scale
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Greedy, Random, Sampler
 
@@ -100,10 +101,9 @@ def limits_of(values: Values | None, continues: bool) -> tuple[int | None, int |
 def guidance_of(values: Values | None) -> float:
     """Return the `guidance_scale` that a checkpoint asks for, 1 for none."""
     values = values or {}
-    bounds = {"at_least": -LARGEST_PENALTY, "at_most": LARGEST_PENALTY}
     with _naming(values, ("guidance_scale",), "guidance_scale"):
         scale = values.get("guidance_scale")
-        return check_float("guidance_scale", 1.0 if scale is None else scale, **bounds)
+        return check_scale("guidance_scale", 1.0 if scale is None else scale)
 
 
 def not_done(values: Values | None, continues: bool, guided: bool = True) -> dict[str, Any]:

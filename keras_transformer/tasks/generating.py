@@ -7,19 +7,12 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_transformer.checking import (
-    LARGEST_PENALTY,
-    MOST_TOKENS,
-    check_flag,
-    check_float,
-    check_int,
-    check_seed,
-    shorten,
-)
+from keras_transformer.checking import MOST_TOKENS, check_flag, check_int, check_seed, shorten
 from keras_transformer.generation import samplers
 from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.decoding import check_cache_dtype
 from keras_transformer.generation.engine import Settings
+from keras_transformer.generation.guidance import check_scale
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
 from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
@@ -125,8 +118,7 @@ class GenerationCall:
         """Return the negative prompt of each prompt, None without guidance, and the scale."""
         task, asked = self.task, scale is not None
         scale = task.published_guidance() if scale is None else scale
-        bounds = {"at_least": -LARGEST_PENALTY, "at_most": LARGEST_PENALTY}
-        scale = check_float("guidance_scale", scale, **bounds)
+        scale = check_scale("guidance_scale", scale)
         if scale == 1:
             if given is not None and not asked:
                 raise ValueError(

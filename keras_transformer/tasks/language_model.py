@@ -153,11 +153,11 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
             verbose: bool, show a progress bar.
             explain: bool, return `Completion`s with an `explanation` of their steps, as `explain`
                 gives it: one more pass for each.
-            guidance_scale: float, how far a text is led away from what `negative_prompts` would
-                give (classifier-free guidance): tokens are chosen by `scale * (p - n) + n`, where
-                `p` and `n` are the log-probabilities behind the prompt and behind the negative
-                prompt. It takes twice the work and cache of a step. Defaults to what the checkpoint
-                says, else to 1: no guidance.
+            guidance_scale: float from -1000 to 1000, how far a text is led away from what
+                `negative_prompts` would give (classifier-free guidance): tokens are chosen by
+                `scale * (p - n) + n`, where `p` and `n` are the log-probabilities behind the prompt
+                and behind the negative prompt. Doubles the work and the cache of a step. Defaults
+                to what the checkpoint says, else to 1: no guidance.
             negative_prompts: as `prompts`, one for all prompts or one for each; of a translator
                 they are other sources. Defaults to the last token of each prompt; a translator
                 has no default.

@@ -102,7 +102,7 @@ def test_settings():
         ({"cache_dtype": "int4"}, "`cache_dtype` must be one of"),
         ({"cache_dtype": ["int8"]}, "`cache_dtype` must be one of"),
         ({"pack_weights": "no"}, "`pack_weights` must be True or False"),
-        ({"guidance_scale": "2"}, "`guidance_scale` must be a number from -1000000.0"),
+        ({"guidance_scale": "2"}, "`guidance_scale` must be a number from -1000.0"),
         ({"guidance_scale": 2, "sampler": Contrastive()}, "does not go with Contrastive"),
         ({"guidance_scale": 2, "sampler": Speculative()}, r"Speculative.*Use Greedy\(\), Random"),
     ):
