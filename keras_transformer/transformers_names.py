@@ -33,6 +33,7 @@ OPTIONS = {
     "num_beam_groups": "It is of a sampler: `sampler=kt.generation.BeamSearch(num_groups=...)`.",
     "prompt_lookup_num_tokens": "It is `sampler=kt.generation.Speculative()` here.",
     "num_return_sequences": "It is `num_samples` here.",
+    "negative_prompt_ids": "It is `negative_prompts` here: texts or lists of ids.",
     **{
         name: f"It is of the rules: `rules=kt.generation.Rules({name}=...)`."
         for name in (

@@ -153,7 +153,8 @@ def _load_task(
     if load_weights:
         head.tell(task, fill(preset, backbone, task.head if head.kept else None, name))
     if task_class.generates:
-        _tell_not_done(preset, not_done(backbone.generation_config, task.continues_prompts))
+        of_task = (task.continues_prompts, task.takes_guidance)
+        _tell_not_done(preset, not_done(backbone.generation_config, *of_task))
     return task
 
 

@@ -67,6 +67,7 @@ class Contrastive(Sampler):
     penalty_alpha: float = 0.6
 
     reads_prompt: ClassVar[bool] = True
+    takes_guidance: ClassVar[bool] = False
     extra_steps: ClassVar[int] = 1  # the first one only names candidates
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "past": -1}
 

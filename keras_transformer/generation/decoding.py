@@ -17,7 +17,8 @@ from keras_transformer.checking import (
     check_int,
 )
 from keras_transformer.generation.cache import CACHE_DTYPES, Cache
-from keras_transformer.generation.logits import broken, log_sum
+from keras_transformer.generation.guidance import check_scale
+from keras_transformer.generation.logits import broken
 from keras_transformer.generation.program import Program, compile_loop, compile_pass
 from keras_transformer.generation.samplers import Greedy, Limits, Outputs, Prompt, Sampler
 from keras_transformer.generation.slot_space import longer, placed
@@ -37,9 +38,11 @@ class Settings:
         cache_dtype: see `Cache.create`.
         pack_weights: bool, on PyTorch on a CPU keep a second copy of the weights, in the order in
             which they are read. Faster, for twice the memory.
+        guidance_scale: float from -1000 to 1000. Unless it is 1 each row has a negative prompt, and
+            the sampler sees the logits of `guidance.GuidedProgram`.
 
     Raises:
-        ValueError: for values of other types, or ids below 0.
+        ValueError: for values of other types, ids below 0, or a sampler that is not guided.
 
     Example: see `Engine`.
     """
@@ -50,6 +53,7 @@ class Settings:
     pad_id: int = 0
     cache_dtype: str | None = None
     pack_weights: bool = False
+    guidance_scale: float = 1.0
 
     def __post_init__(self):
         if not isinstance(self.sampler, Sampler):
@@ -60,11 +64,23 @@ class Settings:
         check_fields(self, check_ids, "end_ids")
         check_fields(self, check_int, "pad_id", at_least=0, at_most=MOST_TOKENS)
         check_fields(self, check_flag, "pack_weights")
+        check_fields(self, check_scale, "guidance_scale")
+        if self.guided and not self.sampler.takes_guidance:
+            raise ValueError(
+                f"`guidance_scale` does not go with {type(self.sampler).__name__}, received "
+                f"{self.guidance_scale}. Use Greedy(), Random() or BeamSearch(), or no guidance: "
+                "guidance_scale=1."
+            )
+
+    @property
+    def guided(self) -> bool:
+        """Whether each row has a negative prompt."""
+        return self.guidance_scale != 1
 
     @property
     def best_only(self) -> bool:
         """Whether the largest logit alone counts, and what is packed makes use of that."""
-        greedy = type(self.sampler) is Greedy and self.rules is None
+        greedy = type(self.sampler) is Greedy and self.rules is None and not self.guided
         return greedy and self.pack_weights and keras.backend.backend() == "torch"
 
 
@@ -149,7 +165,8 @@ class Decoding:
         if copies > 1:
             each = ops.repeat(ops.arange(rows, dtype="int32"), copies)
             logits, *prompt = (ops.take(x, each, axis=0) for x in (logits, *prompt))
-            prompt, cache, rows = Prompt(*prompt), cache.take_rows(each), rows * copies
+            prompt, rows = Prompt(*prompt), rows * copies
+            cache = cache.take_rows(program.cache_rows(each))
         last = ops.sum(ops.cast(prompt.mask, "int32"), axis=1) - 1
         hidden = ops.take_along_axis(prompt.hidden, last[:, None, None], axis=1)
         sizes_of_rules = (sampler.branches, size, logits.shape[-1])
@@ -220,13 +237,14 @@ class Decoding:
     def take_rows(self, state, given: Given, rows):
         """The rows `rows` of a state, int `(count,)`; a row may come several times."""
         taken = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tuple(state[:4]))
-        return self.report(DecodeState(*taken, state.cache.take_rows(rows), state.steps), given)
+        cache = state.cache.take_rows(self.program.cache_rows(rows))
+        return self.report(DecodeState(*taken, cache, state.steps), given)
 
     def place(self, state, new, given: Given, rows):
         """A state with the rows of another in the places `rows`, int `(count,)`."""
         both = (tuple(state[:4]), tuple(new[:4]))
         joined = keras.tree.map_structure(lambda *pair: placed(*pair, rows), *both)
-        cache = state.cache.place(new.cache, rows)
+        cache = state.cache.place(new.cache, self.program.cache_rows(rows))
         return self.report(DecodeState(*joined, cache, state.steps), given)
 
     def _choose(self, state, logits, hidden, limits, rules):
@@ -236,7 +254,7 @@ class Decoding:
         ruled, not_ruled, options = state.ruled, state.not_ruled, {}
         if sampler.ranks_log_probabilities:
             # Not subtracted from a whole vocabulary, of which a few tokens are looked at.
-            options["log_sum"] = log_sum(logits)
+            options["log_sum"] = self.program.log_sum(logits)
         if rules is not None:
             if options:
                 for part in options["log_sum"]:
@@ -252,7 +270,7 @@ class Decoding:
         if kept is not None and sampler.step_length > 1:
             cache = cache.keep_first(kept, sampler.step_length)
         elif kept is not None:
-            cache = cache.continue_from(kept)
+            cache = cache.continue_from(self.program.for_cache(kept))
         return DecodeState(sampled, ruled, not_a_number, not_ruled, cache, state.steps + 1)
 
     def _limits(self, given: Given) -> Limits:

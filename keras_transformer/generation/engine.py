@@ -16,6 +16,7 @@ from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.generation.automaton_tables import AutomatonTables
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.decoding import DecodeState, Decoding, Given, Report, Settings
+from keras_transformer.generation.guidance import GuidedProgram, split_inputs
 from keras_transformer.generation.program import Program
 from keras_transformer.generation.samplers import Outputs, Sampler
 from keras_transformer.planning.memory import LOOP_TOKENS
@@ -97,7 +98,8 @@ class Engine:
         """New tokens for one batch of prompts.
 
         Args:
-            inputs: the backbone's inputs, NumPy arrays, rows padded on the right.
+            inputs: the backbone's inputs, NumPy arrays, rows padded on the right; with guidance
+                also those of the negative prompts, see `guidance.negative_inputs`.
             settings: `Settings`.
             max_new_tokens: int.
             uniforms: float32 `(rows, max_new_tokens * draws)`, for samplers that draw, see
@@ -149,9 +151,18 @@ class Engine:
         """
         sampler = settings.sampler
         tensors = {name: to_tensor(np.asarray(array)) for name, array in inputs.items()}
-        tokens = self.backbone.prompt_tokens(tensors)[0]
+        own, negative = split_inputs(tensors)
+        if settings.guided != bool(negative):
+            raise ValueError(
+                "The settings have a `guidance_scale` other than 1 if and only if `inputs` hold "
+                f"negative prompts, see `negative_inputs`: received {settings.guidance_scale} and "
+                f"inputs {sorted(inputs)}."
+            )
+        tokens = self.backbone.prompt_tokens(own)[0]
         copies = len(limits) // tokens.shape[0]
         needed = (0 if prefix is None else prefix.slots) + tokens.shape[1]
+        if negative:
+            needed = max(needed, self.backbone.prompt_tokens(negative)[0].shape[1])
         if steps is None:  # Nothing is written for the last token.
             longest = int(limits.max(initial=1)) - 1 + sampler.extra_steps
             steps = min(most_steps(sampler), longest)
@@ -331,8 +342,12 @@ class Engine:
 
         def make():
             settings.sampler.check(self.backbone, settings.rules)
-            models = settings.sampler.models
-            program = Program(self.backbone, *models, best_only=settings.best_only)
+            if settings.guided:
+                scale, dtype = settings.guidance_scale, settings.cache_dtype
+                program = GuidedProgram(self.backbone, scale, dtype)
+            else:
+                models = settings.sampler.models
+                program = Program(self.backbone, *models, best_only=settings.best_only)
             return Decoding(program, settings).compiled()
 
         return self.compiled_once(settings, make)

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.generation.cache import Cache, spaces_of
+from keras_transformer.generation.logits import log_sum
 from keras_transformer.programs import compile_function
 
 # Weights in another order in memory, for as long as something that is compiled has them; or none.
@@ -85,6 +86,21 @@ class Program:
         states = ops.reshape(states, (-1, states.shape[-1]))
         logits = best_product(states, ops.convert_to_tensor(kernel), bias)
         return ops.reshape(logits, (*rows, kernel.shape[0]))
+
+    def cache_rows(self, rows):
+        """Return the rows of the cache that belong to the rows `rows`, int `(count,)`."""
+        return rows
+
+    def for_cache(self, values):
+        """Return values of each row `(rows, ...)` for each of its rows of the cache."""
+        return values
+
+    def log_sum(self, logits) -> tuple:
+        """Return what is subtracted from logits where log-probabilities are ranked, in two parts.
+
+        See `logits.log_sum`.
+        """
+        return log_sum(logits)
 
     def drafts_of(self, cache: Cache) -> Cache:
         """The cache of the drafts, or one without layers."""

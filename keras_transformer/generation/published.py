@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_transformer.checking import MOST_TOKENS, check_int
 from keras_transformer.generation.beam_search import BeamSearch
+from keras_transformer.generation.guidance import check_scale
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.samplers import Greedy, Random, Sampler
 
@@ -38,7 +39,6 @@ _NOT_DONE = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "num_return_sequences": (1,),
-    "guidance_scale": (1,),
     "penalty_alpha": (0,),
     **dict.fromkeys(
         (
@@ -98,12 +98,24 @@ def limits_of(values: Values | None, continues: bool) -> tuple[int | None, int |
     return None, length if continues else max(length - 1, 1)
 
 
-def not_done(values: Values | None, continues: bool) -> dict[str, Any]:
-    """Those of the values that change a text there and not here, by name."""
+def guidance_of(values: Values | None) -> float:
+    """Return the `guidance_scale` that a checkpoint asks for, 1 for none."""
     values = values or {}
+    with _naming(values, ("guidance_scale",), "guidance_scale"):
+        scale = values.get("guidance_scale")
+        return check_scale("guidance_scale", 1.0 if scale is None else scale)
+
+
+def not_done(values: Values | None, continues: bool, guided: bool = True) -> dict[str, Any]:
+    """Return the values that change a text there and not here, by name.
+
+    `continues`: whether prompts are a part of texts; `guided`: whether the task takes guidance.
+    """
+    values = values or {}
+    ignored = _NOT_DONE if guided else {**_NOT_DONE, "guidance_scale": (1,)}
     found = {
         name: value
-        for name, neutral in _NOT_DONE.items()
+        for name, neutral in ignored.items()
         if (value := values.get(name)) is not None and value not in neutral
     }
     if (values.get("num_beams") or 1) != 1 and values.get("do_sample"):

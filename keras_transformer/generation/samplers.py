@@ -97,6 +97,7 @@ class Sampler:
     draws: int = 0  # random numbers that it needs for a token, of `Limits.uniforms`
     models: tuple = ()  # further models, which read what the backbone reads
     ranks_log_probabilities: ClassVar[bool] = False  # whether rules change those and not logits
+    takes_guidance: ClassVar[bool] = True  # whether the logits may be guided ones
     extra_steps: ClassVar[int] = 0  # steps beyond the number of new tokens
     # The fields of the state that have a place for each new token, and on which axis.
     sized: ClassVar[dict[str, int]] = {"tokens": -1}

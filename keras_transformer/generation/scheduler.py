@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_transformer.checking import MOST_TOKENS, check_flag, check_int, check_seed
 from keras_transformer.generation.engine import Batch, Engine, Settings, most_steps
+from keras_transformer.generation.guidance import negative_inputs
 from keras_transformer.generation.samplers import Outputs
 from keras_transformer.generation.scoring import pad_rows
 from keras_transformer.sizes import round_size, round_up
@@ -43,6 +44,7 @@ class Waiting(NamedTuple):
     seed: int  # of its random numbers
     row: int  # which of the seed's rows of numbers its first sample has
     choices: tuple[float, ...] = ()  # see `samplers.Limits`
+    negative: Sequence[int] = ()  # its negative prompt, where the settings have guidance
 
 
 class Scheduler:
@@ -106,6 +108,7 @@ class Scheduler:
         prompts: Sequence[list[int]],
         max_new_tokens: Sequence[int],
         steps: int | None = None,
+        negative_prompts: Sequence[list[int]] | None = None,
     ) -> Iterator[Finished | Progress]:
         """What is generated for each prompt, as it is done.
 
@@ -113,10 +116,11 @@ class Scheduler:
             prompts: lists of ids.
             max_new_tokens: int for each prompt.
             steps: int, to be told of each row's `Progress` after at most so many steps.
+            negative_prompts: a list of ids for each prompt, where the settings have guidance.
 
         Raises:
-            ValueError: for no prompts, an empty one, or limits that are not positive integers,
-                one for each prompt.
+            ValueError: for no prompts, an empty one, limits that are not positive integers,
+                one for each prompt, or guidance without a negative prompt for each prompt.
         """
         if not len(prompts) or not all(map(len, prompts)):
             raise ValueError(
@@ -134,15 +138,22 @@ class Scheduler:
         if self.settings.rules is not None:
             self.settings.rules.check_limit(min(max_new_tokens))
         steps = check_int("steps", steps, 1, MOST_TOKENS, none=True)
-        return self._run(prompts, max_new_tokens, steps)
+        negative = negative_prompts or [()] * len(prompts)
+        if len(negative) != len(prompts) or any(bool(x) != self.settings.guided for x in negative):
+            raise ValueError(
+                "`negative_prompts` must have a list of ids, not empty, for each of "
+                f"{len(prompts)} prompts if the `guidance_scale` of the settings is not 1, and "
+                f"else be None; it is {self.settings.guidance_scale}."
+            )
+        return self._run(prompts, max_new_tokens, steps, negative)
 
-    def _run(self, prompts, max_new_tokens, steps) -> Iterator[Finished | Progress]:
+    def _run(self, prompts, max_new_tokens, steps, negative) -> Iterator[Finished | Progress]:
         self._waiting, self._stopped, self._batch = {}, set(), None
         self._prefix, self._shared, self._next = None, 0, 0
         if self.share_prefix:
             self._read_prefix(prompts)
         for i, (prompt, limit) in enumerate(zip(prompts, max_new_tokens, strict=True)):
-            self.add(Waiting(prompt, limit, self.seed, i * self.copies))
+            self.add(Waiting(prompt, limit, self.seed, i * self.copies, (), negative[i]))
         self._queue = deque(sorted(self._queue, key=lambda i: -len(prompts[i])))
         while self.busy:
             yield from self.advance(steps)
@@ -261,6 +272,13 @@ class Scheduler:
         ids, mask = pad_rows(rows + rows[:1] * missing, self.settings.pad_id, length)
         further = {n: x[chosen + chosen[:1] * missing] for n, x in self.further.items()}
         inputs = self.make_inputs(ids, mask) | further
+        if self.settings.guided:
+            negative = [self._waiting[i].negative for i in chosen + chosen[:1] * missing]
+            length = round_size(max(map(len, negative)))
+            length = length if self.longest is None else min(length, self.longest)
+            inputs |= negative_inputs(
+                self.make_inputs(*pad_rows(negative, self.settings.pad_id, length))
+            )
         return self.engine.prefill(
             inputs, self.settings, limits, self._draw, None, owners, self._prefix, slots, choices
         )

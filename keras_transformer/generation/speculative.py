@@ -78,6 +78,7 @@ class Speculative(Sampler):
     max_ngram: int = 3
     temperature: float = 0.0
 
+    takes_guidance: ClassVar[bool] = False
     sized: ClassVar[dict[str, int]] = {"tokens": -1, "text": -1}
 
     def __post_init__(self):

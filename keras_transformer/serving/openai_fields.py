@@ -2,7 +2,7 @@
 
 import functools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras_transformer as kt
@@ -28,7 +28,7 @@ class Prompts(NamedTuple):
         temperature: float, 0 for the likeliest tokens.
         top_p: float.
         seed: int.
-        options: of `GenerationCall`: `stop`, `rules`, `constraint`.
+        options: of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`.
         top_k: None without log-probabilities, else how many alternatives to each token.
         stream: bool.
         usage: bool, whether a stream ends with the number of tokens.
@@ -36,6 +36,7 @@ class Prompts(NamedTuple):
         best_of: int, texts that are written for each prompt, of which the `samples` likeliest are
             the answer; None for `samples`.
         tools: `Tools` that the answer may call, or None.
+        negative: the ids of the negative prompt of each prompt, `()` without guidance.
     """
 
     prompts: list[list[int]]
@@ -51,6 +52,7 @@ class Prompts(NamedTuple):
     echoes: tuple[str, ...] = ()
     best_of: int | None = None
     tools: Tools | None = None
+    negative: Sequence[list[int]] = ()
 
     @property
     def written(self) -> int:
@@ -68,6 +70,8 @@ _SHARED = (
     Field("seed", "integer", "Seed", least=-(2**63), most=2**63 - 1, optional=True),
     Field("presence_penalty", "number", "Penalty of a token that was", 0.0, least=-2, most=2),
     Field("frequency_penalty", "number", "Penalty each time", 0.0, least=-2, most=2),
+    Field("guidance_scale", "number", "Guidance, 1 for none", most=100, optional=True),
+    Field("negative_prompt", "text", "Text that guidance leads away from", optional=True),
     Field("stream", "flag", "In pieces", False),
 )  # fmt: skip
 _COMPLETION = (
@@ -384,6 +388,7 @@ def _prompts(
     penalties = {name: values[name] for name in ("presence_penalty", "frequency_penalty")}
     if any(penalties.values()):
         options["rules"] = kt.generation.Rules(**penalties)
+    options["guidance_scale"] = values["guidance_scale"]
     return Prompts(
         rows,
         values["n"],
@@ -395,7 +400,24 @@ def _prompts(
         top_k if top_k is None else min(top_k, task.backbone.config.vocabulary_size),
         values["stream"],
         _usage(given),
+        negative=_negative(task, values, rows, most, limits),
     )
+
+
+def _negative(
+    task: Any, values: dict[str, Any], rows: list[list[int]], most: int | None, limits: Limits
+) -> list[list[int]]:
+    """Return the ids of the negative prompt of each prompt; none without guidance."""
+    scale, text = values["guidance_scale"], values["negative_prompt"]
+    if (task.published_guidance() if scale is None else scale) == 1:
+        if text is not None and scale is None:
+            raise wrong("`negative_prompt` needs a `guidance_scale`.", "negative_prompt")
+        return []
+    if text is None:
+        return [row[-1:] for row in rows]
+    negative = task._prompt_ids([text], "negative_prompt")[0]
+    _check_room(task, *negative, most, limits, "negative_prompt")
+    return negative * len(rows)
 
 
 def room_of(task: Any, limits: Limits) -> int:
@@ -405,14 +427,16 @@ def room_of(task: Any, limits: Limits) -> int:
     return min(most, limits.tokens)
 
 
-def _check_room(task: Any, row: list[int], most: int | None, limits: Limits) -> None:
+def _check_room(
+    task: Any, row: list[int], most: int | None, limits: Limits, name: str = "prompt"
+) -> None:
     room, most = room_of(task, limits), 1 if most is None else most
     if len(row) + most > room:
         raise too_long(
-            f"This model's maximum context length is {room:,} tokens. The prompt has {len(row):,} "
+            f"This model's maximum context length is {room:,} tokens. The {name} has {len(row):,} "
             f"tokens, and with {most:,} new ones needs more than there is room for. Shorten the "
-            "prompt, or lower `max_tokens`.",
-            "max_tokens" if len(row) < room else "prompt",
+            f"{name}, or lower `max_tokens`.",
+            "max_tokens" if len(row) < room else name,
         )
 
 

@@ -181,7 +181,12 @@ class Written:
 
     def _job(self, index: int, prompt: list[int], options: dict[str, Any]) -> Job | None:
         """The job of a text, or of a part of it; None if there is no room for a further part."""
-        asked, text, room = self.asked, self.texts[index], self._room - len(prompt)
+        asked, text, longest = self.asked, self.texts[index], len(prompt)
+        if asked.negative:  # what is written of a text already stands behind this prompt too
+            negative = asked.negative[index // asked.written] + prompt[len(text.prompt) :]
+            options = {**options, "negative_prompts": [negative]}
+            longest = max(longest, len(negative))
+        room = self._room - longest
         most = room if asked.most is None else min(room, asked.most - len(text.token_ids))
         constraint = options.get("constraint")
         if text.token_ids and most < max(1, constraint.shortest):

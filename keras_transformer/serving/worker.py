@@ -53,7 +53,8 @@ class Job:
         copy: int, which of the samples of its prompt it is: with `num_samples` of `generate` the
             same seed gives the same texts.
         tell: called from the worker's thread with `Piece`s and in the end `Done` or `Failed`.
-        **options: of `GenerationCall`: `stop`, `rules`, `constraint`.
+        **options: of `GenerationCall`: `stop`, `rules`, `constraint`, `guidance_scale`,
+            `negative_prompts`.
 
     Raises:
         ValueError: for what the model cannot take.
@@ -68,7 +69,8 @@ class Job:
             task, [ids], further={}, max_new_tokens=most, sampler=sampler, seed=seed, **options
         )
         choices = (float(temperature), float(top_p))
-        self.waiting = Waiting(ids, self.call.limits[0], seed, copy, choices)
+        negative = (self.call.negative_prompts or [()])[0]
+        self.waiting = Waiting(ids, self.call.limits[0], seed, copy, choices, negative)
         self.settings = self.call.scheduler.settings
         self.tell = tell
         self.left = False  # whoever asked is gone

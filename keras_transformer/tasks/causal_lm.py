@@ -55,6 +55,7 @@ class CausalLM(LanguageModel):
     published_as = ("ForCausalLM",)
     published_options = (END_IDS,)
     continues_prompts = True
+    takes_guidance = True
 
     def make_dataset(self, x, y=None, sample_weight=None, **options) -> BucketedDataset:
         """Texts as inputs and, shifted by one, targets. See `Task.make_dataset`.

@@ -12,6 +12,7 @@ from keras_transformer.generation import samplers
 from keras_transformer.generation.constraints import TokenAutomaton
 from keras_transformer.generation.decoding import check_cache_dtype
 from keras_transformer.generation.engine import Settings
+from keras_transformer.generation.guidance import check_scale
 from keras_transformer.generation.rules import Rules
 from keras_transformer.generation.scheduler import Finished, Progress, Scheduler
 from keras_transformer.generation.streaming import TextStream, check_stop, without_stop
@@ -53,6 +54,7 @@ class GenerationCall:
         self, task, prompts: list[list[int]], *, further, max_new_tokens=None, sampler=None,
         batch_size=32, max_length=None, stop=None, rules=None, constraint=None, num_samples=1,
         seed=None, cache_dtype=None, verbose=False, most: Sequence[int] | None = None,
+        guidance_scale=None, negative_prompts: Sequence[list[int]] | None = None,
     ):  # fmt: skip
         self.task = task
         self.prompts = prompts
@@ -92,13 +94,17 @@ class GenerationCall:
         self.limits = self._limits(each, max_length, said, capped)
         if rules is not None:
             self._check_rules(rules, given, complete=constraint is not None)
+        self.negative_prompts, guidance_scale = self._guidance(guidance_scale, negative_prompts)
         config = task.backbone.config.sides[-2:][0]  # What reads a prompt.
         # Beam search has several results of one row; others take a row for each.
         self.copies = self.num_samples if sampler.streams else 1
         self.rows: dict[tuple[int, int], _Row] = {}
         self.scheduler = Scheduler(
             task.engine,
-            Settings(sampler, rules, self.end_ids, task.pad_id, cache_dtype, task.pack_weights),
+            Settings(
+                sampler, rules, self.end_ids, task.pad_id, cache_dtype, task.pack_weights,
+                guidance_scale,
+            ),
             task._engine_inputs,
             batch_size,
             copies=self.copies,
@@ -106,7 +112,51 @@ class GenerationCall:
             share_prefix=config.kind == "decoder" and not _by_length(config),
             longest=config.max_sequence_length if config.position == "learned" else None,
             further=self.further,
-        )
+        )  # fmt: skip
+
+    def _guidance(self, scale: float | None, given) -> tuple[list[list[int]] | None, float]:
+        """Return the negative prompt of each prompt, None without guidance, and the scale."""
+        task, asked = self.task, scale is not None
+        scale = task.published_guidance() if scale is None else scale
+        scale = check_scale("guidance_scale", scale)
+        if scale == 1:
+            if given is not None and not asked:
+                raise ValueError(
+                    "`negative_prompts` are what a text is led away from by `guidance_scale`: give "
+                    "one, such as guidance_scale=1.5."
+                )
+            return None, scale
+        said = f"guidance_scale={scale}"
+        said += "" if asked else " of the checkpoint's generation config"
+        if self.further:
+            raise ValueError(
+                f"{said} does not go with `global_positions`, which say nothing of the negative "
+                "prompts. Leave out one of the two."
+            )
+        if given is None and not task.continues_prompts:
+            raise ValueError(
+                f"{said} needs `negative_prompts` here: other sources, which the text is led away "
+                'from. negative_prompts="" is an empty source, guidance_scale=1 no guidance.'
+            )
+        negative = [row[-1:] for row in self.prompts] if given is None else list(given)
+        self._check_negative(negative)
+        return negative, scale
+
+    def _check_negative(self, negative: list[list[int]]) -> None:
+        """Raise ValueError for negative prompts that the model cannot take."""
+        config = self.task.backbone.config.sides[-1]
+        room = config.max_sequence_length if config.position == "learned" else float("inf")
+        for place, (row, limit) in enumerate(zip(negative, self.limits, strict=True)):
+            name = f"negative_prompts[{place}]"
+            if not row:
+                raise ValueError(f"`{name}` is empty: there must be at least one token.")
+            self.task.backbone.check_ids(**{name: np.asarray(row)})
+            before = self.task.positions_before(row)
+            if before + limit > room:
+                raise ValueError(
+                    f"`{name}` has {before} tokens, and with {limit} new ones needs more positions "
+                    f"than the model has, {room}. Shorten it, or lower `max_new_tokens`."
+                )
 
     def _check_rules(self, rules: Rules, given: Rules | None, complete: bool) -> None:
         """Raise ValueError if no text can follow the rules; `given` are those of the caller.
@@ -226,7 +276,8 @@ class GenerationCall:
         bar = None
         if self.verbose:
             bar = keras.utils.Progbar(len(self.prompts) * self.copies, unit_name="text")
-        for event in self.scheduler.run(self.prompts, self.limits, steps):
+        events = self.scheduler.run(self.prompts, self.limits, steps, self.negative_prompts)
+        for event in events:
             if bar is not None and isinstance(event, Finished):
                 bar.add(1)
             if steps is not None:

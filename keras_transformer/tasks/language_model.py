@@ -51,6 +51,7 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
     generates = True
     task_options = ("end_ids",)
     continues_prompts: ClassVar[bool]  # whether what is generated follows on the prompt
+    takes_guidance: ClassVar[bool] = False  # whether `generate` has a `guidance_scale`
     most_new_tokens: int = 64  # where neither the caller nor the checkpoint says it
     _sampler: Sampler | None = None  # of `compile`
 
@@ -117,6 +118,8 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         global_positions=None,
         verbose: bool = False,
         explain: bool = False,
+        guidance_scale: float | None = None,
+        negative_prompts=None,
     ):
         """Continuations of prompts, or translations of sources.
 
@@ -150,22 +153,32 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
             verbose: bool, show a progress bar.
             explain: bool, return `Completion`s with an `explanation` of their steps, as `explain`
                 gives it: one more pass for each.
+            guidance_scale: float from -1000 to 1000, how far a text is led away from what
+                `negative_prompts` would give (classifier-free guidance): tokens are chosen by
+                `scale * (p - n) + n`, where `p` and `n` are the log-probabilities behind the prompt
+                and behind the negative prompt. Doubles the work and the cache of a step. Defaults
+                to what the checkpoint says, else to 1: no guidance.
+            negative_prompts: as `prompts`, one for all prompts or one for each; of a translator
+                they are other sources. Defaults to the last token of each prompt; a translator
+                has no default.
 
         Returns:
             A string for a string, ids for ids; with `num_samples` above 1 a list of them; for a
             list a list of these.
 
         Raises:
-            ValueError: for prompts, ids, lengths or options that the model cannot take.
+            ValueError: for prompts, ids, lengths or options that the model cannot take, or a
+                `guidance_scale` with speculative decoding or contrastive search.
             FloatingPointError: if logits are not numbers.
         """
         options = {
             "max_new_tokens": max_new_tokens, "sampler": sampler, "batch_size": batch_size,
             "max_length": max_length, "stop": stop, "rules": rules, "constraint": constraint,
             "num_samples": num_samples, "seed": seed, "cache_dtype": cache_dtype,
-            "verbose": verbose,
+            "verbose": verbose, "guidance_scale": guidance_scale,
         }  # fmt: skip
         rows, as_text, single = self._prompt_ids(prompts)
+        options["negative_prompts"] = self._negative_ids(negative_prompts, len(rows))
         further = self.global_inputs(global_positions, rows)
         how = (as_text, single, return_prompt, stream, return_details, explain)
         return self._completed(rows, options, further, *how)
@@ -312,6 +325,11 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         """The rules that the checkpoint asks for."""
         return published.rules_of(self.backbone.generation_config, self.continues_prompts)
 
+    def published_guidance(self) -> float:
+        """Return the `guidance_scale` that the checkpoint asks for, 1 for none."""
+        values = self.backbone.generation_config if self.takes_guidance else None
+        return published.guidance_of(values)
+
     def published_limits(self, max_length: int | None) -> tuple[int, int | None]:
         """The most new tokens, and of the whole text, where the caller gave this length or none."""
         said = published.limits_of(self.backbone.generation_config, self.continues_prompts)
@@ -356,6 +374,20 @@ class LanguageModel(ExplainsWritten, TokenPredictor):
         for place, text in enumerate(texts):
             check_text(f"{name}[{place}]", text)
         return self._encode_prompts(texts), True, False
+
+    def _negative_ids(self, negative_prompts, count: int) -> list[list[int]] | None:
+        """Return ids of the negative prompt of each of `count` prompts, or None."""
+        if negative_prompts is None:
+            return None
+        rows, _, single = self._prompt_ids(negative_prompts, "negative_prompts")
+        if single:
+            return rows * count
+        if len(rows) != count:
+            raise ValueError(
+                f"Received {count} prompts and {len(rows)} `negative_prompts`: give one for each "
+                "prompt, or one alone for all."
+            )
+        return rows
 
     def task_values(self) -> dict:
         return {**super().task_values(), "end_ids": list(self.end_ids)}

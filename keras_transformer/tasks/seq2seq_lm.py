@@ -64,6 +64,7 @@ class Seq2SeqLM(LanguageModel):
     published_as = ("ForConditionalGeneration",)
     published_options = (END_IDS, START_ID)
     continues_prompts = False
+    takes_guidance = True
     task_options = ("end_ids", "start_id")
 
     def __init__(

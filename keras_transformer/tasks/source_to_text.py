@@ -9,6 +9,7 @@ from keras_transformer.checking import check_int, check_text
 from keras_transformer.checkpoints.heads import END_IDS, START_ID
 from keras_transformer.data import BucketedDataset
 from keras_transformer.generation.scoring import pad_for
+from keras_transformer.kerashub_names import refuse
 from keras_transformer.models.backbone import Backbone
 from keras_transformer.models.turns import reads
 from keras_transformer.processors.processor import Processor
@@ -89,8 +90,10 @@ class SourceToText(TakesTables, LanguageModel):
     def prompt_rows(self, prompts: Any, count: int, **options) -> list[list[int]]:
         """What the decoder begins with, ids for each of `count` sources; of texts, one for each.
 
-        Or what the encoder reads, if that `asks_encoder`.
+        Or what the encoder reads, if that `asks_encoder`. Raises TypeError for `options`, which
+        only a subclass has.
         """
+        refuse(f"{type(self).__name__}.generate", options)
         asked = self.asks_encoder
         if asked and prompts is None:
             raise ValueError(

@@ -75,6 +75,7 @@ _FORCED = {"forced_bos_token_id": 7, "min_length": 9, "renormalize_logits": True
         ("marian", {**_FORCED, "num_beams": 3, "bad_words_ids": [[1]], "max_length": 16}),
         ("llama", {**_RULES, "min_new_tokens": 6}),
         ("llama", {"max_length": 9}),
+        ("llama", {"guidance_scale": 4.0, "max_new_tokens": 9}),
         (
             "llama",
             {
@@ -154,17 +155,24 @@ def test_values_that_are_not_heeded_are_named(tmp_path, caplog):
         task = kt.Seq2SeqLM.from_preset(tmp_path)
     assert "encoder_no_repeat_ngram_size=2, do_sample=True, suppress_tokens=[2]." in caplog.text
     assert published.not_done({"min_length": 5}, continues=True) == {"min_length": 5}
+    guided = {"guidance_scale": 1.5}
+    assert published.not_done(guided, continues=True) == {}
+    assert published.not_done(guided, continues=False, guided=False) == guided
     for wrong, argument in (
         ({"do_sample": True, "temperature": 0.0}, "sampler"),
         ({"num_beams": "two"}, "sampler"),
         ({"bad_words_ids": 3}, "rules"),
         ({"max_length": -1}, "max_new_tokens"),
+        ({"guidance_scale": "two"}, "guidance_scale"),
     ):
         task.backbone.generation_config = wrong
         ((name, value),) = list(wrong.items())[-1:]
         message = rf"generation config has .*'{name}': {value!r}.*Give `generate` a `{argument}` of"
         with pytest.raises(ValueError, match=message):
             task.generate(PROMPT)
+    task.backbone.generation_config = guided
+    with pytest.raises(ValueError, match="=1.5 of the checkpoint.* needs `negative_prompts` here"):
+        task.generate(PROMPT)
     task = kt.CausalLM(small_backbone("decoder"))
     task.backbone.generation_config = {"max_length": 4}
     with pytest.raises(ValueError, match="max_length=4 of the checkpoint's generation config lea"):

@@ -79,6 +79,15 @@ def uncached_logits(backbone, prompts, new):
     return np.stack([row[i:][: len(new[0])] for i, row in zip(first, rows, strict=True)])
 
 
+def guided(logits, without, scale):
+    """Logits led away from others, by the formula of classifier-free guidance in float64."""
+    own, without = (
+        x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+        for x in (logits.astype("float64"), without.astype("float64"))
+    )
+    return scale * (own - without) + without
+
+
 def uncached_greedy(backbone, prompts, count):
     """The likeliest `count` tokens of each prompt, by a pass over all of them for each token."""
     names = ("token_ids", "padding_mask")

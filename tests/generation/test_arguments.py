@@ -102,6 +102,9 @@ def test_settings():
         ({"cache_dtype": "int4"}, "`cache_dtype` must be one of"),
         ({"cache_dtype": ["int8"]}, "`cache_dtype` must be one of"),
         ({"pack_weights": "no"}, "`pack_weights` must be True or False"),
+        ({"guidance_scale": "2"}, "`guidance_scale` must be a number from -1000.0"),
+        ({"guidance_scale": 2, "sampler": Contrastive()}, "does not go with Contrastive"),
+        ({"guidance_scale": 2, "sampler": Speculative()}, r"Speculative.*Use Greedy\(\), Random"),
     ):
         with pytest.raises(ValueError, match=message):
             Settings(**{"sampler": Greedy(), **values})
@@ -141,6 +144,12 @@ def test_the_scheduler_and_the_engine(engine):
         engine.generate(inputs, settings, 3)
     with pytest.raises(ValueError, match="`max_new_tokens` must be an integer"):
         engine.generate(inputs, Settings(Greedy()), "3")
+    guided = Settings(Greedy(), guidance_scale=2)
+    with pytest.raises(ValueError, match="if and only if `inputs` hold negative prompts"):
+        engine.generate(inputs, guided, 3)
+    for negative in (None, [[3], []]):
+        with pytest.raises(ValueError, match="`negative_prompts` must have a list of ids"):
+            Scheduler(engine, guided, None).run([[3], [4]], [1, 1], None, negative)
 
 
 def test_a_function_that_gives_no_numbers(engine):
@@ -231,6 +240,15 @@ def test_arguments_of_generate(lm):
         ({"sampler": "topk"}, "Did you mean 'top_k'"),
         ({"stop": 1.5}, "`stop` must be"),
         ({"stop": ["a", "\ud800"]}, "`stop` has half of a surrogate pair"),
+        ({"negative_prompts": "two"}, "led away from by `guidance_scale`: give one"),
+        (
+            {"guidance_scale": 2, "negative_prompts": ["a", "b"]},
+            "1 prompts and 2 `negative_prompts`",
+        ),
+        ({"guidance_scale": 2, "negative_prompts": [[]]}, r"`negative_prompts\[0\]` is empty"),
+        ({"guidance_scale": 2, "negative_prompts": [[999]]}, r"`negative_prompts\[0\]` holds ids"),
+        ({"guidance_scale": 2, "sampler": "contrastive"}, "does not go with Contrastive"),
+        ({"negative_prompt_ids": [3]}, "It is `negative_prompts` here"),
     ):
         with pytest.raises(ValueError, match=message):
             lm.generate("one", **{"max_new_tokens": 2, **values})

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.generation import BeamSearch, Engine, Greedy, Settings
+from keras_transformer.generation import BeamSearch, Engine, Greedy, Rules, Settings
+from keras_transformer.generation.guidance import negative_inputs
 from tests.generation.common import engine_inputs, found_tokens, make_prompts, on_one
 
 torch = pytest.importorskip("torch", reason="needs PyTorch, which Transformers runs on")
@@ -67,10 +68,14 @@ class Pair:
         self.engine = Engine(backbone)
         self.seq2seq = backbone.config.kind == "seq2seq"
 
-    def expected(self, **options):
-        """For each prompt alone, its sequences without pads, and their scores."""
+    def expected(self, of_each=None, count=None, **options):
+        """For each prompt alone, its sequences without pads, and their scores.
+
+        `of_each` makes further options of the place of a prompt; `count` is of how many prompts.
+        """
         rows = []
-        for prompt in PROMPTS:
+        for place, prompt in enumerate(PROMPTS[:count]):
+            options |= of_each(place) if of_each else {}
             found = self.reference.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=int),
@@ -87,10 +92,14 @@ class Pair:
             rows.append((tokens, None if scores is None else scores.numpy()))
         return rows
 
-    def found(self, sampler, end_ids=ENDS):
-        """All prompts as one ragged batch."""
-        inputs = engine_inputs(self.engine.backbone, PROMPTS)
-        return self.engine.generate(inputs, Settings(sampler, None, end_ids, PAD), NEW)
+    def found(self, sampler, end_ids=ENDS, negative=None, rules=None, **settings):
+        """All prompts as one ragged batch, or as many as there are negative ones."""
+        count = None if negative is None else len(negative)
+        inputs = engine_inputs(self.engine.backbone, PROMPTS[:count])
+        if negative is not None:
+            inputs |= negative_inputs(engine_inputs(self.engine.backbone, negative))
+        settings = Settings(sampler, rules, end_ids, PAD, **settings)
+        return self.engine.generate(inputs, settings, NEW)
 
 
 def until_end(tokens, ends):
@@ -149,3 +158,55 @@ def test_one_end_and_four_beams(pair):
     expected = pair.expected(num_beams=4, num_return_sequences=2, eos_token_id=[END])
     found = pair.found(BeamSearch(4), (END,))
     assert [row[:2] for row in found_tokens(found)] == [tokens for tokens, _ in expected]
+
+
+# Some are longer than their prompts, and some shorter.
+NEGATIVE = make_prompts([3, 2, 11], VOCABULARY, seed=1)
+
+
+def guidance_of(place, scale, given):
+    negative = {"negative_prompt_ids": torch.tensor([NEGATIVE[place]])} if given else {}
+    return {"guidance_scale": scale, "repetition_penalty": 1.3, **negative}
+
+
+@pytest.mark.parametrize(
+    "pair, scale, given", [("llama", 3.0, True), on_one("gpt2", 1.5, False)], indirect=["pair"]
+)
+def test_guided_greedy(pair, scale, given):
+    """The penalty is of the guided scores, and of the prompt's tokens alone."""
+    options = {"num_beams": 1, "count": 3}
+    expected = pair.expected(lambda place: guidance_of(place, scale, given), **options)
+    negative = NEGATIVE if given else [prompt[-1:] for prompt in PROMPTS[:3]]
+    rules = Rules(repetition_penalty=1.3)
+    found = pair.found(Greedy(), negative=negative, rules=rules, guidance_scale=scale)
+    assert found_tokens(found) == [tokens for tokens, _ in expected]
+    assert found_tokens(found) != [tokens for tokens, _ in pair.expected(**options)]
+
+
+class Guide(transformers.LogitsProcessor):
+    """The guidance of an encoder-decoder, which Transformers has not, without a cache."""
+
+    def __init__(self, model, source):
+        self.model, self.source = model, source
+
+    def __call__(self, input_ids, scores):
+        source = torch.tensor([self.source] * len(input_ids))
+        logits = self.model(input_ids=source, decoder_input_ids=input_ids).logits
+        without = logits[:, -1].log_softmax(dim=-1)
+        return 1.5 * (scores.log_softmax(dim=-1) - without) + without
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("pair", ["t5"], indirect=True)
+def test_guided_beams(pair):
+    """Of an encoder-decoder, whose negative prompts are sources."""
+
+    def guidance(place):
+        guide = Guide(pair.reference, NEGATIVE[place])
+        return {"logits_processor": transformers.LogitsProcessorList([guide])}
+
+    expected = pair.expected(guidance, count=3, num_beams=4, num_return_sequences=4)
+    found = pair.found(BeamSearch(4), negative=NEGATIVE, guidance_scale=1.5)
+    assert found_tokens(found) == [tokens for tokens, _ in expected]
+    scores = np.stack([scores for _, scores in expected])
+    np.testing.assert_allclose(found.scores, scores, rtol=0, atol=1e-4)

@@ -24,6 +24,7 @@ from tests.generation.common import (
     decode,
     engine_inputs,
     found_tokens,
+    guided,
     make_backbone,
     make_prompts,
     on_one,
@@ -160,9 +161,9 @@ def test_every_sampler_finds_what_it_finds_in_a_cache_of_everything(name, dtype,
         assert found_tokens(found) == found_tokens(engine.generate(inputs, greedy, new))
 
 
-@pytest.mark.parametrize("shared", [0, 32], ids=["nothing shared", "a shared prefix"])
-def test_rows_leave_and_others_come(engine, shared):
-    """In a batch of four rows, behind a prefix that is longer than the window."""
+@pytest.mark.parametrize("shared, scale", [(0, 1.0), (32, 1.0), on_one(32, 2.0)])
+def test_rows_leave_and_others_come(engine, shared, scale):
+    """In a batch of four rows, behind a prefix that is longer than the window; also guided."""
     prompts = make_prompts([3, 9, 1, 30, 2, 14, 5, 6, 21])
     if shared:
         prompts = [[*make_prompts([shared], seed=7)[0], *prompt] for prompt in prompts]
@@ -171,10 +172,15 @@ def test_rows_leave_and_others_come(engine, shared):
     def make_inputs(ids, mask):
         return {"token_ids": ids, "padding_mask": mask}
 
-    made = Scheduler(engine, Settings(Greedy(), None, (), PAD), make_inputs, 4, share_prefix=True)
-    found = {each.index: each.tokens[0] for each in made.run(prompts, limits)}
+    negative = make_prompts([1, 12, 5, 2, 40, 3, 7, 20, 1], seed=2) if scale != 1 else None
+    settings = Settings(Greedy(), None, (), PAD, guidance_scale=scale)
+    made = Scheduler(engine, settings, make_inputs, 4, share_prefix=True)
+    found = {each.index: each.tokens[0] for each in made.run(prompts, limits, None, negative)}
     new = [found[row] + [PAD] * (90 - len(found[row])) for row in range(len(prompts))]
-    expected = uncached_logits(engine.backbone, prompts, new).argmax(axis=-1)
+    logits = uncached_logits(engine.backbone, prompts, new)
+    if negative:
+        logits = guided(logits, uncached_logits(engine.backbone, negative, new), scale)
+    expected = logits.argmax(axis=-1)
     for row, limit in enumerate(limits):
         assert found[row] == expected[row, :limit].tolist()
 

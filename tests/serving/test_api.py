@@ -228,6 +228,23 @@ def test_the_best_of_several_texts(client, task):
 
 
 @pytest.mark.one_backend
+def test_guidance(client, task, monkeypatch):
+    prompts, given = ["a man", "two dogs run"], {"guidance_scale": 3, "negative_prompt": "two dogs"}
+    asked = {"model": "writer", "prompt": prompts, "max_tokens": 8, "temperature": 0}
+    plain = task.generate(prompts, 8, "greedy")
+    guided = task.generate(prompts, 8, "greedy", guidance_scale=3, negative_prompts="two dogs")
+    found = client.completions.create(**asked, extra_body=given)
+    assert [choice.text for choice in found.choices] == guided != plain
+    with pytest.raises(openai.BadRequestError, match="`negative_prompt` needs a `guidance_scale`"):
+        client.completions.create(**asked, extra_body={"negative_prompt": "two dogs"})
+    monkeypatch.setattr(task.backbone, "generation_config", {"guidance_scale": 3.0})
+    found = client.completions.create(**asked)
+    assert [choice.text for choice in found.choices] == task.generate(prompts, 8, "greedy")
+    found = client.completions.create(**asked, extra_body={"guidance_scale": 1})
+    assert [choice.text for choice in found.choices] == plain
+
+
+@pytest.mark.one_backend
 def test_log_probabilities_of_a_completion(client, task):
     found = client.completions.create(model="writer", prompt="a", max_tokens=6, seed=1, logprobs=3)
     details = task.generate("a", 6, "random", seed=1, return_details=True)

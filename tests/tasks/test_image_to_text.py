@@ -135,6 +135,8 @@ def test_wrong_input(learned):
         assert np.array_equal(weights, plain * (1.0 + order[:, None]))
     with pytest.raises(ValueError, match="`max_length`=2 leaves no room behind the prompts"):
         made.fit((x, questions), answers, max_length=2, verbose=0)
+    with pytest.raises(TypeError, match=r"generate\(\) got an unexpected .* 'guidance_scale'"):
+        learned.caption(x, guidance_scale=2)
     with pytest.raises(ValueError, match="`tokenizer` is missing"):
         kt.ImageToText(kt.models.Seq2Seq(images.captions()), kt.ImageProcessor(size=(12, 16)))
     with pytest.raises(ValueError, match="needs a backbone whose encoder reads images: give the"):
