@@ -57,15 +57,22 @@ class TableColumn(Sequence):
 def class_names(data: Any, column: Any) -> list[str] | None:
     """Names of the classes that a data set numbers in a column of labels, or None.
 
-    Read from a `ClassLabel` of `datasets`, also within a list, or from the `class_names` of a data
-    set of `keras.utils.text_dataset_from_directory` and similar functions.
+    Read from a `ClassLabel` of `datasets`, also within a list; from the `class_names` of a data set
+    of `keras.utils.text_dataset_from_directory` and similar functions; or from the `classes` of one
+    of torchvision, also within a loader of PyTorch.
     """
     features = getattr(data, "features", None)
     feature = features.get(column) if isinstance(features, Mapping) else None
     while hasattr(feature, "feature"):
         feature = feature.feature
-    names = getattr(feature, "names", None) or getattr(data, "class_names", None)
-    return list(names) if isinstance(names, Sequence) and not isinstance(names, str) else None
+    of = getattr(data, "dataset", data)
+    known = (getattr(feature, "names", None), *(
+        getattr(each, name, None) for each in (data, of) for name in ("class_names", "classes")
+    ))  # fmt: skip
+    for names in known:
+        if names and isinstance(names, Sequence) and not isinstance(names, str):
+            return list(names)
+    return None
 
 
 def is_column(values: Any) -> bool:

@@ -3,11 +3,18 @@
 A test is left out as early as its marks are known: a file before it is read by pytest, a function
 before its parameters are made, a parameter once it is an item. Collecting everything on each
 backend took a fifth of the run.
+
+A test without such a mark runs on each backend; of the upper floors, which compute by way of what
+the lower ones hold on each backend, on PyTorch and on one of those that compile. Of a test with
+many cases the first two do, and the others take turns. The mark `each_backend` keeps a test and
+all of its cases on each backend, and so does the thorough run.
 """
 
 import ast
 import importlib.util
 import os
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +27,17 @@ INSTALLED = [
 ]
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
+# How many cases of a test run on each of its backends, before the others take turns.
+CASES_OF_EACH = 2
+UPPER_FLOORS = {"generation", "optimizing", "serving", "tasks"}
+# Files among these whose subject is operations, or what Keras and a compiler make of a task.
+OF_OPERATIONS = {
+    "test_cache.py", "test_choosing.py", "test_engine.py", "test_first_fit.py",
+    "test_keras_contract.py", "test_random_sampling.py", "test_rules.py",
+    "test_verbs_in_any_order.py",
+}  # fmt: skip
+# Marks that say where a case runs.
+PLACED = {"backend_independent", "one_backend", "each_backend", "thorough", "skipif"}
 
 
 def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
@@ -40,6 +58,17 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
             one = chosen[0]
         return one, f"one backend is enough, {one} (here with TEST_BACKENDS={here})"
     return here, ""
+
+
+def backends_of(path: Path, name: str) -> list[str]:
+    """Return the backends of a test without a mark, of those of the run."""
+    upper = UPPER_FLOORS & {*path.parts} and path.name not in OF_OPERATIONS
+    if not upper or len(RUN) < 3:
+        return RUN
+    compiled = [backend for backend in RUN if backend != "torch"]
+    # By its name, so that it is the same in each process.
+    turn = zlib.crc32(f"{path.name}::{name}".encode()) % len(compiled)
+    return [compiled[turn], "torch"]
 
 
 def marks_of_file(path: Path) -> dict[str, tuple]:
@@ -88,12 +117,34 @@ class Places:
         marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", ())]
         return [] if self._elsewhere({mark.name: mark.args for mark in marks}) else None
 
-    def pytest_collection_modifyitems(self, items):
+    def pytest_collection_modifyitems(self, config, items):
         """Skip what is left: parameters with marks of their own, and what was asked for by name."""
         for item in items:
-            where, reason = place({mark.name: mark.args for mark in item.iter_markers()}, self.here)
+            nearest_last = reversed([*item.iter_markers()])
+            where, reason = place({mark.name: mark.args for mark in nearest_last}, self.here)
             if where != self.here:
                 item.add_marker(pytest.mark.skip(reason=reason))
+        if THOROUGH or any("::" in argument for argument in config.args):
+            return
+        elsewhere = self._cases_elsewhere(items)
+        if elsewhere:
+            config.hook.pytest_deselected(items=elsewhere)
+            items[:] = [item for item in items if item not in elsewhere]
+
+    def _cases_elsewhere(self, items) -> set:
+        """Return the items that other backends run, of tests whose marks do not place them."""
+        tests = defaultdict(list)
+        for item in items:
+            if not PLACED & {mark.name for mark in item.iter_markers()}:
+                tests[item.path, item.originalname].append(item)
+        elsewhere = set()
+        for (path, name), cases in tests.items():
+            where = backends_of(path, name)
+            for number, case in enumerate(cases):
+                turn = where if number < CASES_OF_EACH else [where[number % len(where)]]
+                if self.here not in turn:
+                    elsewhere.add(case)
+        return elsewhere
 
     def _elsewhere(self, marks) -> bool | None:
         """True, or None, which asks the next plugin."""

@@ -189,9 +189,7 @@ class _Elements:
         self._task, self._data, self._elements = task, data, elements
         kind = task.processor_class
         self._kind = getattr(kind, "source_class", kind)
-        of = getattr(data, "dataset", data)  # of a loader of PyTorch
-        # As Keras and torchvision call them.
-        self._names = list(getattr(of, "class_names", None) or getattr(of, "classes", None) or ())
+        self._names = class_names(data, None)
         x, y, _ = _parts(first)
         self._first, self._has_labels = _on_host(x), y is not None
         # An array of samples (time, channels) may be one or a batch: labels tell.
@@ -247,12 +245,12 @@ class _Elements:
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         names, known = self._names, getattr(self._task, "labels", None)
-        if not names or not known or {*names} != {*known}:
+        if names is None or known is None or set(names) != set(known) or y.dtype.kind not in "iuf":
             return y
-        if y.ndim == 2 and y.shape[1] == len(names):
-            return y[:, [names.index(name) for name in known]]
-        whole = y.ndim == 1 and y.dtype.kind in "iuf" and (y == np.rint(y)).all()
-        return [names[int(number)] for number in y] if whole else y
+        if y.ndim == 1:
+            return by_name(y.tolist(), names, known)
+        right = y.ndim == 2 and y.shape[1] == len(names)  # a row with a number for each class
+        return np.asarray(by_name(y.astype("float32").tolist(), names, known)) if right else y
 
 
 def _parts(element: Any) -> tuple:

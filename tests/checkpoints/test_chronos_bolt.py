@@ -62,6 +62,7 @@ def both(request, tmp_path_factory):
     return reference, kt.Forecaster.from_preset(folder)
 
 
+@pytest.mark.each_backend
 def test_same_states(both):
     reference, task = both
     rows = side_by_side(series())[:, -reference.options["context_length"] :]

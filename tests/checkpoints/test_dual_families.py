@@ -38,6 +38,7 @@ def data(reference):
     return {"images": images, "token_ids": ids}, theirs
 
 
+@pytest.mark.each_backend
 def test_same_vectors_and_similarities(both):
     reference, backbone = both
     ours, theirs = data(reference)

@@ -79,7 +79,8 @@ def cases_of_backends():
         config = FAMILIES[model_type].config(families.CONFIGS[model_type][1][number])
         new = set(_said(config.kind, config.to_dict())) - known
         known |= new
-        marks = [] if new or number == 0 else [pytest.mark.one_backend]
+        each = bool(new) or number == 0
+        marks = pytest.mark.each_backend if each else pytest.mark.one_backend
         yield pytest.param((model_type, number), id=_name((model_type, number)), marks=marks)
 
 

@@ -35,7 +35,7 @@ bounded = functools.partial(
 def of_a_format(name, count):
     """So many examples of our formats and of one family of each kind, fewer of their kin."""
     first = name in ("ours", "sharded", "bert", "gpt2", "llama", "t5")
-    return bounded(max_examples=many(count, short=None if first else count // 3))
+    return bounded(max_examples=many(count, short=None if first else count // 8))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -41,6 +41,7 @@ def both(request, tmp_path_factory):
     return reference, load_backbone(saved(reference, tmp_path_factory.mktemp("theirs")))
 
 
+@pytest.mark.each_backend
 def test_same_states(both):
     reference, backbone = both
     ours, theirs = images(reference)

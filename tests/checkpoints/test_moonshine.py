@@ -60,6 +60,7 @@ def both(request, tmp_path_factory):
     return reference, kt.SpeechToText.from_preset(folder)
 
 
+@pytest.mark.each_backend
 def test_same_states_and_logits(both):
     """Of one recording, and of several with padding: each as theirs alone."""
     reference, task = both

@@ -89,6 +89,7 @@ def logits_of(reference, images, rows, behind=()):
         return [reference(**each).logits[0].numpy() for each in given]
 
 
+@pytest.mark.each_backend
 def test_same_logits(both):
     """Of a batch with padding, each as theirs of the row alone."""
     reference, task = both

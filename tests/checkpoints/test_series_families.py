@@ -45,6 +45,7 @@ def both(request, tmp_path_factory):
     return reference, kt.Forecaster.from_preset(folder)
 
 
+@pytest.mark.each_backend
 def test_same_states_and_forecasts(both):
     reference, task = both
     series = rows(reference.config)

@@ -54,6 +54,7 @@ def both(request, tmp_path_factory):
     return reference, load_backbone(saved(reference, tmp_path_factory.mktemp("theirs")))
 
 
+@pytest.mark.each_backend
 def test_same_states_and_vectors_of_texts(both):
     reference, backbone = both
     ids, mask = texts()

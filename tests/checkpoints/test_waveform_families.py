@@ -42,6 +42,7 @@ def alone(reference, row):
         return reference(torch.tensor(row[None]))[0][0].numpy()
 
 
+@pytest.mark.each_backend
 def test_same_states(both):
     """Of one recording, and of several with padding: each as theirs alone."""
     reference, backbone = both

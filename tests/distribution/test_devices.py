@@ -14,6 +14,7 @@ import keras_transformer as kt
 from keras_transformer.distribution.layout import axes_of
 from keras_transformer.structure import variable_shapes
 
+pytestmark = pytest.mark.each_backend
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).with_name("workers.py")
 RUNS = [

@@ -26,7 +26,8 @@ OF_TWO = {
 
 def cases():
     for case in families.cases():
-        marks = [] if case[1] == 0 and case[0] in EACH else [pytest.mark.one_backend]
+        each = case[1] == 0 and case[0] in EACH
+        marks = pytest.mark.each_backend if each else pytest.mark.one_backend
         yield pytest.param(*case, id=_name(case), marks=marks)
 
 

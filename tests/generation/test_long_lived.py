@@ -162,8 +162,6 @@ double = compile_function(lambda x: x * 2, loops=True)
 for length in range(1, 8):
     assert double(keras.ops.ones((length,))).shape == (length,)
 """
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("TensorFlow warns of functions that are traced often")
     done = forks.run("-c", script)
     assert done.returncode == 0, done.stderr
     assert "retracing" not in done.stderr

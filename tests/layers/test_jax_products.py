@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from keras_transformer.layers import jax_products
 
+pytestmark = pytest.mark.each_backend
+
 SHAPES = [(1, 16), (1, 1, 16), (3, 16), (2, 3, 16)]
 
 

@@ -11,6 +11,7 @@ from keras_transformer.serving.run import load_served
 from tests.serving.conftest import ask, started
 from tests.serving.test_api import writer
 
+pytestmark = pytest.mark.each_backend
 ON_TORCH = keras.backend.backend() == "torch"
 PROMPTS = ["two dogs", "a man rides a bike .", "it is cold", "a"]
 

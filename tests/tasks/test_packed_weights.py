@@ -8,6 +8,7 @@ import keras_transformer as kt
 from tests.tasks import audio, images, series
 from tests.tasks.common import ENGLISH, GERMAN, classifier, config, randomized, tokenizer
 
+pytestmark = pytest.mark.each_backend
 ON_TORCH = keras.backend.backend() == "torch"
 MIXED = [*ENGLISH, "a", "a man rides a bike . " * 3]  # of several lengths
 

@@ -161,10 +161,9 @@ def test_regularizers_count():
     assert task.evaluate(TEXTS, verbose=0)[0] - plain == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.one_backend("jax")  # which alone says what a compiled step needs
 def test_the_memory_of_a_step_is_less_than_half():
     """A vocabulary of 32,000 words, 4,096 tokens: what the compiler says it needs."""
-    if keras.backend.backend() != "jax":
-        pytest.skip("JAX alone says what a compiled step needs")
     import jax
 
     config = kt.TransformerConfig(

@@ -24,6 +24,8 @@ import torch
 from keras_transformer.torch_tracing import screened
 from keras_transformer.torch_tracing.screened import Screen, multiply
 
+pytestmark = pytest.mark.each_backend
+
 SCREENED = "quantized::linear_dynamic_fp16"
 
 
