@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import places
 from tests.changed import Imports, chosen
 from tests.places import marks_of_file
 from tests.thorough import SEED, THOROUGH, many, seeds
@@ -47,6 +48,16 @@ def test_not_here(): pass
 """
 
 
+CASES = """
+import pytest
+@pytest.mark.parametrize("number", range(8))
+def test_case(number): pass
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.each_backend
+def test_held(number): pass
+"""
+
+
 def ran(tmp_path, backends, *arguments, **variables):
     """The tests that run on JAX, and what was printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_BACKENDS": backends, **variables}
@@ -84,6 +95,29 @@ def test_what_is_asked_for_by_name_says_where_it_runs(tmp_path):
     found, printed = ran(tmp_path, "jax tensorflow torch", name, TEST_SEED="")
     assert not found and "one backend is enough, tensorflow" in printed
     assert "TEST_BACKENDS=jax" in printed
+
+
+def test_many_cases_take_turns(tmp_path):
+    pytest.importorskip("jax")
+    (tmp_path / "test_cases.py").write_text(CASES)
+    held = {f"held[{i}]" for i in range(3)}
+    found, printed = ran(tmp_path, "jax tensorflow torch", TEST_SEED="")
+    assert found == held | {f"case[{i}]" for i in (0, 1, 3, 6)} and "4 deselected" in printed
+    name = f"{tmp_path / 'test_cases.py'}::test_case"
+    found, _ = ran(tmp_path, "jax tensorflow torch", name, TEST_SEED="")
+    assert found == {f"case[{i}]" for i in range(8)}
+
+
+def test_upper_floors_run_on_pytorch_and_another(monkeypatch):
+    backends = ["jax", "tensorflow", "torch"]
+    monkeypatch.setattr(places, "RUN", backends)
+    assert places.backends_of(ROOT / "tests/layers/test_blocks.py", "test_a") == backends
+    upper = ROOT / "tests/tasks/test_streams.py"
+    found = {tuple(places.backends_of(upper, f"test_{i}")) for i in range(20)}
+    assert found == {("jax", "torch"), ("tensorflow", "torch")}
+    assert places.backends_of(ROOT / "tests/tasks/test_first_fit.py", "test_a") == backends
+    monkeypatch.setattr(places, "RUN", ["jax", "torch"])
+    assert places.backends_of(upper, "test_a") == ["jax", "torch"]
 
 
 def test_the_marks_of_a_file_are_those_that_pytest_sees(tmp_path):
