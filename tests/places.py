@@ -6,8 +6,8 @@ backend took a fifth of the run.
 
 A test without such a mark runs on each backend; of the upper floors, which compute by way of what
 the lower ones hold on each backend, on PyTorch and on one of those that compile. Of a test with
-many cases the first two do, and the others take turns. The mark `each_backend` keeps a test and
-all of its cases on each backend, and so does the thorough run.
+cases the first does, and the others take turns. The mark `each_backend` keeps a test and all of
+its cases on each backend, and so does the thorough run.
 """
 
 import ast
@@ -27,8 +27,6 @@ INSTALLED = [
 ]
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
-# How many cases of a test run on each of its backends, before the others take turns.
-CASES_OF_EACH = 2
 UPPER_FLOORS = {"generation", "optimizing", "serving", "tasks"}
 # Files among these whose subject is operations, or what Keras and a compiler make of a task.
 OF_OPERATIONS = {
@@ -141,7 +139,7 @@ class Places:
         for (path, name), cases in tests.items():
             where = backends_of(path, name)
             for number, case in enumerate(cases):
-                turn = where if number < CASES_OF_EACH else [where[number % len(where)]]
+                turn = [where[number % len(where)]] if number else where
                 if self.here not in turn:
                     elsewhere.add(case)
         return elsewhere

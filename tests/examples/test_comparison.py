@@ -5,9 +5,17 @@ import re
 import pytest
 from PIL import Image
 
+from tests.thorough import THOROUGH
+
 pytestmark = pytest.mark.one_backend
 
 
+# Recurrent networks take most of the time; test_recall and test_lengths have some of them.
+TEXT_MODELS = ["bag of words", "fastText", "TextCNN", "encoder from scratch", "pretrained encoder"]
+TRANSLATORS = ["Transformer"]
+if THOROUGH:
+    TEXT_MODELS += ["BiLSTM", "BiLSTM with attention"]
+    TRANSLATORS += ["additive attention"]
 SMALL = ("--epochs=1", "--tuning_epochs=1", "--goal=0")
 ROW = r"^{} +([\d,]+) +(\S+) +([\d.]+)% +([\d.]+)%"
 SPEED = r"^{} +([\d,]+) +([\d,]+) +\d+ s"
@@ -22,13 +30,13 @@ def row(pattern, name, printed):
 def test_texts(run):
     """Each model is tuned alike and scored once; its size and its speed are told."""
     flags = ["--train_size=80", "--test_size=20", "--vocabulary_size=300", "--batch_size=40"]
-    printed = run("comparison", "--what=texts", *SMALL, *flags, "--rates=0.003")
+    printed = run(
+        "comparison", "--what=texts", f"--models={','.join(TEXT_MODELS)}", *SMALL, *flags,
+        "--rates=0.003",
+    )  # fmt: skip
     assert "76 sentences, 4 held out, 20 to score" in printed
     sizes = {}
-    for name in (
-        "bag of words", "fastText", "TextCNN", "BiLSTM", "BiLSTM with attention",
-        "encoder from scratch", "pretrained encoder",
-    ):  # fmt: skip
+    for name in TEXT_MODELS:
         sizes[name], rate, held_out, dev = row(ROW, name, printed)
         assert rate > 0 and held_out % 25 == 0 and dev % 5 == 0
         speed, tokens = row(SPEED, name, printed)
@@ -44,11 +52,11 @@ def test_learning_rates(run):
 
 
 def test_translation(run):
-    flags = ["--train_size=300", "--test_size=8", "--rates=0.003", "--vocabulary_size=600"]
-    models = "--models=additive attention,Transformer"
+    flags = ["--train_size=150", "--test_size=4", "--rates=0.003", "--vocabulary_size=600"]
+    models = f"--models={','.join(TRANSLATORS)}"
     printed = run("comparison", "--what=translation", *SMALL, *flags, models)
-    assert "300 pairs, 600 pieces of words" in printed
-    for name in ("additive attention", "Transformer"):
+    assert "150 pairs, 600 pieces of words" in printed
+    for name in TRANSLATORS:
         _, _, held_out, bleu = row(ROW, name, printed)
         assert held_out < 5 and bleu < 5
         assert row(SPEED, name, printed)[1] > 1000
