@@ -122,7 +122,8 @@ def test_sources_and_targets(mt):
     check("Received 2 sources and 1 targets", mt.fit, ["a", "b"], ["c"])
     check(r"`y\[1\]` must be a string, received None", mt.fit, ["a", "b"], ["c", None])
     check("`y` must be a list of strings, received 5 of type int", mt.fit, ["a"], 5)
-    check("no `sample_weight`", mt.fit, ["a"], ["b"], sample_weight=[1.0])
+    check("`sample_weight` must be one number a pair, 1 in all", mt.fit, ["a"], ["b"],
+          sample_weight=[1.0, 2.0])  # fmt: skip
     inputs = {"encoder_token_ids": np.array([[5]]), "decoder_token_ids": np.array([[1, 9999]])}
     check("`decoder_token_ids` holds ids from 1 to 9999", mt.predict, inputs)
     inputs["decoder_token_ids"] = np.ones((1, 21), int)
