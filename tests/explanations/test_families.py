@@ -26,8 +26,9 @@ OF_TWO = {
 
 def cases():
     for case in families.cases():
-        each = case[1] == 0 and case[0] in EACH
-        marks = pytest.mark.each_backend if each else pytest.mark.one_backend
+        # What attention and states are made of is held for all configs by test_same_outputs.
+        of_first = pytest.mark.each_backend if case[0] in EACH else pytest.mark.one_backend
+        marks = pytest.mark.thorough if case[1] else of_first
         yield pytest.param(*case, id=_name(case), marks=marks)
 
 
