@@ -27,6 +27,7 @@ INSTALLED = [
 ]
 # The backends that these tests are run on, one after the other: `make` names them.
 RUN = os.environ.get("TEST_BACKENDS", "").split() or INSTALLED
+HERE = Path(__file__).parent
 UPPER_FLOORS = {"generation", "optimizing", "serving", "tasks"}
 # Files among these whose subject is operations, or what Keras and a compiler make of a task.
 OF_OPERATIONS = {
@@ -60,8 +61,8 @@ def place(marks: dict[str, tuple], here: str) -> tuple[str | None, str]:
 
 def backends_of(path: Path, name: str) -> list[str]:
     """Return the backends of a test without a mark, of those of the run."""
-    upper = UPPER_FLOORS & {*path.parts} and path.name not in OF_OPERATIONS
-    if not upper or len(RUN) < 3:
+    of_floor = path.is_relative_to(HERE) and path.relative_to(HERE).parts[0] in UPPER_FLOORS
+    if not of_floor or path.name in OF_OPERATIONS or len(RUN) < 3:
         return RUN
     compiled = [backend for backend in RUN if backend != "torch"]
     # By its name, so that it is the same in each process.

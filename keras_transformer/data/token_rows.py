@@ -76,7 +76,7 @@ class TokenWeights(TokenRows):
     Columns are of integers, so these are the bits of float32, of which 0, padding, is 0.0.
 
     Args:
-        weights: float array `(tokens,)`, those of one row after the other; or `(rows,)`, one for
+        weights: float array `(tokens,)`, the rows end to end; or `(rows,)`, one weight for
             all tokens of a row.
         lengths: int array `(rows,)`, the tokens of each row.
         per_row: bool, whether they are one for each row.

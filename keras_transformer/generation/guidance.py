@@ -1,4 +1,4 @@
-"""Classifier-free guidance: the logits of a prompt, led away from those of a negative prompt."""
+"""Classifier-free guidance: logits that lead from a negative prompt towards the prompt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from keras_transformer.checking import check_float
 from keras_transformer.generation.cache import Cache
 from keras_transformer.generation.program import Program
 
-# The inputs of negative prompts have the names of those of prompts behind it.
+# Prefix of the names that the inputs of negative prompts have in a batch.
 _NEGATIVE = "negative_"
 # Summed over a text, guided scores stay above what beam search takes for no hypothesis.
 _LARGEST_SCALE = 1e3
@@ -26,7 +26,7 @@ def negative_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs of prompts, and those of their negative prompts: empty without any."""
+    """Return the inputs of prompts and of negative prompts; the latter may be empty."""
     own = {name: array for name, array in inputs.items() if not name.startswith(_NEGATIVE)}
     negative = {n.removeprefix(_NEGATIVE): x for n, x in inputs.items() if n not in own}
     return own, negative

@@ -25,13 +25,14 @@ def validation(read: Read, schema: Schema) -> Callable[[Any], bool]:
         return lambda value: schema
     if read.has_loop:
         raise Refused("refers to itself for one and the same value: no value would be validated.")
-    known: dict[int, set[str]] = {}  # the values of each `enum`, by its identity
+    # The values of each `enum` by its identity, with the list itself, which holds on to that.
+    known: dict[int, tuple[list, set[str]]] = {}
 
     def enum(validator: Any, values: list, instance: Any, schema: dict) -> Iterator[Any]:
         # jsonschema compares with each of them.
         if id(values) not in known:
-            known[id(values)] = set(map(canonical, values))
-        if canonical(instance) not in known[id(values)]:
+            known[id(values)] = (values, set(map(canonical, values)))
+        if canonical(instance) not in known[id(values)][1]:
             yield _error()
 
     keywords = {

@@ -106,7 +106,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request of HTTP, or has too long a head, as any other mistake."""
+        """Answer, in JSON, a request that is not valid HTTP or whose head is too long."""
         # The error that uvicorn handles here says which one it is: 431 for a head of over 64 KiB.
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         message = "The head of the request is too long." if status == 431 else msg

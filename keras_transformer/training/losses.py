@@ -20,8 +20,8 @@ def below_largest(logits, axis: int = -1):
     return logits - ops.stop_gradient(ops.max(logits, axis=axis, keepdims=True))
 
 
-def checked_targets(targets, count: int, weights=None, nothing: int = 0):
-    """Return int32 targets, `nothing` in place of those whose weight is 0, which may be any number.
+def checked_targets(targets, count: int, *weights, nothing: int = 0):
+    """Return int32 targets, `nothing` in place of those of a weight of 0, which may be any number.
 
     Raises ValueError for another one that is not from 0 to `count - 1`, if the values are known:
     within a program of JAX or TensorFlow they are not, and on a GPU of PyTorch a look would wait.
@@ -30,16 +30,18 @@ def checked_targets(targets, count: int, weights=None, nothing: int = 0):
     Args:
         targets: int `(batch, ...)`.
         count: int, the number of classes or tokens; None if it is not known.
-        weights: float, of the shape of `targets` or its first axes; or None.
+        *weights: float or bool, of the shape of `targets` or its first axes; or None.
         nothing: int.
     """
     targets = ops.cast(targets, "int32")
-    if weights is not None:
-        weights = ops.convert_to_tensor(weights)
-        rank = len(targets.shape) - len(weights.shape)
+    for given in weights:
+        if given is None:
+            continue
+        given = ops.convert_to_tensor(given)
+        rank = len(targets.shape) - len(given.shape)
         if rank >= 0:
-            weights = ops.reshape(weights, (*ops.shape(weights), *[1] * rank))
-            targets = ops.where(ops.cast(weights, "bool"), targets, nothing)
+            given = ops.reshape(given, (*ops.shape(given), *[1] * rank))
+            targets = ops.where(ops.cast(given, "bool"), targets, nothing)
     values = _known(targets)
     if values is not None and count is not None and values.size:
         wrong = (values < 0) | (values >= count)
@@ -50,6 +52,11 @@ def checked_targets(targets, count: int, weights=None, nothing: int = 0):
                 "`sample_weight` of 0."
             )
     return targets
+
+
+def _mask_of(outputs):
+    """Return the mask that Keras multiplies a loss of these outputs by, or None."""
+    return getattr(outputs, "_keras_mask", None)
 
 
 def _known(tensor) -> "np.ndarray | None":
@@ -138,7 +145,7 @@ class TokenCrossEntropy(keras.losses.Loss):
         self.label_smoothing = check_number("label_smoothing", label_smoothing, at_least=0, below=1)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight)
+        y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight, _mask_of(y_pred))
         loss = super().__call__(y_true, y_pred, sample_weight)
         if sample_weight is None or self.reduction != "mean_with_sample_weight":
             return loss
@@ -183,7 +190,7 @@ class ClassCrossEntropy(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         y_true, y_pred = map(ops.convert_to_tensor, (y_true, y_pred))
         if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
-            y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight)
+            y_true = checked_targets(y_true, y_pred.shape[-1], sample_weight, _mask_of(y_pred))
         return super().__call__(y_true, y_pred, sample_weight)
 
     def call(self, y_true, y_pred):

@@ -154,6 +154,20 @@ def test_within_a_program_their_loss_is_not_a_number():
     assert np.isfinite(program(*given))
 
 
+def test_what_a_mask_of_keras_hides_may_be_any_number():
+    """The loss of a model whose embedding masks padding is that of its tokens."""
+    inputs = keras.Input((4,), dtype="int32")
+    states = keras.layers.Embedding(7, 8, mask_zero=True)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(5)(states))
+    model.compile("sgd", loss=TokenCrossEntropy())
+    ids, targets = np.array([[1, 2, 0, 0], [3, 4, 5, 0]]), np.array([[1, 2, 9, 9], [3, 4, 0, 9]])
+    found = model.evaluate(ids, np.where(ids == 0, -100, targets), verbose=0)
+    assert found == pytest.approx(model.evaluate(ids, np.where(ids == 0, 0, targets), verbose=0))
+    logits = keras.ops.convert_to_numpy(model(ids))
+    each = keras.ops.convert_to_numpy(TokenCrossEntropy(reduction=None)(targets % 5, logits))
+    assert found == pytest.approx(each[ids > 0].mean(), rel=1e-5)
+
+
 OFFSET = 1e7  # in float32 neighbours are a whole number apart there
 # Logits of whole numbers, so that adding the offset loses nothing.
 WHOLE = np.round(RNG.normal(size=(4, 11)) * 3).astype("float32")
