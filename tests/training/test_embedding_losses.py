@@ -182,7 +182,7 @@ def test_losses_of_labels_are_theirs(name):
 @pytest.mark.parametrize("name", OF_LABELS)
 def test_texts_of_weight_zero_are_in_no_triplet(name):
     loss, weights = OF_LABELS[name](), np.array([1, 1, 0, 1, 1, 1], "float32")
-    vectors = RANDOM.normal(size=(6, 8)).astype("float32")
+    vectors = np.random.default_rng(0).normal(size=(6, 8)).astype("float32")
     there = weights > 0
     expected = float(loss(LABELS[there], vectors[there]))
     assert float(loss(LABELS, vectors, sample_weight=weights)) == pytest.approx(expected, rel=1e-5)
