@@ -66,7 +66,8 @@ def test_a_step_is_that_of_sentence_transformers(tmp_path, loss):
     theirs.save(str(tmp_path / "after"))
     assert float(value) == pytest.approx(expected.item(), rel=1e-4)
     after = kt.TextEmbedder.from_preset(tmp_path / "after")
-    assert_same_values(mine, after, atol=2e-5)
+    # A gradient of 1 to a few parts in a million, eight times.
+    assert_same_values(mine, after, atol=5e-5)
     before = values_of(kt.TextEmbedder.from_preset(tmp_path / "before"))
     assert max(np.abs(x - y).max() for x, y in zip(values_of(mine), before, strict=True)) > 5e-4
 
