@@ -17,7 +17,9 @@ class TensorFlowTokenizer(keras.layers.Layer):
 
     Supported are WordPiece with BERT's normalizer, byte-level BPE and byte-level unigram: all
     that `Tokenizer.train` makes, and published tokenizers such as BERT's, GPT-2's, RoBERTa's. Of
-    KerasHub's also BERT's, and those of SentencePiece's unigram kind, such as T5's.
+    KerasHub's also BERT's, and those of SentencePiece, such as T5's and Llama's: with the ids that
+    KerasHub's layer gives in a graph, which for a few odd texts (a hundred times one letter) are
+    others than those of `encode_batch`, where two segmentations are equally good.
     The ids may differ for the few hundred characters that came to Unicode so lately that only
     one of the libraries knows their class.
 

@@ -1,7 +1,7 @@
 """The parts of a `tokenizer.json` as TensorFlow ops.
 
 The only module here that imports TensorFlow; `tensorflow.py` imports it when it is needed.
-Everything but the unigram model is plain ops over constants: no tables to initialize.
+Everything but SentencePiece's models is plain ops over constants: no tables to initialize.
 """
 
 import base64
@@ -108,8 +108,8 @@ class TextToIds(tf.Module):
 def _unsupported(part: str) -> ValueError:
     return ValueError(
         f"to_tensorflow() does not support {part}. It supports WordPiece with BERT's "
-        "normalizer or KerasHub's, byte-level BPE, byte-level unigram and SentencePiece's unigram; "
-        "use encode_batch otherwise."
+        "normalizer or KerasHub's, byte-level BPE, byte-level unigram and SentencePiece's unigram "
+        "and BPE as KerasHub has them; use encode_batch otherwise."
     )
 
 
@@ -340,16 +340,18 @@ def _alphabet(vocabulary) -> list[str]:
     return alphabet
 
 
+def _check_plain_merging(description: dict) -> None:
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
+        if description[option]:
+            raise _unsupported(f"BPE with {option}={description[option]!r}")
+
+
 class _BytePair(tf.Module):
     """Merges pairs of neighbours in the order of their ranks (Sennrich et al. 2016)."""
 
     def __init__(self, description: dict):
         super().__init__()
-        for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-            if description[option]:
-                raise _unsupported(f"BPE with {option}={description[option]!r}")
-        if description["ignore_merges"]:
-            raise _unsupported("BPE with ignore_merges=True")
+        _check_plain_merging(description)
         vocabulary = description["vocab"]
         alphabet = _alphabet(vocabulary)
         self._byte_ids = np.array([vocabulary[char] for char in alphabet], np.int32)
@@ -412,7 +414,7 @@ class _Unigram(tf.Module):
 
 
 class _Pieces(tf.Module):
-    """SentencePiece's unigram model with the rules of a normalizer, over whole texts."""
+    """A model of SentencePiece with the rules of a normalizer, over whole texts."""
 
     def __init__(self, description: dict, normalizer: dict):
         super().__init__()
@@ -438,7 +440,7 @@ class _Pieces(tf.Module):
 def _sentencepiece_model(
     description: dict, rules: bytes, prefixed: bool = False, trimmed: bool = False
 ) -> bytes:
-    """A SentencePiece file of the tokens and scores of a unigram model.
+    """A SentencePiece file of the tokens of a unigram model, or of BPE over characters.
 
     Args:
         description: the model of a `tokenizer.json`.
@@ -446,16 +448,36 @@ def _sentencepiece_model(
         prefixed: whether a space is put before a text.
         trimmed: whether spaces at its ends are taken away, and of several all but one.
     """
-    data, unknown_id = b"", description["unk_id"]
-    spells = bool(description.get("byte_fallback"))
-    for index, (token, score) in enumerate(description["vocab"]):
+    unigram = description["type"] == "Unigram"
+    if unigram:
+        scored, unknown_id = description["vocab"], description["unk_id"]
+    else:
+        scored = _scored_by_rank(description)
+        unknown_id = description["vocab"].get(description["unk_token"])
+        if unknown_id is None or not description["fuse_unk"]:
+            raise _unsupported("BPE over characters without one token for a run of unknown ones")
+    data, spells = b"", bool(description.get("byte_fallback"))
+    for index, (token, score) in enumerate(scored):
         kind = UNKNOWN if index == unknown_id else NORMAL
         kind = BYTE if spells and re.fullmatch("<0x[0-9A-F]{2}>", token) else kind
         data += field(1, field(1, token.encode()) + field(2, float(score)) + field(3, kind))
-    unigram = 1
-    data += field(2, field(3, unigram) + field(35, int(spells)) + field(40, unknown_id))
+    trainer = field(3, 1 if unigram else 2) + field(35, int(spells)) + field(40, unknown_id)
+    data += field(2, trainer)
     rules = field(1, b"identity") + field(3, int(prefixed)) + field(4, int(trimmed)) + rules
     return data + field(3, rules)
+
+
+def _scored_by_rank(description: dict) -> list[tuple[str, float]]:
+    """The tokens of BPE in the order of their ids, with minus the rank of their first merge."""
+    _check_plain_merging(description)
+    vocabulary = description["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    if [vocabulary[token] for token in tokens] != list(range(len(tokens))):
+        raise _unsupported("a BPE vocabulary whose ids have gaps")
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(description["merges"]):
+        ranks.setdefault(left + right, rank)
+    return [(token, -float(ranks.get(token, len(description["merges"])))) for token in tokens]
 
 
 def _build_bert(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
@@ -478,7 +500,7 @@ def _build_byte_unigram(model: dict, normalizer: dict | None, splitter: dict) ->
 
 def _build_pieces(model: dict, normalizer: dict | None, splitter: dict) -> tuple:
     if normalizer is None or normalizer["type"] != "Sequence":
-        raise _unsupported("a unigram model without the normalizer of SentencePiece")
+        raise _unsupported(f"{model['type']} over whole texts without SentencePiece's normalizer")
     return _normalizer(None), _whole, _Pieces(model, normalizer)
 
 
@@ -488,5 +510,6 @@ _KINDS = {
     ("WordPiece", "Split"): _build_keras_hub_bert,
     ("BPE", "ByteLevel"): _build_byte_pairs,
     ("Unigram", "ByteLevel"): _build_byte_unigram,
+    ("BPE", None): _build_pieces,
     ("Unigram", None): _build_pieces,
 }

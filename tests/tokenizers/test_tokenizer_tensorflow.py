@@ -13,7 +13,16 @@ from tokenizers import normalizers, pre_tokenizers
 
 from keras_transformer import export, from_keras_hub
 from keras_transformer.tokenizers import Tokenizer
-from tests.checkpoints.test_keras_hub_tokenizers import LONG, byte_pairs, random_texts, word_pieces
+from tests.checkpoints.test_keras_hub_tokenizers import (
+    FAIRSEQ,
+    IN_BYTES,
+    LONG,
+    T5_IDS,
+    byte_pairs,
+    random_texts,
+    sentencepieces,
+    word_pieces,
+)
 
 pytestmark = pytest.mark.one_backend("tensorflow")
 
@@ -232,27 +241,31 @@ def test_keras_hub_byte_pairs(tf, hub, name, options, tmp_path):
     check(tf, Tokenizer.from_preset(tmp_path), [*NASTY, *ENDS, "x<|endoftext|>y <mask>", "'save"])
 
 
-def test_keras_hub_t5(tf, hub, tmp_path):
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("T5", T5_IDS),
+        ("Llama", {**IN_BYTES, "normalization_rule_name": "identity"}),
+        ("Mistral", {**IN_BYTES, "remove_extra_whitespaces": False}),
+        ("Llama", {**FAIRSEQ, "model_type": "bpe", "vocab_size": 900}),
+    ],
+    ids=["t5", "llama", "mistral", "characters"],
+)
+def test_keras_hub_pieces(tf, hub, name, options, tmp_path):
     """KerasHub's own is, within a graph, SentencePiece's of TensorFlow Text on the same file."""
     import tensorflow_text
 
     from keras_transformer.tokenizers.tensorflow_text import IdsToText
 
-    pieces = pytest.importorskip("sentencepiece")
-    texts = [text for text in NASTY if text.strip() and "\0" not in text]
-    pieces.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts * 3), model_prefix=str(tmp_path / "spm"), vocab_size=500,
-        hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
-    )  # fmt: skip
-    theirs = hub.models.T5Tokenizer(proto=(tmp_path / "spm.model").read_bytes())
-    theirs.save_to_preset(tmp_path / "preset")
+    proto = sentencepieces(tmp_path, options)["proto"]
+    getattr(hub.models, f"{name}Tokenizer")(proto=proto).save_to_preset(tmp_path / "preset")
     tokenizer = Tokenizer.from_preset(tmp_path / "preset")
     layer = tokenizer.to_tensorflow()
-    proto = (tmp_path / "spm.model").read_bytes()
     within = tensorflow_text.SentencepieceTokenizer(proto, out_type=tf.int32)
     # Special tokens are text to it.
-    texts = [text for text in NASTY if "</s>" not in text] + [" a  bike ", "½ ﬁ"]
-    expected = [[*row, tokenizer.end_id] for row in within.tokenize(texts).to_list()]
+    texts = [text for text in [*NASTY, *ENDS, *random_texts()] if "</s>" not in text]
+    end = [tokenizer.end_id] if name == "T5" else []
+    expected = [[*row, *end] for row in within.tokenize(texts).to_list()]
     assert layer(tf.constant(texts)).to_list() == expected
     simple = ["a man", "", "  a  bike", "a</s> b", "½ ﬁ 東京"]
     check(tf, tokenizer, simple)
